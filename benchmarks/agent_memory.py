@@ -70,7 +70,7 @@ def _agent(scratch: Path, board: str, address: str) -> Sequence[str]:
         program("wattfleet"),
         *("agent", "run", "--device", f"simulated:{board}", "--device-id", "bench", "--coordinator", address),
         *("--state-dir", str(scratch / "state"), "--socket", str(scratch / "agent.sock")),
-        *("--minibatches-per-epoch", "100"),
+        *("--minibatches-per-epoch", "100", "--modes-first", "10000"),
     ]
 
 

@@ -6,11 +6,17 @@ from pathlib import Path
 
 DEFAULT_STATE_DIRECTORY = "/var/lib/wattfleet"
 
+WORKLOADS_DIRECTORY = "workloads"
+"""Below the state directory: what is stored of each workload, in a folder of its own."""
+
+WORKLOAD_FILE = "workload.json"
+"""Below a workload's folder: its name, and what is known of it."""
+
 PROFILE_FILE = "profile.jsonl"
-"""Below the state directory: the journal of the profile."""
+"""Below a workload's folder: the journal of its profile."""
 
 PREDICTOR_DIRECTORY = "predictor"
-"""Below the state directory: the device's own fitted predictor."""
+"""Below a workload's folder: the device's own predictor, fitted to it."""
 
 REFERENCES_DIRECTORY = "references"
 """Below the state directory: the reference predictors, each in a folder named by its digest."""

@@ -38,16 +38,21 @@ class DeviceSettings(Group):
 class ProfileSettings(Group):
     """Profile: how many modes are measured, and when."""
 
-    minibatches_per_epoch: int = setting(
-        ..., "Set the number of minibatches in one pass over the device's data.", option="--minibatches-per-epoch", ge=1
+    minibatches_per_epoch: int | None = setting(
+        None,
+        "Assume this number of minibatches in one pass over the device's data, until an app's data loader tells it. It"
+        " is not needed with a coordinator of protocol 2.1 or later.",
+        option="--minibatches-per-epoch",
+        unset="100",
+        ge=1,
     )
     modes_first: int | None = setting(
         None,
-        "Set how many modes to measure before the first round. Apps that use `wattfleet_flower.profiled` measure more"
-        " modes during rounds.",
+        "Measure so many modes before the first round: of --workload on hardware, and of each announced workload on a"
+        " virtual board. More modes are measured while apps train.",
         option="--modes-first",
-        unset="all of them",
-        ge=1,
+        unset="none; all of them with a coordinator of protocol 2.0",
+        ge=0,
     )
     tolerance: float = setting(
         0.01,
@@ -67,19 +72,29 @@ class ProfileSettings(Group):
 
 
 class WorkloadSettings(Group):
-    """Workload: what is trained while modes are measured."""
+    """Workload: what is trained while modes are measured without an app, and what is stored of all workloads."""
 
     name: str | None = setting(
         None,
-        f"Set the workload to train while measuring: {', '.join(SHIPPED)}, or your own module:function. Required on"
-        " real hardware; virtual boards need none.",
+        f"Set the workload to train while measuring without an app: {', '.join(SHIPPED)}, or your own module:function."
+        " It is not needed with a coordinator of protocol 2.1 or later.",
         option="--workload",
         unset="none",
     )
     minibatch: int = setting(
-        16, "Set the workload's minibatch size, in samples.", option="--minibatch", ge=1, le=LARGEST_COUNT
+        16, "Set this workload's minibatch size, in samples.", option="--minibatch", ge=1, le=LARGEST_COUNT
     )
-    processor: Processor = setting("cuda", "Set where the workload computes.", option="--processor")
+    processor: Processor = setting("cuda", "Set where this workload computes.", option="--processor")
+    max_workloads: int = setting(
+        32, "Store at most so many workloads; the least recently used are removed.", option="--max-workloads", ge=2
+    )
+    max_state_mb: float = setting(
+        64.0,
+        "Store at most this much of all workloads; the least recently used are removed.",
+        unit="MB",
+        option="--max-state-mb",
+        gt=0,
+    )
 
 
 class SessionSettings(Group):
@@ -143,7 +158,7 @@ class AgentSettings(Settings):
     """All settings of an agent."""
 
     device: DeviceSettings
-    profile: ProfileSettings
+    profile: ProfileSettings = ProfileSettings()
     workload: WorkloadSettings = WorkloadSettings()
     session: SessionSettings = SessionSettings()
     recovery: RecoverySettings = RecoverySettings()

@@ -15,7 +15,9 @@ import numpy as np
 from coordinator.cli.output.view_values import state_word
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.paths import PREDICTOR_DIRECTORY
+from edge_agent.profiling.known_workload import BUILT_IN
 from edge_agent.profiling.stored_profile import read_profile
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.modes import ModeArray
 from wattfleet.planning import Allowance, Offer, plan_round
@@ -79,9 +81,10 @@ def build_report(
 
 def _device(view: view_pb2.DeviceView, board: VirtualBoard, state: Path, minibatches_per_epoch: int) -> dict[str, Any]:
     """One device: its profile, its front, and the errors of its predictors."""
-    predicted = restore_predictor(read_artefact(state / PREDICTOR_DIRECTORY)).predict(board.modes)
-    true_ms, true_mw = board.truth(board.modes)
-    profile = read_profile(state)
+    stored = WorkloadFolders(state).stored()[0]
+    predicted = restore_predictor(read_artefact(stored.folder / PREDICTOR_DIRECTORY)).predict(board.modes)
+    true_ms, true_mw = board.truth(board.modes, None if stored.name == BUILT_IN else stored.known.workload)
+    profile = read_profile(stored.folder)
     first_gcycles = 0.0 if profile is None else profile.first_gcycles
     return {
         "board": view.board,

@@ -30,6 +30,7 @@ _READY_WITHIN_S = 180.0
 _RUN_WITHIN_S = 60.0
 _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
+_MEASURED_FIRST = 10_000  # all modes that the coordinator asks for
 LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
 PATIENCE_S = 45.0
@@ -210,6 +211,7 @@ class SimulatedRun:
                 *("--state-dir", str(self.state_directory(device.device_id))),
                 *("--socket", str(self._socket(device.device_id))),
                 *("--minibatches-per-epoch", str(device.minibatches_per_epoch)),
+                *("--modes-first", str(_MEASURED_FIRST)),
             ],
             OFFLINE,
         )

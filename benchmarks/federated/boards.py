@@ -143,10 +143,11 @@ def profiled(unit: Unit) -> BoardFacts:
         )
         workload, never = built_in_workload(device.step), threading.Event()
         ready = make_ready(settings, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
-        ready.learner.close()
+        modes = ready.workloads.profiled_modes
+        ready.workloads.close()
         fitted = read_fitted(Path(state), device)  # a simulated board is overloaded by none of its modes
     predicted = Candidates.of(device.modes, fitted.prediction, fitted.measured.first_gcycles)
-    return with_truth(device, ready.idle_w, ready.learner.profiled_modes, predicted)
+    return with_truth(device, ready.idle_w, modes, predicted)
 
 
 def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, predicted: Candidates) -> BoardFacts:

@@ -13,7 +13,7 @@ from benchmarks.federated.learning import Federation
 from benchmarks.federated.methods import Method
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.training.training import TrainingWatch
-from wattfleet.modes import PowerMode, modes_to_array
+from wattfleet.modes import PowerMode, Workload, modes_to_array
 from wattfleet.planning import Assignment, History, Participation
 
 LOCAL_EPOCHS = 2
@@ -75,13 +75,14 @@ class Station:
     def __init__(self, member: Member, noise: str) -> None:
         self._board = member.board.restarted(zlib.crc32(f"{noise}/{member.device_id}".encode()))
         self._minibatches = member.minibatches
-        self._watch = TrainingWatch(self._board, member.parked, member.minibatches, _measure_nothing)
+        self._watch = TrainingWatch(self._board, member.parked)
+        self._trained = _Trained(member.minibatches)
         self._true_w: dict[PowerMode, float] = {}
 
     def train(self, assignment: Assignment) -> tuple[float, float, float]:
         """Seconds of the start, seconds of minibatches at their steady pace, and mean watts during these."""
         begin_s = self._board.clock.now_s()
-        self._watch.start(assignment.mode, LOCAL_EPOCHS, assignment.power_limit_w)
+        self._watch.start(self._trained, assignment.mode, LOCAL_EPOCHS, assignment.power_limit_w)
         first_s = self._board.clock.now_s() - begin_s
         observed = self._watch.finish()
         assert observed is not None, "nothing else was measured"
@@ -146,5 +147,13 @@ def _round(
     )
 
 
-def _measure_nothing(power_limit_w: float) -> NoReturn:
-    raise AssertionError("no app reports minibatches here")
+@dataclass(frozen=True)
+class _Trained:
+    """The workload that the board stands for; no app reports minibatches here."""
+
+    minibatches_per_epoch: int
+    first_gcycles: float = 0.0
+    paced: Workload | None = None
+
+    def productive(self, power_limit_w: float) -> NoReturn:
+        raise AssertionError("no app reports minibatches here")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import print_json, terminal
 
@@ -40,6 +40,7 @@ def choose(
         float, typer.Option(help="Set the probability with which a predicted mode must stay within the limit.")
     ] = _PROBABILITY,
     device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
@@ -54,7 +55,7 @@ def choose(
         raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
     board = open_named(device, state_dir)
     with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
-        fitted = read_fitted(state_dir, board)
+        fitted = read_fitted(state_dir, board, workload)
         chosen = _chosen(fitted, budget_w, deadline_s, least, probability)
     content = _content(fitted, chosen, budget_w, deadline_s)
     if json_:

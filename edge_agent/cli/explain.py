@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import print_json, terminal
 
@@ -20,6 +20,7 @@ def explain(
         str, typer.Argument(help="Explain this mode: cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")
     ],
     device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
@@ -36,7 +37,7 @@ def explain(
     board = open_named(device, state_dir)
     wanted = parse_mode(board, mode)
     with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
-        fitted = read_fitted(state_dir, board)
+        fitted = read_fitted(state_dir, board, workload)
     if not isinstance(fitted.predictor, RooflinePredictor):
         raise InvalidInputError(
             f"the fitted predictor is {fitted.predictor.name!r}, which cannot explain its predictions; fit a 'roofline'"

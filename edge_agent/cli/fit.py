@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY
 from wattfleet_io.console import print_json, terminal
 
@@ -33,26 +33,27 @@ def fit(
         ),
     ] = None,
     device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
     """Fit the predictor to the modes measured so far, store it, and report its error on each of them."""
     from edge_agent.learning.refit import refit
-    from edge_agent.profiling.stored_profile import read_profile, require_profile_of
+    from edge_agent.profiling.stored_profile import chosen_workload, read_profile, require_profile_of
 
     board = open_named(device, state_dir)
-    if (measured := read_profile(state_dir)) is not None:
+    if (measured := read_profile(chosen_workload(state_dir, workload).folder)) is not None:
         require_profile_of(board, measured, state_dir)
     with terminal(to_stderr=True).status("fitting"):
-        fitted = refit(state_dir, reference, minibatches_per_epoch)
-    content = _content(fitted, board, state_dir)
+        fitted = refit(state_dir, workload, reference, minibatches_per_epoch)
+    content = _content(fitted, board)
     if json_:
         print_json(content)
     else:
         _print(content)
 
 
-def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, Any]:
+def _content(fitted: Refit, board: Device) -> dict[str, Any]:
     import numpy as np
 
     from edge_agent.devices.mode_names import mode_argument
@@ -89,7 +90,7 @@ def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, A
         "workload": details.workload.name,
         "fitted_to_modes": len(fitted.measured.profile),
         "predictor": {"kind": details.predictor, "digest": fitted.artefact.digest},
-        "predictor_directory": str(state_directory / PREDICTOR_DIRECTORY),
+        "predictor_directory": str(fitted.folder / PREDICTOR_DIRECTORY),
         "left_out": left_out,
         "highest_mode": {"argument": mode_argument(highest), "label": highest.label(), "explanation": explanation},
     }

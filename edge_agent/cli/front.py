@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import print_json, terminal
 
@@ -23,6 +23,7 @@ def front(
     html: Annotated[Path | None, typer.Option(help="Also write the plot as an HTML page that works offline.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also write the plot as a PNG image.")] = None,
     device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
@@ -33,7 +34,7 @@ def front(
     with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
         from edge_agent.cli.front_plots.view import FrontView
 
-        view = FrontView.of(read_fitted(state_dir, board))
+        view = FrontView.of(read_fitted(state_dir, board, workload))
     if html is not None:
         _write_file(html, lambda path: _write_page(view, path))
     if png is not None:

@@ -37,6 +37,15 @@ WorkloadOption = Annotated[
         " on real hardware; virtual boards need none.",
     ),
 ]
+StoredWorkloadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        help="Use the profile and predictor of this workload; `wattfleet agent status` lists all. Required if there are"
+        " several.",
+        show_default=False,
+    ),
+]
 MinibatchOption = Annotated[
     int, typer.Option("--minibatch", help="Set the workload's minibatch size, in samples.", min=1, max=LARGEST_COUNT)
 ]

@@ -75,6 +75,14 @@ def profile(
     ] = False,
     tolerance: ToleranceOption = DEFAULT_TOLERANCE,
     workload: WorkloadOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Store the profile as that of the workload with this name, such as the one that a Flower app gives."
+            " By default, use the name of --workload.",
+            show_default=False,
+        ),
+    ] = None,
     minibatch: MinibatchOption = 16,
     processor: ProcessorOption = "cuda",
     reference: Annotated[
@@ -116,8 +124,10 @@ def profile(
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.learning.manual_profile import ManualProfileSettings, profile_manually
     from edge_agent.learning.reference_choice import named_reference
+    from edge_agent.profiling.known_workload import BUILT_IN
     from edge_agent.profiling.profiled_workload import profiled_workload
-    from edge_agent.profiling.stored_profile import read_profile
+    from edge_agent.profiling.stored_profile import read_device_id, read_profile
+    from edge_agent.profiling.workload_folders import WorkloadFolders
     from edge_agent.training.knob_backup import backed_up
     from wattfleet_io.console import count_of
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
@@ -125,13 +135,16 @@ def profile(
     request = MethodRequest(method, modes, tuple(budget_w or ()), training_hours, workload_changes, yes)
     board = open_named(device, state_dir, seed)
     profiled = profiled_workload(board, workload, minibatch, processor)
-    begun_before = read_profile(state_dir)
-    name = device_id or (begun_before.header.device_id if begun_before else platform.node())
+    stored = {each.name: each.folder for each in WorkloadFolders(state_dir).stored()}
+    own_name = name or (profiled.trained[0] if profiled.trained else BUILT_IN)
+    begun_before = read_profile(stored[own_name]) if own_name in stored else None
+    owner = read_device_id(stored.values())
     transferred = named_reference(reference)
     planned = planned_method(request, board, transferred, begun_before)
     if planned.reason is not None:
         typer.echo(f"auto: {planned.reason}", err=True)
     settings = ManualProfileSettings(
+        device_id or owner or platform.node(),
         name,
         minibatches_per_epoch,
         planned.modes,
@@ -154,9 +167,9 @@ def profile(
         )
         raise typer.Exit(stopped.exit_code) from None
     if json_:
-        print_json(_content(found, planned, state_dir))
+        print_json(_content(found, planned))
     else:
-        _print(found, planned, state_dir)
+        _print(found, planned)
 
 
 class _Measured:
@@ -202,7 +215,7 @@ def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Cal
         yield begun, report
 
 
-def _content(found: ManualProfile, planned: PlannedMethod, state_directory: Path) -> dict[str, Any]:
+def _content(found: ManualProfile, planned: PlannedMethod) -> dict[str, Any]:
     from edge_agent.devices.mode_names import mode_argument
 
     return {
@@ -233,17 +246,17 @@ def _content(found: ManualProfile, planned: PlannedMethod, state_directory: Path
             for entry in found.discarded
         ],
         "predictor": {"kind": found.artefact.details.predictor, "digest": found.artefact.digest},
-        "journal_file": str(state_directory / PROFILE_FILE),
-        "predictor_directory": str(state_directory / PREDICTOR_DIRECTORY),
+        "journal_file": str(found.folder / PROFILE_FILE),
+        "predictor_directory": str(found.folder / PREDICTOR_DIRECTORY),
     }
 
 
-def _print(found: ManualProfile, planned: PlannedMethod, state_directory: Path) -> None:
+def _print(found: ManualProfile, planned: PlannedMethod) -> None:
     from rich.table import Table
 
     from wattfleet_io.console import count_of
 
-    content = _content(found, planned, state_directory)
+    content = _content(found, planned)
     console = terminal()
     table = Table(
         title=f"{content['device_id']} ({content['board']}, {content['provenance']}), {content['workload']}, minibatch"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,14 +16,16 @@ from wattfleet_io.console import count_of, print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
+    from edge_agent.profiling.workload_folders import StoredWorkload
 
 
 def status(
     device: DeviceOption = "auto",
+    workload: Annotated[str | None, typer.Option(help="Show this workload only.", show_default=False)] = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Show the device's current mode, power and temperature, and the agent's profile and predictor.
+    """Show the device's current mode, power and temperature, and the profile and predictor of each workload.
 
     The exit code is 1 if something cannot be read.
     """
@@ -35,8 +38,7 @@ def status(
         "device": lambda: _device(board),
         "knob_backup": lambda: _knob_backup(folder),
         "session": lambda: _session(state_dir, folder),
-        "profile": lambda: _profile(state_dir),
-        "predictor": lambda: _predictor(state_dir),
+        "workloads": lambda: _workloads(state_dir, workload, problems),
     }
     content = {name: _or_problem(name, part, problems) for name, part in parts.items()}
     if json_:
@@ -98,16 +100,37 @@ def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
     return None if status is None else {**asdict(status), "agent_runs": holder_of(folder) is not None}
 
 
-def _profile(state_directory: Path) -> dict[str, Any] | None:
+def _workloads(state_directory: Path, only: str | None, problems: dict[str, str]) -> dict[str, Any]:
+    """Each workload by its name, the most recently used first."""
+    from edge_agent.profiling.stored_profile import chosen_workload
+    from edge_agent.profiling.workload_folders import WorkloadFolders
+
+    stored = WorkloadFolders(state_directory).stored()
+    if only is not None:
+        stored = [chosen_workload(state_directory, only)]
+    return {
+        each.name: {
+            "minibatches_per_epoch": each.known.minibatches_per_epoch,
+            "batch": each.known.workload.facts.batch,
+            "loader_workers": each.known.workload.facts.loader_workers,
+            "folder": str(each.folder),
+            "profile": _or_problem(f"profile of {each.name}", partial(_profile, each), problems),
+            "predictor": _or_problem(f"predictor of {each.name}", partial(_predictor, each.folder), problems),
+        }
+        for each in stored
+    }
+
+
+def _profile(stored: StoredWorkload) -> dict[str, Any] | None:
     from edge_agent.profiling.stored_profile import read_profile
 
-    measured = read_profile(state_directory)
+    measured = read_profile(stored.folder, stored.known.workload.facts.batch)
     if measured is None:
         return None
     return {
         "device_id": measured.header.device_id,
         "workload": measured.header.workload,
-        "minibatch": measured.header.minibatch,
+        "minibatch": measured.batch,
         "provenance": measured.header.provenance,
         "method": str(measured.method),
         "measured_modes": measured.measured_modes,
@@ -117,10 +140,10 @@ def _profile(state_directory: Path) -> dict[str, Any] | None:
     }
 
 
-def _predictor(state_directory: Path) -> dict[str, Any] | None:
+def _predictor(folder: Path) -> dict[str, Any] | None:
     from edge_agent.profiling.stored_profile import read_predictor
 
-    artefact = read_predictor(state_directory)
+    artefact = read_predictor(folder)
     if artefact is None:
         return None
     details = artefact.details
@@ -143,8 +166,6 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
         "device": _device_lines,
         "knob_backup": _knob_backup_lines,
         "session": _session_lines,
-        "profile": _profile_lines,
-        "predictor": _predictor_lines,
     }
     for name, in_words in lines.items():
         if name in problems:
@@ -152,6 +173,18 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
             continue
         for what, text in in_words(content[name]).items():
             table.add_row(what, Text(text))
+    if "workloads" in problems:
+        table.add_row("workloads", Text(problems["workloads"], style="red"))
+    elif not content["workloads"]:
+        table.add_row("workloads", "none yet")
+    for name, known in (content["workloads"] or {}).items():
+        table.add_row("workload", Text(_workload_line(name, known)))
+        for part, in_words in (("profile", _profile_lines), ("predictor", _predictor_lines)):
+            if (problem := problems.get(f"{part} of {name}")) is not None:
+                table.add_row(part, Text(problem, style="red"))
+                continue
+            for what, text in in_words(known[part]).items():
+                table.add_row(what, Text(text))
     terminal().print(table)
 
 
@@ -183,6 +216,11 @@ def _session_lines(session: Any) -> dict[str, str]:
         return {"coordinator": "not connected, as no agent runs"}
     since = datetime.fromtimestamp(session["unix_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     return {"coordinator": f"{session['address']}, since {since}: {session['problem'] or 'connected'}"}
+
+
+def _workload_line(name: str, known: Mapping[str, Any]) -> str:
+    length = known["minibatches_per_epoch"]
+    return name if length is None else f"{name}, {length:,} minibatches in an epoch"
 
 
 def _profile_lines(profile: Any) -> dict[str, str]:

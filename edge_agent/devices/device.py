@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import ModeArray, PowerMode
+from wattfleet.modes import ModeArray, PowerMode, Workload
 from wattfleet_io.clock import Clock
 
 Provenance = Literal["simulated", "replayed", "hardware"]
@@ -85,6 +85,10 @@ class AppTraining(Protocol):
         """
         ...
 
+    def learned(self, workload: Workload | None) -> None:
+        """Take what has become known of the workload since the training began, such as its batch."""
+        ...
+
     def finish(self, minibatches: int) -> None:
         """End a training of so many minibatches, those that were reported included."""
         ...
@@ -118,9 +122,12 @@ class Device(Protocol):
         """Whether a mode stays in force after the process that applied it has ended."""
         ...
 
-    @property
-    def built_in_workload(self) -> Callable[[], None] | None:
-        """Trains one minibatch of the workload built into the device; None where a workload has to be run on it."""
+    def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
+        """A function that trains one minibatch of a workload; None where a program has to be run on the device.
+
+        Args:
+            workload: what the device is to pace; None for what it stands for if it is not told.
+        """
         ...
 
     def current_mode(self) -> PowerMode:
@@ -140,8 +147,12 @@ class Device(Protocol):
         """Describe how the current settings differ from an applied mode; empty while they match."""
         ...
 
-    def begin_training(self) -> AppTraining:
-        """An app begins to train in the mode in force."""
+    def begin_training(self, workload: Workload | None = None) -> AppTraining:
+        """An app begins to train in the mode in force.
+
+        Args:
+            workload: what it trains; None for what a virtual board stands for if it is not told.
+        """
         ...
 
     def start_meter(self) -> PowerMeter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from wattfleet.modes import Workload
 from wattfleet_io.clock import Clock
 
 
@@ -17,9 +18,12 @@ class PhysicalBoard:
     """Base of the devices that stand for hardware."""
 
     mode_persists = True
-    built_in_workload: Callable[[], None] | None = None
 
-    def begin_training(self: _HasClock) -> PhysicalTraining:
+    def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
+        """None: a program has to train on the board."""
+        return None
+
+    def begin_training(self: _HasClock, workload: Workload | None = None) -> PhysicalTraining:
         """An app begins to train in the mode in force."""
         return PhysicalTraining(self.clock)
 
@@ -43,6 +47,9 @@ class PhysicalTraining:
             ended_s += took_s
             if ended(index, ended_s):
                 return
+
+    def learned(self, workload: Workload | None) -> None:
+        """Do nothing: the hardware trains whatever the app does."""
 
     def finish(self, minibatches: int) -> None:
         """End the training; the hardware has done the work."""

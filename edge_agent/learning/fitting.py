@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_agent.learning.transfer import Transfer
-from edge_agent.profiling.stored_profile import own_batch
+from edge_agent.profiling.known_workload import KnownWorkload
+from edge_agent.profiling.stored_profile import own_batch, own_rows
 from wattfleet.choosing import SamplingSettings, next_modes
 from wattfleet.modes import ModeArray, Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor
@@ -59,6 +60,9 @@ class Fitting(Protocol):
 OpenFitting = Callable[[], AbstractContextManager[Fitting]]
 """Opens a fitting; leaving the block releases its resources."""
 
+OpenFittingTo = Callable[[KnownWorkload], AbstractContextManager[Fitting]]
+"""Opens a fitting to a workload, with its current batch and length."""
+
 
 class FittingHere:
     """Fits in this process.
@@ -83,13 +87,14 @@ class FittingHere:
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
         """See `Fitting.next_modes`."""
-        return next_modes(profile, self._modes, self._predict, settings, exclude=exclude)
-
-    def _predict(self, profile: Profile) -> Prediction:
-        return self._predicted(self._fitted(profile), profile)
+        # The modes that were measured with another batch help to predict, but have yet to be measured with this one.
+        own = own_rows(profile, self._transfer.batch)
+        return next_modes(
+            own, self._modes, lambda _: self._predicted(self._fitted(profile), profile), settings, exclude=exclude
+        )
 
     def _predicted(self, predictor: Predictor, profile: Profile) -> Prediction:
-        batch = own_batch(profile, self._transfer.header.minibatch, len(self._modes))
+        batch = own_batch(profile, self._transfer.batch, len(self._modes))
         return predictor.predict(self._modes, batch)
 
     def _fitted(self, profile: Profile) -> Predictor:

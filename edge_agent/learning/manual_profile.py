@@ -14,13 +14,17 @@ from edge_agent.learning.online_learner import most_modes
 from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal, JournalHeader, require_same_device
 from edge_agent.profiling.journal_records import Discarded, ModeRecord
+from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Workload, WorkloadFacts, require_workload_name
 from wattfleet.prediction import MIN_MODES, Artefact
+from wattfleet.prediction.roofline import BASE_BATCH
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class ManualProfileSettings:
 
     Attributes:
         device_id: the device's name in its fleet.
+        workload: the name that the profile is stored under; None takes the name of what is trained.
         minibatches_per_epoch: minibatches of one pass over the device's data; None uses the reference's.
         modes: maximum number of modes to measure, including those of earlier runs.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
@@ -42,6 +47,7 @@ class ManualProfileSettings:
     """
 
     device_id: str
+    workload: str | None
     minibatches_per_epoch: int | None
     modes: int
     tolerance: float
@@ -53,6 +59,8 @@ class ManualProfileSettings:
     def __post_init__(self) -> None:
         if not self.device_id:
             raise InvalidInputError("the device has no name; pass --device-id")
+        if self.workload is not None:
+            require_workload_name(self.workload)
         if self.minibatches_per_epoch is not None and self.minibatches_per_epoch < 1:
             raise InvalidInputError(f"--minibatches-per-epoch must be at least 1, not {self.minibatches_per_epoch}")
         if self.modes < 1:
@@ -71,6 +79,7 @@ class ManualProfile:
 
     Attributes:
         header: what was measured.
+        folder: where journal and predictor are stored.
         records: the measured modes, including earlier runs.
         discarded: the disturbed measurements.
         seconds: time spent measuring, device-clock seconds.
@@ -79,6 +88,7 @@ class ManualProfile:
     """
 
     header: JournalHeader
+    folder: Path
     records: tuple[ModeRecord, ...]
     discarded: tuple[Discarded, ...]
     seconds: float
@@ -103,8 +113,8 @@ def profile_manually(
         settings: how many modes to measure, and for which device.
         device: the board.
         profiled: the workload to train.
-        reference: the predictor to transfer from. It also describes a virtual board's workload.
-        state_directory: directory for journal and predictor; created if missing.
+        reference: the predictor to transfer from.
+        state_directory: the agent's; created if missing.
         begun: receives the number of modes already measured, and the limit.
         report: receives the progress after every mode.
 
@@ -116,14 +126,24 @@ def profile_manually(
         TooHotError: the board did not cool down.
     """
     per_epoch = settings.minibatches_per_epoch or reference.details.workload.minibatches_per_epoch
-    workload = profiled.described(reference.details.workload, per_epoch)
-    header = JournalHeader(settings.device_id, device.board_kind, device.provenance, workload.name, workload.minibatch)
+    assert profiled.open_steps is not None, "a manual profile trains by itself"
+    trained, minibatch = profiled.trained or (BUILT_IN, BASE_BATCH)
+    name = settings.workload or trained
+    header = JournalHeader(settings.device_id, device.board_kind, device.provenance, name, minibatch)
     source = None if settings.method is ProfilingMethod.SCRATCH else reference
-    transfer = Transfer(source, header, per_epoch, settings.loader_workers)
+    folders = WorkloadFolders(state_directory)
+    told = WorkloadFacts(batch=minibatch, loader_workers=settings.loader_workers)
+    known = folders.known(name) or KnownWorkload(Workload(name, told))
+    known = known.completed(told, settings.minibatches_per_epoch)
+    transfer = Transfer(source, header, per_epoch, known.workload.facts)
     fitting = FittingHere(transfer, device.modes)
     _require_power(device)
     _create(state_directory)
-    with Journal.open(state_directory / PROFILE_FILE, header) as journal:
+    folders.move_in_earlier(settings.minibatches_per_epoch)
+    require_same_device(folders.folder(name) / PROFILE_FILE, header)
+    folder = folders.prepare(known)
+    with Journal.open(folder / PROFILE_FILE, header) as journal:
+        journal.batch = minibatch
         if source is not None:
             keep_reference(source, state_directory)
         sampled = settings.method in (ProfilingMethod.TRANSFER, ProfilingMethod.SCRATCH)
@@ -141,8 +161,8 @@ def profile_manually(
             settings.method,
             [watts * 1e3 for watts in settings.budgets_w],
         ).artefact
-        keep_predictor(artefact, state_directory)
-        return ManualProfile(header, journal.records, journal.discarded, journal.seconds, limit, artefact)
+        keep_predictor(artefact, folder)
+        return ManualProfile(header, folder, journal.records, journal.discarded, journal.seconds, limit, artefact)
 
 
 def _create(state_directory: Path) -> None:

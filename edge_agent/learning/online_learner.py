@@ -1,26 +1,29 @@
-"""Online learning: rounds refine the predictor, and a board that has changed is profiled again."""
+"""Online learning of one workload: rounds refine the predictor, and a board that has changed is profiled again."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from edge_agent.devices.device import Device
-from edge_agent.learning.fitting import Fitted, OpenFitting
+from edge_agent.learning.fitting import Fitted, OpenFittingTo
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.observation import Observed
 from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Renewal, RoundRecord
+from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.profiling.profiled_workload import StoppedError
+from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, Profile, array_to_modes, modes_to_array
+from wattfleet.modes import PowerMode, Profile, Workload, array_to_modes, modes_to_array
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
@@ -35,42 +38,49 @@ def most_modes(journal: Journal, limit: int) -> int:
 
 
 class OnlineLearner:
-    """Keeps a device's predictor up to date with its trainings.
+    """Keeps a device's predictor of a workload up to date with its trainings.
 
     Args:
         device: the board.
-        open_steps: begins the workload of repeated profiles.
-        journal: its profile, open and not empty; the learner closes it.
+        open_steps: begins the workload of repeated profiles; None where only the app itself can train it.
+        journal: its profile, open; the learner closes it.
         open_fitting: begins to fit the device's predictor.
         fitted: the result of the last fit.
         limit: on all modes to measure, including those measured during rounds.
-        minibatches_per_epoch: minibatches of one pass over the device's data.
+        known: what is known of the workload.
         seed: for the choice of modes.
         keep: called after every fit, and first with `fitted`.
         rule: when to profile again, and how many modes.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
+        note: called when more is known of the workload.
+
+    Attributes:
+        known: what is known of the workload.
     """
 
     def __init__(
         self,
         device: Device,
-        open_steps: OpenSteps,
+        open_steps: OpenSteps | None,
         journal: Journal,
-        open_fitting: OpenFitting,
+        open_fitting: OpenFittingTo,
         fitted: Fitted,
         limit: int,
-        minibatches_per_epoch: int,
+        known: KnownWorkload,
         seed: int,
         keep: Callable[[Artefact], None],
         rule: DriftRule = DEFAULT_DRIFT_RULE,
         tolerance: float = SamplingSettings.tolerance,
+        note: Callable[[KnownWorkload], None] = lambda known: None,
     ) -> None:
         self._device = device
         self._open_steps = open_steps
         self._journal = journal
         self._open_fitting = open_fitting
         self._limit = limit
-        self._minibatches_per_epoch = minibatches_per_epoch
+        self.known = known
+        self._note = note
+        self._is_outdated = False
         self._seed = seed
         self._keep = keep
         self._rule = rule
@@ -78,6 +88,16 @@ class OnlineLearner:
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
         self._take(fitted)
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Minibatches that an epoch counts; an assumed number while the device's own is unknown."""
+        return self.known.counted_minibatches
+
+    @property
+    def paced(self) -> Workload | None:
+        """The workload that a virtual board is to pace; None for its own."""
+        return None if self.known.workload.name == BUILT_IN else self.known.workload
 
     @property
     def profiled_modes(self) -> int:
@@ -94,7 +114,44 @@ class OnlineLearner:
         """The current front, without the modes that overload the board."""
         allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
         modes = self._device.modes[allowed]
-        return predicted_front(modes, self._prediction.among(allowed), self._minibatches_per_epoch, self.first_gcycles)
+        return predicted_front(modes, self._prediction.among(allowed), self.minibatches_per_epoch, self.first_gcycles)
+
+    def loader_seen(self, batch: int | None, loader_workers: int | None, minibatches_per_epoch: int | None) -> bool:
+        """Take what the loader of the app has told of itself; None where it says nothing.
+
+        Returns:
+            Whether its minibatches are others than before.
+
+        Raises:
+            InvalidInputError: a number is out of range.
+        """
+        facts = self.known.workload.facts
+        told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
+        if self.paced is None:
+            told = facts  # a virtual board paces minibatches of its own
+        known = self.known.completed(told, minibatches_per_epoch)
+        changed = known.workload != self.known.workload
+        if known != self.known:
+            self._is_outdated |= changed
+            self._take_known(known)
+        return changed
+
+    def announced(self, workload: Workload) -> None:
+        """Take what the coordinator has told of the workload. What the device has seen itself counts more.
+
+        Raises:
+            InvalidInputError: it is of another task.
+        """
+        known = self.known.completed(workload.completed(self.known.workload.facts).facts)
+        if known != self.known:
+            self._is_outdated |= known.workload != self.known.workload
+            self._take_known(known)
+
+    def _take_known(self, known: KnownWorkload) -> None:
+        self.known = known
+        self._journal.batch = known.workload.facts.batch or self._journal.header.minibatch
+        self._settled = (-1, 0.0)
+        self._note(known)
 
     def observe(self, observed: Observed) -> str | None:
         """Add the observation of a round to the profile, and fit the predictor again.
@@ -107,9 +164,16 @@ class OnlineLearner:
             InvalidInputError: the device does not offer the mode.
             FittingFailedError: the predictor could not be fitted and is unchanged; the observation is stored.
         """
-        record = RoundRecord(
-            observed.mode, observed.epoch_s * 1e3 / self._minibatches_per_epoch, observed.power_w * 1e3
-        )
+        if self.known.minibatches_per_epoch is None:
+            _log.warning(
+                "nothing is learned from the training: its minibatches are unknown; use `wattfleet_flower.profiled` for"
+                " the loader of the app"
+            )
+            self.refit()
+            return None
+        if self._is_outdated:
+            self.refit()
+        record = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self.minibatches_per_epoch, observed.power_w * 1e3)
         predicted = self._predicted(observed.mode)
         self._journal.append(record)
         self._residuals.append(Residual.of(record.measurement, predicted))
@@ -124,16 +188,39 @@ class OnlineLearner:
     def reprofile(self, report: Callable[[Progress], None]) -> None:
         """Measure as many modes as the last renewal allows, and fit the predictor to these only.
 
+        A workload that only the app can train is fitted again to what is left, and then measured during rounds.
+
         Args:
             report: called after every measured mode; an exception from it ends the profile.
 
         Raises:
             WattfleetError: a mode could not be measured; earlier ones are stored.
         """
-        most = most_modes(self._journal, self._limit)
-        with self._open_fitting() as fitting:
+        if self._open_steps is None:
+            self.refit()
+        else:
+            self.profile_ahead(self._limit, report)
+
+    def profile_ahead(
+        self, modes: int, report: Callable[[Progress], None], open_steps: OpenSteps | None = None
+    ) -> None:
+        """Measure modes now, with a workload that trains by itself.
+
+        Args:
+            modes: maximum number of measured modes, including earlier ones.
+            report: called after every measured mode; an exception from it ends the profile.
+            open_steps: begins what is trained meanwhile; None takes the workload's own.
+
+        Raises:
+            WattfleetError: a mode could not be measured; earlier ones are stored.
+        """
+        steps = open_steps or self._open_steps
+        if steps is None:
+            raise InvalidInputError(f"the workload {self.known.workload.name!r} can only be trained by its app")
+        most = most_modes(self._journal, modes)
+        with self._open_fitting(self.known) as fitting:
             fitted = profile_device(
-                self._device, self._open_steps, self._journal, fitting, most, self._seed, report, self._tolerance
+                self._device, steps, self._journal, fitting, most, self._seed, report, self._tolerance
             )
         self._take(fitted)
 
@@ -145,14 +232,14 @@ class OnlineLearner:
         """
         affordable = self._prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
-        known = len(self._profile())
+        known = len(own_rows(self._profile(), self._journal.batch))
         settled_at, settled_w = self._settled
         if known >= most or (known == settled_at and power_limit_w <= settled_w):
             return ProductiveProfiler(self._device, [], self._journal)
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
         exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
         try:
-            with self._open_fitting() as fitting:
+            with self._open_fitting(self.known) as fitting:
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
             _log.error("no modes are measured during this training: %s", error or "the agent is stopping")
@@ -181,7 +268,7 @@ class OnlineLearner:
         Raises:
             FittingFailedError: it could not be fitted, and is unchanged.
         """
-        with self._open_fitting() as fitting:
+        with self._open_fitting(self.known) as fitting:
             fitted = fitting.fit(self._profile(), self.profiled_modes)
         self._take(fitted)
 
@@ -191,6 +278,7 @@ class OnlineLearner:
 
     def _take(self, fitted: Fitted) -> None:
         self._prediction = fitted.prediction
+        self._is_outdated = False
         self._keep(fitted.artefact)
 
     def _profile(self) -> Profile:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from edge_agent.learning.reference_choice import named_reference, reference_of
-from edge_agent.learning.transfer import NO_REFERENCE, Transfer, keep_predictor, keep_reference, stated_loader_workers
-from edge_agent.profiling.stored_profile import MeasuredProfile, read_predictor, read_profile
+from edge_agent.learning.transfer import NO_REFERENCE, Transfer, keep_predictor, keep_reference
+from edge_agent.profiling.stored_profile import MeasuredProfile, chosen_workload, read_predictor, read_profile
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet.prediction import Artefact, Predictor, RooflinePredictor
@@ -41,6 +42,7 @@ class Refit:
 
     Attributes:
         measured: the measurements.
+        folder: where the predictor is stored.
         predictor: the predictor.
         artefact: the predictor as it is stored.
         left_out: one for each mode; None if there is no other mode, the fit is to a whole corpus, or the predictor is
@@ -48,16 +50,20 @@ class Refit:
     """
 
     measured: MeasuredProfile
+    folder: Path
     predictor: Predictor
     artefact: Artefact
     left_out: Sequence[LeftOut] | None
 
 
-def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: int | None) -> Refit:
-    """Fit the predictor of a state directory to its journal, and store it.
+def refit(
+    state_directory: Path, workload: str | None, reference: str | None, minibatches_per_epoch: int | None
+) -> Refit:
+    """Fit the predictor of a workload to its journal, and store it.
 
     Args:
         state_directory: the agent's.
+        workload: name of the workload; None if there is only one.
         reference: the predictor to transfer from, as `named_reference` takes it; None takes the stored predictor's,
             or none if that was fitted without one.
         minibatches_per_epoch: minibatches of one pass over the device's data; None takes the stored
@@ -68,34 +74,38 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
         JournalError: the journal is damaged.
         CorruptReferenceError: the reference or the stored predictor is damaged.
     """
-    measured = read_profile(state_directory)
+    chosen = chosen_workload(state_directory, workload)
+    known, folder = chosen.known, chosen.folder
+    measured = read_profile(folder, known.workload.facts.batch)
     if measured is None or not len(measured.profile):
         raise InvalidInputError(
             f"{state_directory}: no mode is measured yet: run `wattfleet agent profile`, or pass the agent's directory"
             " with --state-dir"
         )
-    stored = read_predictor(state_directory)
+    stored = read_predictor(folder)
     artefact: Artefact | None
     if reference is not None:
         artefact = named_reference(reference)
-        workload = (stored or artefact).details.workload
+        details = (stored or artefact).details
     elif stored is not None:
         digest = stored.details.provenance["reference"]
         artefact = None if digest == NO_REFERENCE else reference_of(digest, state_directory)
-        workload = stored.details.workload
+        details = stored.details
     else:
         raise InvalidInputError(
             f"{state_directory}: no predictor was fitted yet: pass the reference to transfer from with --reference"
         )
-    per_epoch = minibatches_per_epoch or workload.minibatches_per_epoch
-    transfer = Transfer(artefact, measured.header, per_epoch, stated_loader_workers(stored))
+    per_epoch = minibatches_per_epoch or details.workload.minibatches_per_epoch
+    transfer = Transfer(artefact, measured.header, per_epoch, known.workload.facts)
     prior = transfer.prior()
     predictor = transfer.fitted(measured.profile, prior)
     fitted = transfer.packed(predictor, measured.measured_modes)
     if artefact is not None:
         keep_reference(artefact, state_directory)
-    keep_predictor(fitted, state_directory)
-    return Refit(measured, predictor, fitted, _left_out(measured, predictor))
+    keep_predictor(fitted, folder)
+    if minibatches_per_epoch is not None and folder != state_directory:
+        WorkloadFolders(state_directory).note(known.completed(known.workload.facts, minibatches_per_epoch))
+    return Refit(measured, folder, predictor, fitted, _left_out(measured, predictor))
 
 
 def _left_out(measured: MeasuredProfile, predictor: Predictor) -> Sequence[LeftOut] | None:

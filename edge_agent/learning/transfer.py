@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
@@ -13,11 +14,14 @@ from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     Artefact,
     Predictor,
+    RooflinePredictor,
     pack_artefact,
     predictor_class,
     restore_predictor,
     write_artefact,
 )
+
+_log = logging.getLogger(__name__)
 
 NO_REFERENCE = "none"
 """Takes the place of the reference's digest in a predictor that was fitted without one."""
@@ -35,18 +39,25 @@ class Transfer:
         reference: the predictor to transfer from; None fits to the measurements alone.
         header: describes the device and its workload.
         minibatches_per_epoch: minibatches of one pass over the device's data.
-        loader_workers: processes that load data; None if it is unknown.
+        told: what the app or its data loader has told of the workload.
+        others: predictors of other workloads of the same device, from which the reference learns the board.
     """
 
     reference: Artefact | None
     header: JournalHeader
     minibatches_per_epoch: int
-    loader_workers: int | None = None
+    told: WorkloadFacts = WorkloadFacts()
+    others: tuple[Artefact, ...] = ()
 
     @property
     def facts(self) -> WorkloadFacts:
-        """What is known of the device's workload."""
-        return WorkloadFacts(Task.TRAINING, self.header.minibatch, self.loader_workers)
+        """What is known of the device's workload; its batch always is."""
+        return replace(self.told, batch=self.batch)
+
+    @property
+    def batch(self) -> int:
+        """Samples in the minibatches that are trained now."""
+        return self.told.batch or self.header.minibatch
 
     def prior(self) -> Predictor | None:
         """The reference, adapted to the hardware of the device's board; None if there is none.
@@ -63,13 +74,27 @@ class Transfer:
                 f"the reference is of {known.task}, but this device trains: choose a reference of training"
             )
         try:
-            return restore_predictor(self.reference, BOARDS.get(self.header.board_kind))
+            return self._with_others(restore_predictor(self.reference, BOARDS.get(self.header.board_kind)))
         except (InvalidInputError, CorruptReferenceError) as error:
             raise UnusableReferenceError(str(error)) from None
         except ModuleNotFoundError as error:
             raise UnusableReferenceError(
                 f"a predictor of kind {self.reference.details.predictor!r} needs {error.name}: install it here"
             ) from None
+
+    def _with_others(self, prior: Predictor) -> Predictor:
+        """The reference, which also knows what the board has shown with its other workloads."""
+        if not isinstance(prior, RooflinePredictor):
+            return prior
+        for other in self.others:
+            try:
+                known = restore_predictor(other)
+            except (InvalidInputError, CorruptReferenceError) as error:
+                _log.warning("nothing is learned from the workload %s: %s", other.details.workload.name, error)
+                continue
+            if isinstance(known, RooflinePredictor):
+                prior = prior.with_workload(known, other.details.facts or WorkloadFacts())
+        return prior
 
     def fitted(self, profile: Profile, prior: Predictor | None) -> Predictor:
         """Fit the device's predictor to its measurements.
@@ -91,7 +116,7 @@ class Transfer:
             predictor: fitted to the device.
             measured_modes: number of measured modes.
         """
-        workload = FittedWorkload(self.header.workload, self.header.minibatch, self.minibatches_per_epoch)
+        workload = FittedWorkload(self.header.workload, self.batch, self.minibatches_per_epoch)
         provenance = {
             "reference": NO_REFERENCE if self.reference is None else self.reference.digest,
             "device": self.header.device_id,
@@ -101,18 +126,13 @@ class Transfer:
         return pack_artefact(predictor, workload, self.header.board_kind, provenance, figures, self.facts)
 
 
-def stated_loader_workers(stored: Artefact | None) -> int | None:
-    """The loader's processes that a stored predictor was fitted with; None if they are unknown."""
-    return None if stored is None or stored.details.facts is None else stored.details.facts.loader_workers
-
-
-def keep_predictor(artefact: Artefact, state_directory: Path) -> None:
-    """Store a device's predictor in the state directory.
+def keep_predictor(artefact: Artefact, workload_folder: Path) -> None:
+    """Store a device's predictor in the folder of its workload.
 
     Raises:
         InvalidInputError: it cannot be written, or another kind of file is in its place.
     """
-    write_artefact(artefact, state_directory / PREDICTOR_DIRECTORY)
+    write_artefact(artefact, workload_folder / PREDICTOR_DIRECTORY)
 
 
 def keep_reference(reference: Artefact, state_directory: Path) -> None:

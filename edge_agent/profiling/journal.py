@@ -33,7 +33,7 @@ from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles
-from wattfleet_io.atomic_files import open_regular_file, require_own_folder, sync_folder
+from wattfleet_io.atomic_files import open_regular_file, read_regular_file, require_own_folder, sync_folder
 from wattfleet_io.console import plain_text
 from wattfleet_io.parsing import parse_json
 
@@ -55,7 +55,7 @@ class JournalHeader:
         board_kind: its kind of board.
         provenance: where its figures come from.
         workload: name of what is trained.
-        minibatch: samples in a minibatch.
+        minibatch: samples in a minibatch, of records that do not state their batch.
     """
 
     device_id: str
@@ -73,7 +73,7 @@ class JournalHeader:
         """
         header = cls(**{name: value for name, value in _renamed(line).items() if name != "journal"})
         texts = (header.device_id, header.board_kind, header.provenance, header.workload)
-        if type(header.minibatch) is not int or not all(isinstance(text, str) for text in texts):
+        if type(header.minibatch) is not int or header.minibatch < 1 or not all(isinstance(it, str) for it in texts):
             raise TypeError("a field has another type")
         return header
 
@@ -84,23 +84,28 @@ class Journal:
     Args:
         descriptor: of the file, positioned anywhere.
         path: for messages.
-        minibatch: samples in a minibatch, for records that do not state them.
+        header: the first line.
         entries: the records in the file.
         size: bytes of complete lines.
         write: writes bytes to a descriptor; `os.write` except in tests.
+
+    Attributes:
+        header: the device and workload.
+        batch: samples in a minibatch now: of the records that are added, and of those that are asked for.
     """
 
     def __init__(
         self,
         descriptor: int,
         path: Path,
-        minibatch: int,
+        header: JournalHeader,
         entries: list[Record],
         size: int,
         write: Callable[[int, bytes], int],
     ) -> None:
         self._descriptor = descriptor
-        self._minibatch = minibatch
+        self.header = header
+        self.batch = header.minibatch
         self._path = path
         self._entries = entries
         self._size = size
@@ -112,11 +117,11 @@ class Journal:
 
         Args:
             path: the file; its folder exists.
-            header: what is measured.
+            header: what is measured. An existing journal keeps its own minibatch, which may be another one.
             write: writes bytes to a descriptor.
 
         Raises:
-            InvalidInputError: the file belongs to another device or workload.
+            InvalidInputError: the file belongs to another device.
             JournalError: the file cannot be opened or written, or is damaged before its last line.
         """
         try:
@@ -135,9 +140,9 @@ class Journal:
             held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             complete = held[: held.rfind(b"\n") + 1]
             lines = _parsed(path, complete)
-            journal = cls(descriptor, path, header.minibatch, [], len(complete), write)
+            stored = _stored_header(path, lines[0], header) if lines else header
+            journal = cls(descriptor, path, stored, [], len(complete), write)
             if lines:
-                _require_same(path, lines[0], header)
                 journal._entries += [_record(path, number, line) for number, line in enumerate(lines[1:], start=2)]
                 os.ftruncate(descriptor, len(complete))
             else:
@@ -187,11 +192,11 @@ class Journal:
     def measurements(self) -> tuple[Measurement, ...]:
         """The newest value of each mode, or of each mode and batch, from a measurement or a round.
 
-        If any record states its batch, all measurements do.
+        If any record states its batch, or another batch is trained now, all measurements state theirs.
         """
         entries = [entry for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))]
-        known = {(entry.mode, entry.batch or self._minibatch): entry.measurement for entry in entries}
-        if all(entry.batch is None for entry in entries):
+        known = {(entry.mode, entry.batch or self.header.minibatch): entry.measurement for entry in entries}
+        if self.batch == self.header.minibatch and all(entry.batch is None for entry in entries):
             return tuple(known.values())
         return tuple(replace(measured, batch=batch) for (_, batch), measured in known.items())
 
@@ -204,16 +209,18 @@ class Journal:
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
-        """The modes without a measurement of the header's minibatch, in order."""
-        known = {measurement.mode for measurement in self.measurements if measurement.batch in (None, self._minibatch)}
+        """The modes without a measurement of the current batch, in order."""
+        known = {measurement.mode for measurement in self.measurements if measurement.batch in (None, self.batch)}
         return [mode for mode in modes if mode not in known]
 
     def append(self, record: Record) -> None:
-        """Write a record; it is on disk when this returns.
+        """Write a record; it is on disk when this returns. A measured mode is of the current batch.
 
         Raises:
             JournalError: it could not be written; the journal is unchanged.
         """
+        if isinstance(record, ModeRecord | RoundRecord) and self.batch != self.header.minibatch:
+            record = replace(record, batch=record.batch or self.batch)
         self._append(to_line(record))
         self._entries.append(record)
 
@@ -273,18 +280,61 @@ def _renamed(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"provenance" if name == "evidence" else name: value for name, value in line.items()}
 
 
-def _require_same(path: Path, first: Mapping[str, Any], header: JournalHeader) -> None:
+def read_header(path: Path) -> JournalHeader | None:
+    """The first line of a journal; None if there is no journal, or it ends before its first line does.
+
+    Raises:
+        JournalError: it cannot be read, or its first line is damaged.
+    """
+    try:
+        first, ended, _ = read_regular_file(path).partition(b"\n")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be read: {error.strerror}") from None
+    if not ended:
+        return None
+    try:
+        return JournalHeader.from_line(parse_json(first))
+    except (ValueError, TypeError, AttributeError):
+        raise JournalError(f"{path}, line 1: is damaged; move the file away to measure again") from None
+
+
+def require_same_device(path: Path, header: JournalHeader) -> None:
+    """Check that a journal, if there is one, was written on this device.
+
+    Args:
+        path: the journal.
+        header: describes this device.
+
+    Raises:
+        InvalidInputError: it belongs to another device.
+        JournalError: it cannot be read, or its first line is damaged.
+    """
+    stored = read_header(path)
+    if stored is not None:
+        _stored_header(path, {"journal": _FORMAT, **asdict(stored)}, header)
+
+
+def _stored_header(path: Path, first: Mapping[str, Any], header: JournalHeader) -> JournalHeader:
+    """The header of an existing journal, which has to be of the same device."""
     line = _renamed(first)
     expected = {"journal": _FORMAT, **asdict(header)}
-    if line != expected:
-        differing = [
-            f"{name} {plain_text(repr(line.get(name)), _MAX_SHOWN)}, not {value!r}"
-            for name, value in expected.items()
-            if line.get(name) != value
-        ]
+    for free in ("workload", "minibatch"):
+        expected.pop(free)
+    differing = [
+        f"{name} {plain_text(repr(line.get(name)), _MAX_SHOWN)}, not {value!r}"
+        for name, value in expected.items()
+        if line.get(name) != value
+    ]
+    if differing:
         raise InvalidInputError(
             f"{path}: belongs to {', '.join(differing)}; use another --state-dir, or move the file away"
         )
+    try:
+        return JournalHeader.from_line(line)
+    except TypeError:
+        raise JournalError(f"{path}, line 1: is damaged; move the file away to measure again") from None
 
 
 def _record(path: Path, number: int, line: dict[str, Any]) -> Record:

@@ -8,11 +8,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from edge_agent.devices.device import Device
+from edge_agent.profiling.known_workload import UNNAMED
 from edge_agent.workloads.loading import SHIPPED, Processor
 from edge_agent.workloads.process import workload_steps
 from edge_agent.workloads.step import OpenSteps, Step, StepTimes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import FittedWorkload
 
 
 class StoppedError(Exception):
@@ -24,30 +24,22 @@ class ProfiledWorkload:
     """A workload to be measured.
 
     Attributes:
-        open_steps: starts it.
-        trained: its name and its samples in a minibatch; None for a virtual device, which stands for whatever its
-            reference was trained on.
+        open_steps: starts it; None where only apps can train.
+        trained: its name and its samples in a minibatch; None for the workload that a virtual device stands for.
     """
 
-    open_steps: OpenSteps
+    open_steps: OpenSteps | None
     trained: tuple[str, int] | None
-
-    def described(self, reference: FittedWorkload, minibatches_per_epoch: int) -> FittedWorkload:
-        """Describe the workload in this device's own epochs.
-
-        Args:
-            reference: the workload of the reference predictor.
-            minibatches_per_epoch: minibatches of one pass over the device's data.
-        """
-        name, minibatch = self.trained or (reference.name, reference.minibatch)
-        return FittedWorkload(name, minibatch, minibatches_per_epoch)
 
     def stopped_by(self, stopping: threading.Event) -> ProfiledWorkload:
         """The same workload, whose next minibatch raises `StoppedError` once `stopping` is set."""
+        opened = self.open_steps
+        if opened is None:
+            return self
 
         @contextmanager
         def open_steps() -> Iterator[Step]:
-            with self.open_steps() as step:
+            with opened() as step:
 
                 def step_unless_stopped() -> StepTimes | None:
                     if stopping.is_set():
@@ -80,15 +72,33 @@ def profiled_workload(device: Device, spec: str | None, minibatch: int, processo
     Raises:
         InvalidInputError: a virtual device was given one, hardware was given none, or there is no such workload.
     """
-    if device.built_in_workload is not None:
+    built_in = device.built_in_workload()
+    if built_in is not None:
         if spec is not None:
             raise InvalidInputError(
                 f"{device.board_kind} is {device.provenance} and needs no workload; omit --workload"
             )
-        return built_in_workload(device.built_in_workload)
+        return built_in_workload(built_in)
     if spec is None:
         raise InvalidInputError(
             f"{device.board_kind} needs a workload to train while measuring; pass --workload {', '.join(SHIPPED)},"
             " or your own module:function"
         )
     return ProfiledWorkload(workload_steps(spec, minibatch, processor), (spec, minibatch))
+
+
+def daemon_workload(device: Device, spec: str | None, minibatch: int, processor: Processor) -> ProfiledWorkload:
+    """The workload of runs that name none: on hardware, only apps can train it unless one is given.
+
+    Args:
+        device: the board.
+        spec: the workload by name, or as `module:function`; None where none was given.
+        minibatch: samples in a minibatch.
+        processor: where it computes.
+
+    Raises:
+        InvalidInputError: a virtual device was given one, or there is no such workload.
+    """
+    if spec is None and device.built_in_workload() is None:
+        return ProfiledWorkload(None, (UNNAMED, minibatch))
+    return profiled_workload(device, spec, minibatch, processor)

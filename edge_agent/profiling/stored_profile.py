@@ -1,8 +1,9 @@
-"""Reads the profile and the fitted predictor from a state directory."""
+"""Reads the profile and the fitted predictor of a workload from its folder."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 from edge_agent.devices.device import Device
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from edge_agent.profiling.excluded_modes import ExcludedModes
-from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
+from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, read_header
+from edge_agent.profiling.workload_folders import StoredWorkload, WorkloadFolders
 from wattfleet.choosing import Front, KnownModes, ProfilingMethod, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import BatchArray, Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 from wattfleet_io.atomic_files import read_regular_file
-from wattfleet_io.parsing import parse_json
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class MeasuredProfile:
 
     Attributes:
         header: what was measured.
+        batch: samples in the minibatches that are trained now.
         profile: the newest values of each mode, from a measurement or a round.
         measured_modes: modes that were measured for the profile.
         discarded: number of disturbed measurements.
@@ -38,6 +40,7 @@ class MeasuredProfile:
     """
 
     header: JournalHeader
+    batch: int
     profile: Profile
     measured_modes: int
     discarded: int
@@ -48,10 +51,11 @@ class MeasuredProfile:
     method: ProfilingMethod
 
     @classmethod
-    def of(cls, header: JournalHeader, journal: Journal) -> MeasuredProfile:
+    def of(cls, journal: Journal) -> MeasuredProfile:
         """The profile in a journal."""
         return cls(
-            header,
+            journal.header,
+            journal.batch,
             Profile.of(journal.measurements),
             len(journal.records),
             len(journal.discarded),
@@ -104,42 +108,51 @@ class FittedDevice:
         return self.measured.excluded.allows(self.known.modes)
 
 
-def read_profile(state_directory: Path) -> MeasuredProfile | None:
-    """The profile; None if there is none.
+def read_profile(folder: Path, batch: int | None = None) -> MeasuredProfile | None:
+    """The profile of a workload; None if there is none.
+
+    Args:
+        folder: the workload's.
+        batch: samples in the minibatches that are trained now; None takes those of the journal.
 
     Raises:
         JournalError: it cannot be read, or is damaged before its last line.
     """
-    path = state_directory / PROFILE_FILE
+    path = folder / PROFILE_FILE
+    header = read_header(path)
+    if header is None:
+        return None
     try:
         held = read_regular_file(path)
-    except FileNotFoundError:
-        return None
     except OSError as error:
         raise JournalError(f"{path}: cannot be read: {error.strerror}") from None
-    first, ended, _ = held.partition(b"\n")
-    if not ended:
-        return None
-    try:
-        header = JournalHeader.from_line(parse_json(first))
-    except (ValueError, TypeError, AttributeError):
-        raise JournalError(f"{path}, line 1: is damaged; move the file away to measure again") from None
     # A copy in memory: opening a journal drops an incomplete last line, which the agent may be writing at the moment.
     copy = os.memfd_create(PROFILE_FILE)
     with os.fdopen(os.dup(copy), "wb") as file:
         file.write(held)
     with Journal.on(copy, path, header) as journal:
-        return MeasuredProfile.of(header, journal)
+        journal.batch = batch or header.minibatch
+        return MeasuredProfile.of(journal)
 
 
-def read_predictor(state_directory: Path) -> Artefact | None:
-    """The fitted predictor; None if there is none.
+def read_device_id(folders: Iterable[Path]) -> str | None:
+    """The device whose profiles are in these folders of workloads; None if there is no profile.
+
+    Raises:
+        JournalError: a profile cannot be read, or its first line is damaged.
+    """
+    headers = (read_header(folder / PROFILE_FILE) for folder in folders)
+    return next((header.device_id for header in headers if header is not None), None)
+
+
+def read_predictor(workload_folder: Path) -> Artefact | None:
+    """The fitted predictor of a workload; None if there is none.
 
     Raises:
         CorruptReferenceError: it is damaged.
         InvalidInputError: another version of Wattfleet wrote it.
     """
-    folder = state_directory / PREDICTOR_DIRECTORY
+    folder = workload_folder / PREDICTOR_DIRECTORY
     try:
         return read_artefact(folder) if folder.is_dir() else None
     except CorruptReferenceError as error:
@@ -153,26 +166,60 @@ def read_predictor(state_directory: Path) -> Artefact | None:
         ) from None
 
 
-def own_batch(profile: Profile, minibatch: int, n: int) -> BatchArray | None:
-    """The batch to predict `n` modes with: `[n]` times the workload's minibatch; None if no row states its batch."""
-    return None if profile.batch is None else np.full(n, minibatch)
+def own_batch(profile: Profile, batch: int, n: int) -> BatchArray | None:
+    """The batch to predict `n` modes with: `[n]` times the current batch; None if no row states its batch."""
+    return None if profile.batch is None else np.full(n, batch)
 
 
-def own_rows(profile: Profile, minibatch: int) -> Profile:
-    """The rows that were measured with the workload's minibatch; all rows if they do not state it."""
-    return profile if profile.batch is None else profile.rows(profile.batch == minibatch)
+def own_rows(profile: Profile, batch: int) -> Profile:
+    """The rows that were measured with the current batch; all rows if they do not state it."""
+    return profile if profile.batch is None else profile.rows(profile.batch == batch)
 
 
-def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
-    """Read and combine all that is known of a device's modes.
+def chosen_workload(state_directory: Path, workload: str | None = None) -> StoredWorkload:
+    """The workload that a command is about.
+
+    Args:
+        state_directory: the agent's.
+        workload: its name; None if there is only one.
 
     Raises:
-        InvalidInputError: there is no fitted predictor, or it belongs to another device.
+        InvalidInputError: there is no such workload, or there are several and none was named.
+        JournalError: the profile of an earlier version is damaged.
+    """
+    stored = WorkloadFolders(state_directory).stored()
+    names = ", ".join(repr(each.name) for each in stored)
+    if not stored:
+        raise InvalidInputError(
+            f"{state_directory}: holds no fitted predictor: no mode is measured yet; run `wattfleet agent profile`"
+            " first, or pass the agent's own directory as --state-dir"
+        )
+    if workload is None:
+        if len(stored) > 1:
+            raise InvalidInputError(f"{state_directory}: holds several workloads; pass one as --workload: {names}")
+        return stored[0]
+    for each in stored:
+        if each.name == workload:
+            return each
+    raise InvalidInputError(f"{state_directory}: holds no workload {workload!r}; choose one of {names}")
+
+
+def read_fitted(state_directory: Path, device: Device, workload: str | None = None) -> FittedDevice:
+    """Read and combine all that is known of a device's modes.
+
+    Args:
+        state_directory: the agent's.
+        device: the board.
+        workload: name of the workload; None if there is only one.
+
+    Raises:
+        InvalidInputError: there is no fitted predictor or workload, or it belongs to another device.
         JournalError: the profile is damaged.
         CorruptReferenceError: the predictor is damaged.
     """
-    artefact = read_predictor(state_directory)
-    measured = read_profile(state_directory)
+    stored = chosen_workload(state_directory, workload)
+    artefact = read_predictor(stored.folder)
+    measured = read_profile(stored.folder, stored.known.workload.facts.batch)
     if artefact is None or measured is None:
         so_far = f"{measured.measured_modes} modes are measured so far" if measured else "no mode is measured yet"
         raise InvalidInputError(
@@ -181,9 +228,8 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
         )
     require_profile_of(device, measured, state_directory)
     predictor = restore_predictor(artefact)
-    minibatch = measured.header.minibatch
-    prediction = predictor.predict(device.modes, own_batch(measured.profile, minibatch, len(device.modes)))
-    known = KnownModes.of(device.modes, prediction, own_rows(measured.profile, minibatch))
+    prediction = predictor.predict(device.modes, own_batch(measured.profile, measured.batch, len(device.modes)))
+    known = KnownModes.of(device.modes, prediction, own_rows(measured.profile, measured.batch))
     return FittedDevice(artefact, predictor, measured, prediction, known)
 
 

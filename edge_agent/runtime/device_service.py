@@ -16,12 +16,13 @@ from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedErro
 from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
+from edge_agent.runtime.requested_work import RequestedWork
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.latest_welcome import LatestWelcome
+from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads
 from edge_agent.session.references import ReferenceRefusedError, reference_of_digest, remove_old_references
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
@@ -36,7 +37,7 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
-_REQUEST_CHANGED = "preparing again: the coordinator asks for another reference or another number of modes"
+_REQUEST_CHANGED = "preparing again: the coordinator asks for another reference, number of modes or protocol"
 
 
 class DeviceService:
@@ -45,7 +46,7 @@ class DeviceService:
     Args:
         settings: how to run.
         device: the board, whose knobs are backed up.
-        profiled: the workload that is trained while modes are measured.
+        profiled: the workload that is trained while modes are measured without an app.
         session: reports to the coordinator.
         welcome: the coordinator's latest Welcome.
         connect: opens connections to the coordinator.
@@ -67,6 +68,7 @@ class DeviceService:
         self._welcome = welcome
         self._connect = connect
         self._reporter = StateReporter(session)
+        self._has_warned = False
 
     async def run(self) -> None:
         """Serve until cancelled; nothing touches the device after that."""
@@ -117,8 +119,23 @@ class DeviceService:
                 raise StoppedError
             loop.call_soon_threadsafe(show, progress)
 
+        def removed(workload: str) -> None:
+            loop.call_soon_threadsafe(self._session.report_removed, workload)
+
+        is_announcing = announces_workloads(welcome)
+        if is_announcing:
+            self._warn_of_old_options()
         making = asyncio.to_thread(
-            make_ready, settings, device, self._profiled, reference, profile_modes, report, stopping
+            make_ready,
+            settings,
+            device,
+            self._profiled,
+            reference,
+            profile_modes,
+            report,
+            stopping,
+            is_announcing,
+            removed,
         )
         work = asyncio.create_task(making, name="make ready")
         try:
@@ -129,28 +146,42 @@ class DeviceService:
             await run_uncancelled(_discard(work))
             raise
 
+    def _warn_of_old_options(self) -> None:
+        """Say once that workloads and lengths now come from the apps."""
+        given = {
+            "--workload": self._settings.workload.name,
+            "--minibatches-per-epoch": self._settings.profile.minibatches_per_epoch,
+        }
+        names = [option for option, value in given.items() if value is not None]
+        if names and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: not needed any more, as the Flower app names its workload and its data loader tells its length;"
+                " measure ahead of the first run with `wattfleet agent profile`",
+                " and ".join(names),
+            )
+
     async def _serve(
         self, ready: Readiness, changed: asyncio.Task[session_pb2.Welcome], stopping: threading.Event
     ) -> None:
         """Serve a ready device's trainings until `changed` is done and the current training has ended."""
-        with closing(ready.learner):
-            learner, device_id = ready.learner, self._settings.device.id
-            watch = TrainingWatch(
-                self._device,
-                ready.parked,
-                self._settings.profile.minibatches_per_epoch,
-                learner.productive,
-                lambda: learner.first_gcycles,
-            )
+        with closing(ready.workloads):
+            workloads, device_id = ready.workloads, self._settings.device.id
+            watch = TrainingWatch(self._device, ready.parked)
             supervisor = RecoverySupervisor(
-                watch, self._session, self._reporter, learner, ready.front_report, self._settings.recovery
+                watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
             )
-            servicer = LocalAgentServicer(device_id, watch, self._session, learner, supervisor, self._settings.session)
+            servicer = LocalAgentServicer(
+                device_id, watch, self._session, workloads, supervisor, self._settings.session
+            )
+            requests = RequestedWork(
+                self._device, self._settings.workload, ready, supervisor, self._session.requests, stopping
+            )
             async with aclosing(supervisor), serve_socket(self._settings.device.socket, servicer):
                 try:
                     await supervisor.start()
-                    _log.info("%s is ready: %d modes measured", device_id, learner.profiled_modes)
-                    await asyncio.wait([changed])
+                    _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)
+                    await requests.serve_until(changed)
                 finally:
                     stopping.set()
                 await supervisor.retire(_REQUEST_CHANGED)
@@ -159,7 +190,7 @@ class DeviceService:
 async def _discard(work: asyncio.Task[Readiness]) -> None:
     """Wait for a preparation that was told to stop, and release what it opened."""
     try:
-        (await work).learner.close()
+        (await work).workloads.close()
     except StoppedError:
         pass
     except WattfleetError as error:

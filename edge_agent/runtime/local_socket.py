@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -16,9 +15,17 @@ from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner
+from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.runtime.app_answers import AppAnswers
+from edge_agent.runtime.app_requests import (
+    AppNotStoppingError,
+    StreamEndedError,
+    reported_times,
+    require_start,
+    until_finish,
+)
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import (
     MAY_TRAIN,
@@ -34,7 +41,6 @@ from edge_agent.session.held_grant import Grant, NoGrantError
 from edge_agent.settings import SessionSettings
 from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
-from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 from wattfleet_io.tasks import run_uncancelled, shield_until_done
@@ -42,26 +48,14 @@ from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import StatusTable
-from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS, MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
+from wattfleet_proto.version import MINOR
 
 _log = logging.getLogger(__name__)
-
-# Limits on what an app may send: the agent runs as root and the app does not.
-_MAX_MINIBATCHES = 10_000  # in one report; an app reports several times a second
-_REPORT_SLACK_S = 1.0
 
 
 class BusyError(WattfleetError):
     """The device cannot train now."""
-
-
-class StreamEndedError(WattfleetError):
-    """The app ended its stream during a training, without a Finish: the device is parked."""
-
-
-class AppNotStoppingError(WattfleetError):
-    """The app was told to stop its training and goes on: its stream is ended, and the device is free for others."""
 
 
 STATUS: StatusTable = {
@@ -88,7 +82,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         device_id: str,
         watch: TrainingWatch,
         session: CoordinatorSession,
-        learner: OnlineLearner,
+        workloads: Workloads,
         supervisor: RecoverySupervisor,
         settings: SessionSettings = SessionSettings(),
     ) -> None:
@@ -98,14 +92,14 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             device_id: its name.
             watch: runs its trainings.
             session: reports observations to the coordinator.
-            learner: learns from what rounds show.
+            workloads: learn from what rounds show.
             supervisor: handles the events of the trainings.
             settings: how long to wait for the coordinator's grant and acknowledgement, and for apps to stop.
         """
         self._device_id = device_id
         self._watch = watch
         self._session = session
-        self._learner = learner
+        self._workloads = workloads
         self._supervisor = supervisor
         self._acknowledge_timeout_s = settings.acknowledge_timeout_s
         self._grant_timeout_s = settings.grant_timeout_s
@@ -129,15 +123,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         if first is None:
             raise InvalidInputError("the stream ended before its Start: send a Start first")
         start = first.start
-        if start.device_id != self._device_id:
-            raise InvalidInputError(
-                f"the assignment is for {start.device_id[:MAX_ID_CHARACTERS]}, but this is the agent of"
-                f" {self._device_id}: give the SuperNode its own device-id and agent-socket"
-            )
-        if len(start.plan_id) > MAX_PLAN_ID_CHARACTERS:
-            raise InvalidInputError(
-                f"plan_id must have at most {MAX_PLAN_ID_CHARACTERS} characters, not {len(start.plan_id):,}"
-            )
+        require_start(start, self._device_id)
         if self._supervisor.state not in MAY_TRAIN | {DeviceState.TRAINING}:
             raise BusyError(f"{self._device_id} is being profiled and cannot train now; try again later")
         if self._supervisor.device_lock.locked():
@@ -152,17 +138,20 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             assignment = assignment_from_start(start)
             grant = self._session.grants.begin(assignment.plan_id)
             try:
-                mode = await shield_until_done(self._begin, grant, assignment.epochs)
+                learner, mode = await shield_until_done(self._begin, grant, assignment.epochs)
                 self._supervisor.handle(TrainingBegan(mode.label()))
                 answered_s = time.monotonic()
-                answers.put(local_pb2.TrainResponse(started=local_pb2.TrainingStarted()))
-                async with aclosing(self._until_finish(request_iterator, answers)) as events:
+                answers.put(local_pb2.TrainResponse(started=local_pb2.TrainingStarted(protocol_minor=MINOR)))
+                changes = until_finish(request_iterator, answers, self._session.grants, self._stop_timeout_s)
+                async with aclosing(changes) as events:
                     async for event in events:
                         if isinstance(event, Grant):
-                            await self._continue(event)
+                            await self._continue(learner, event)
                         elif isinstance(event, str):
                             await self._stop(event)
                             answers.put(local_pb2.TrainResponse(stop=local_pb2.StopTraining(reason=event)))
+                        elif event.HasField("loader"):
+                            await shield_until_done(self._loader_seen, learner, event.loader)
                         elif event.HasField("minibatches"):
                             measuring = await self._measure(event.minibatches, time.monotonic() - answered_s)
                             answered_s = time.monotonic()
@@ -184,76 +173,44 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 # The stream has broken off: the app is gone, and there is nothing to learn.
                 await run_uncancelled(self._give_up(TrainingAborted()))
                 raise
-            await run_uncancelled(self._learn(observed, request.finish.failed))
+            await run_uncancelled(self._learn(learner, observed, request.finish.failed))
         # The next plan needs the observation: deliver it before Flower gets the reply. Do not wait while the
         # coordinator is away: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
             _log.warning("the coordinator has not acknowledged the observation of %s yet", start.plan_id)
         answers.put(local_pb2.TrainResponse(finished=finished))
 
-    def _begin(self, grant: Grant, epochs: float) -> PowerMode:
-        """Apply the mode of a grant and begin to observe; returns the mode.
+    def _begin(self, grant: Grant, epochs: float) -> tuple[OnlineLearner, PowerMode]:
+        """Apply the mode of a grant and begin to observe.
+
+        Returns:
+            The learner of the grant's workload, and the mode.
 
         Raises:
             InvalidInputError: the mode draws more than the grant allows, or the number of epochs is out of range.
             ModeNotAppliedError: the mode could not be applied.
+            WattfleetError: the files of the workload are damaged, or no predictor can be fitted.
         """
         assert grant.mode is not None, "a grant without a mode begins no training"
-        self._learner.require_within(grant.mode, grant.power_limit_w)
-        self._watch.start(grant.mode, epochs, grant.power_limit_w)
-        return grant.mode
+        learner = self._workloads.learner(grant.workload)
+        learner.require_within(grant.mode, grant.power_limit_w)
+        self._workloads.trains(learner)
+        self._watch.start(learner, grant.mode, epochs, grant.power_limit_w)
+        return learner, grant.mode
 
-    async def _until_finish(
-        self, requests: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers
-    ) -> AsyncGenerator[local_pb2.TrainRequest | Grant | str, None]:
-        """The app's requests up to its Finish, and what changes its training meanwhile, one at a time.
-
-        A grant is another one to go on under; a text is why the training has to stop, once.
+    def _loader_seen(self, learner: OnlineLearner, loader: local_pb2.LoaderSeen) -> None:
+        """Take what the app's loader tells of itself.
 
         Raises:
-            AppNotStoppingError: the app was told to stop, and has not done so in time.
-            StreamEndedError: the app has ended its stream.
+            InvalidInputError: a number is out of range.
         """
+        told = (
+            getattr(loader, name) if loader.HasField(name) else None
+            for name in ("batch", "loader_workers", "minibatches_per_epoch")
+        )
+        self._watch.loader_seen(learner.loader_seen(*told))
 
-        async def next_request() -> local_pb2.TrainRequest:
-            await answers.taken()
-            return await anext(requests)
-
-        requested = asyncio.ensure_future(next_request())
-        stop_by_s: float | None = None
-        changed: asyncio.Future[Grant | str] | None = asyncio.ensure_future(self._session.grants.next_change())
-        try:
-            while True:
-                waiting: list[asyncio.Future[Any]] = [requested] if changed is None else [requested, changed]
-                left_s = None if stop_by_s is None else stop_by_s - time.monotonic()
-                await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                if stop_by_s is not None and time.monotonic() >= stop_by_s:
-                    raise AppNotStoppingError(f"the app did not end its training within {self._stop_timeout_s:g} s")
-                if changed is not None and changed.done():
-                    change = changed.result()
-                    changed = None
-                    yield change
-                    if isinstance(change, Grant):
-                        changed = asyncio.ensure_future(self._session.grants.next_change())
-                    else:
-                        stop_by_s = time.monotonic() + self._stop_timeout_s
-                if requested.done():
-                    try:
-                        request = requested.result()
-                    except StopAsyncIteration:
-                        raise StreamEndedError(
-                            "the app's stream ended before its Finish: the device is parked"
-                        ) from None
-                    yield request
-                    if not request.HasField("minibatches"):
-                        return
-                    requested = asyncio.ensure_future(next_request())
-        finally:
-            requested.cancel()
-            if changed is not None:
-                changed.cancel()
-
-    async def _continue(self, grant: Grant) -> None:
+    async def _continue(self, learner: OnlineLearner, grant: Grant) -> None:
         """Go on under another grant.
 
         Raises:
@@ -261,7 +218,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             ModeNotAppliedError: its mode could not be applied.
         """
         assert grant.mode is not None, "a grant without a mode stops the training"
-        self._learner.require_within(grant.mode, grant.power_limit_w)
+        learner.require_within(grant.mode, grant.power_limit_w)
         await shield_until_done(self._watch.reassign, grant.mode, grant.power_limit_w)
         self._session.grants.applied(grant)
         _log.info("training continues at %s within %.1f W", grant.mode.label(), grant.power_limit_w)
@@ -299,19 +256,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         Raises:
             InvalidInputError: the reported times are impossible.
         """
-        if len(report.minibatches) > _MAX_MINIBATCHES:
-            raise InvalidInputError(
-                f"a report has at most {_MAX_MINIBATCHES:,} minibatches, not {len(report.minibatches):,}: report them"
-                " while the training runs"
-            )
-        times = [StepTimes(one.fetch_stall_ms, one.compute_ms) for one in report.minibatches]
-        if not all(0 <= one.fetch_stall_ms < float("inf") and 0 < one.compute_ms < float("inf") for one in times):
-            raise InvalidInputError("fetch_stall_ms must be 0 or more, and compute_ms above 0")
-        took_s = sum(one.fetch_stall_ms + one.compute_ms for one in times) / 1e3
-        if not took_s <= since_s + _REPORT_SLACK_S:
-            raise InvalidInputError(
-                f"{took_s:g} s of minibatches reported within {since_s:.1f} s: report each minibatch once"
-            )
+        times = reported_times(report, since_s)
         return await shield_until_done(self._watch.minibatches_ended, times, report.paused)
 
     async def _finished(
@@ -338,14 +283,14 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         )
         return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
 
-    async def _learn(self, observed: Observed | None, failed: bool) -> None:
+    async def _learn(self, learner: OnlineLearner, observed: Observed | None, failed: bool) -> None:
         """Learn from a round, and report the state that follows."""
         drift = not_learned = None
         try:
             if observed is not None:
-                drift = await shield_until_done(self._learner.observe, observed)
+                drift = await shield_until_done(learner.observe, observed)
             elif not failed:
-                await shield_until_done(self._learner.refit)
+                await shield_until_done(learner.refit)
         except WattfleetError as error:
             # The round itself is complete; only its observation is lost to the predictor.
             _log.error("nothing was learned from the round: %s", error)

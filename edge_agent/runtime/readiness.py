@@ -1,26 +1,34 @@
-"""Prepares a device for training: measures some modes, transfers the reference, measures idle power."""
+"""Prepares a device for training: opens its workloads, measures modes if it is told to, and measures idle power."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from edge_agent.devices.device import Device
+from edge_agent.learning.fitting import Fitting
 from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor
+from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profiled_workload import ProfiledWorkload
+from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, require_same_device
+from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
+from edge_agent.profiling.profiled_workload import ProfiledWorkload, built_in_workload
 from edge_agent.profiling.profiler import Profiler
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.settings import AgentSettings
+from edge_agent.workloads.step import OpenSteps
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, array_to_modes
+from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import Artefact
-from wattfleet_proto.convert import front_to_message
+from wattfleet.prediction.roofline import BASE_BATCH
+from wattfleet_proto.convert import front_to_message, workload_to_message
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -31,25 +39,74 @@ class Readiness:
     """The results of preparing a device.
 
     Attributes:
-        learner: knows the device's front, and learns from rounds.
+        workloads: know the device's fronts, and learn from rounds.
         idle_w: power of the parked device, W.
         parked: the mode between trainings.
         reference_digest: digest of the reference predictor.
+        is_announcing: whether the coordinator announces workloads, from protocol 2.1 on.
+        ahead: modes to measure before the first round.
     """
 
-    learner: OnlineLearner
+    workloads: Workloads
     idle_w: float
     parked: PowerMode
     reference_digest: str
+    is_announcing: bool
+    ahead: int
+    _announced: dict[str, set[str]] = field(default_factory=dict)
+    _reported: dict[tuple[str, str], session_pb2.FrontReport] = field(default_factory=dict)
 
-    def front_report(self) -> session_pb2.FrontReport:
-        """The report of the current front."""
-        return session_pb2.FrontReport(
-            front=front_to_message(self.learner.front),
+    def announced(self, workload: Workload) -> OnlineLearner:
+        """Open the learner of a workload that a run is going to train; its front is reported from now on.
+
+        Raises:
+            WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
+        """
+        learner = self.workloads.announced(workload)
+        self._announced.setdefault(learner.known.workload.name, set()).add(workload.name)
+        return learner
+
+    def due_fronts(self) -> list[session_pb2.FrontReport]:
+        """The reports of all fronts that have changed since they were reported, and of the latest workload's."""
+        self._forget_removed()
+        latest = self.workloads.latest
+        due = []
+        for learner in self.workloads.opened:
+            own = learner.known.workload.name
+            for name in sorted(self._names_of(learner)):
+                report = self._report(learner, name)
+                if learner is latest or self._reported.get((own, name)) != report:
+                    self._reported[own, name] = report
+                    due.append(report)
+        return due
+
+    def _forget_removed(self) -> None:
+        """Report the front of a workload that was removed again once it is announced again."""
+        left = {learner.known.workload.name for learner in self.workloads.opened}
+        for name in set(self._announced) - left:
+            del self._announced[name]
+        for key in [key for key in self._reported if key[0] not in left]:
+            del self._reported[key]
+
+    def _names_of(self, learner: OnlineLearner) -> set[str]:
+        """The names that a front is reported under; the empty one counts for all workloads."""
+        names = set(self._announced.get(learner.known.workload.name, ()))
+        if not self.workloads.is_default(learner):
+            return names or {learner.known.workload.name}
+        return names | ({""} if self.ahead or not self.is_announcing else set())
+
+    def _report(self, learner: OnlineLearner, name: str) -> session_pb2.FrontReport:
+        report = session_pb2.FrontReport(
+            front=front_to_message(learner.front),
             idle_w=self.idle_w,
-            profiled_modes=self.learner.profiled_modes,
+            profiled_modes=learner.profiled_modes,
             reference_digest=self.reference_digest,
         )
+        if name:
+            report.workload.CopyFrom(workload_to_message(replace(learner.known.workload, name=name)))
+            if learner.known.minibatches_per_epoch is not None:
+                report.minibatches_per_epoch = learner.known.minibatches_per_epoch
+        return report
 
 
 def make_ready(
@@ -60,63 +117,140 @@ def make_ready(
     profile_modes: int,
     report: Callable[[Progress], None],
     stopping: threading.Event,
+    is_announcing: bool = False,
+    removed: Callable[[str], None] = lambda name: None,
 ) -> Readiness:
-    """Measure idle power and some modes, transfer the reference to the device, and predict its front.
+    """Open the device's workloads, measure some modes if that was asked for, and measure idle power.
 
-    The device is left parked in its lowest mode. The profile is journalled, so that a restart continues where it
-    stopped. The fitted predictor is stored in the state directory.
+    The device is left parked in its lowest mode. A profile is journalled, so that a restart continues where it
+    stopped. Fitted predictors are stored in the state directory.
 
     Args:
         settings: the agent's.
         device: the board.
-        profiled: the workload that is trained while modes are measured.
+        profiled: the workload that is trained while modes are measured without an app.
         reference: the predictor to transfer from.
-        profile_modes: limit on the modes to measure.
+        profile_modes: limit on the modes to measure of a workload.
         report: called after every step.
-        stopping: once set, measuring and fitting raise `StoppedError`, also later in the learner.
+        stopping: once set, measuring and fitting raise `StoppedError`, also later in the learners.
+        is_announcing: whether the coordinator announces workloads. Otherwise the default workload is profiled first.
+        removed: called with the name of a workload that was removed, as the device stores too many.
+
+    Raises:
+        WattfleetError: the state directory is another device's, a file in it is damaged or cannot be written, or modes
+            cannot be measured.
     """
     identity, profile = settings.device, settings.profile
-    workload = profiled.described(reference.details.workload, profile.minibatches_per_epoch)
     identity.state_dir.mkdir(parents=True, exist_ok=True)
-    header = JournalHeader(identity.id, device.board_kind, device.provenance, workload.name, workload.minibatch)
-    transfer = Transfer(reference, header, profile.minibatches_per_epoch)
-
-    open_fitting = fitting_process(transfer, device.modes, stopping, profile.fit_timeout_s)
-    open_steps = profiled.stopped_by(stopping).open_steps
-
-    def keep(fitted: Artefact) -> None:
+    folders = WorkloadFolders(identity.state_dir)
+    folders.move_in_earlier(profile.minibatches_per_epoch)
+    default = _default_workload(device, profiled, profile.minibatches_per_epoch)
+    ahead = profile.modes_first if profile.modes_first is not None else 0 if is_announcing else profile_modes
+    for stored in folders.stored():
         try:
-            keep_predictor(fitted, identity.state_dir)
+            require_same_device(stored.folder / PROFILE_FILE, _header(settings, device, stored.known))
+        except JournalError as error:
+            _log.error("the workload %r cannot be trained: %s", stored.name, error)
+
+    def open_learner(known: KnownWorkload, folder: Path) -> OnlineLearner:
+        is_default = known.workload.name == default.workload.name
+        opener = _Opener(settings, device, reference, profile_modes, stopping, folders, folder, workloads)
+        steps = _steps(device, profiled, known, is_default)
+        return opener.open(known, steps, ahead if is_default else 0, report)
+
+    workloads = Workloads(folders, default, open_learner, removed, settings.workload)
+    try:
+        if ahead or not is_announcing:
+            workloads.learner(UNNAMED)
+        parked = parked_mode(device)
+        idle_w = Profiler(device).measure_idle(parked, profile.idle_s) / 1e3
+    except BaseException:
+        workloads.close()
+        raise
+    return Readiness(workloads, idle_w, parked, reference.digest, is_announcing, ahead)
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens the learner of one workload."""
+
+    settings: AgentSettings
+    device: Device
+    reference: Artefact
+    profile_modes: int
+    stopping: threading.Event
+    folders: WorkloadFolders
+    folder: Path
+    workloads: Workloads
+
+    def open(
+        self, known: KnownWorkload, open_steps: OpenSteps | None, ahead: int, report: Callable[[Progress], None]
+    ) -> OnlineLearner:
+        device, profile, seed = self.device, self.settings.profile, self.settings.device.seed
+        steps = None
+        if open_steps is not None:
+            steps = ProfiledWorkload(open_steps, None).stopped_by(self.stopping).open_steps
+        journal = Journal.open(self.folder / PROFILE_FILE, _header(self.settings, device, known))
+        try:
+            journal.batch = known.workload.facts.batch or journal.header.minibatch
+
+            def open_fitting(known: KnownWorkload) -> AbstractContextManager[Fitting]:
+                others = self.workloads.others_of(known.workload.name)
+                transfer = Transfer(
+                    self.reference, journal.header, known.counted_minibatches, known.workload.facts, others
+                )
+                return fitting_process(transfer, device.modes, self.stopping, profile.fit_timeout_s)()
+
+            with open_fitting(known) as fitting:
+                if ahead and steps is not None:
+                    most = min(ahead, most_modes(journal, self.profile_modes))
+                    fitted = profile_device(device, steps, journal, fitting, most, seed, report, profile.tolerance)
+                else:
+                    fitted = fitting.fit(Profile.of(journal.measurements), len(journal.records))
+            return OnlineLearner(
+                device,
+                steps,
+                journal,
+                open_fitting,
+                fitted,
+                self.profile_modes,
+                known,
+                seed,
+                self.keep,
+                tolerance=profile.tolerance,
+                note=self.folders.note,
+            )
+        except BaseException:
+            journal.close()
+            raise
+
+    def keep(self, fitted: Artefact) -> None:
+        try:
+            keep_predictor(fitted, self.folder)
         except InvalidInputError as error:
             # It can be fitted again from the journal, so a full disk need not end the profile or the round.
             _log.error("the predictor is kept in memory only, as it cannot be stored: %s", error)
 
-    journal = Journal.open(identity.state_dir / PROFILE_FILE, header)
-    try:
-        most = most_modes(journal, profile_modes)
-        first = most if profile.modes_first is None else min(profile.modes_first, most)
-        with open_fitting() as fitting:
-            fitted = profile_device(
-                device, open_steps, journal, fitting, first, identity.seed, report, profile.tolerance
-            )
-        learner = OnlineLearner(
-            device,
-            open_steps,
-            journal,
-            open_fitting,
-            fitted,
-            profile_modes,
-            profile.minibatches_per_epoch,
-            identity.seed,
-            keep,
-            tolerance=profile.tolerance,
-        )
-        parked = parked_mode(device)
-        idle_w = Profiler(device).measure_idle(parked, profile.idle_s) / 1e3
-    except BaseException:
-        journal.close()
-        raise
-    return Readiness(learner, idle_w, parked, reference.digest)
+
+def _default_workload(device: Device, profiled: ProfiledWorkload, minibatches_per_epoch: int | None) -> KnownWorkload:
+    """The workload of runs that name none."""
+    if profiled.trained is not None:
+        name, minibatch = profiled.trained
+        return KnownWorkload(Workload(name, WorkloadFacts(batch=minibatch)), minibatches_per_epoch)
+    return KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=BASE_BATCH)), minibatches_per_epoch)
+
+
+def _header(settings: AgentSettings, device: Device, known: KnownWorkload) -> JournalHeader:
+    minibatch = known.workload.facts.batch or BASE_BATCH
+    return JournalHeader(settings.device.id, device.board_kind, device.provenance, known.workload.name, minibatch)
+
+
+def _steps(device: Device, profiled: ProfiledWorkload, known: KnownWorkload, is_default: bool) -> OpenSteps | None:
+    """What is trained while modes of a workload are measured without its app; None where only the app can train it."""
+    built_in = device.built_in_workload(None if is_default else known.workload)
+    if built_in is not None:
+        return built_in_workload(built_in).open_steps
+    return profiled.open_steps if is_default else None
 
 
 def parked_mode(device: Device) -> PowerMode:

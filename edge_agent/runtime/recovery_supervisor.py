@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.profiling_plan import Progress
+from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import (
@@ -41,8 +41,8 @@ class RecoverySupervisor:
         watch: runs the trainings.
         session: reports fronts to the coordinator.
         reporter: holds and reports the device's state.
-        learner: repeats the profile.
-        front_report: makes the report of the learner's current front.
+        workloads: repeat profiles.
+        due_fronts: makes the reports of the fronts that have changed.
         settings: how often recovery is tried.
 
     Attributes:
@@ -54,15 +54,15 @@ class RecoverySupervisor:
         watch: TrainingWatch,
         session: CoordinatorSession,
         reporter: StateReporter,
-        learner: OnlineLearner,
-        front_report: Callable[[], session_pb2.FrontReport],
+        workloads: Workloads,
+        due_fronts: Callable[[], Sequence[session_pb2.FrontReport]],
         settings: RecoverySettings = RecoverySettings(),
     ) -> None:
         self._watch = watch
         self._session = session
         self._reporter = reporter
-        self._learner = learner
-        self._front_report = front_report
+        self._workloads = workloads
+        self._due_fronts = due_fronts
         self._retry_s = settings.retry_s
         self._closing = False
         self._failed_profiles = 0
@@ -86,8 +86,25 @@ class RecoverySupervisor:
         """Enter the state that follows from an event; if the front has changed, report it first."""
         decision = self._reporter.decide(event)
         if Action.REPORT_FRONT in decision.actions:
-            self._session.report_front(await shield_until_done(self._front_report))
+            await self.report_fronts()
         self._follow(decision)
+
+    async def report_fronts(self) -> None:
+        """Report the fronts that have changed."""
+        for report in await shield_until_done(self._due_fronts):
+            self._session.report_front(report)
+
+    async def profile_ahead(self, reason: str, profile: Callable[[Callable[[Progress], None]], None]) -> None:
+        """Measure modes without an app, once the device is free.
+
+        Args:
+            reason: why, for people.
+            profile: measures, and calls its argument after every mode; an exception from that ends it.
+        """
+        async with self.device_lock:
+            if not self._closing and self.state in (DeviceState.READY, DeviceState.PROFILING):
+                self.handle(PreparationRestarted(reason))
+                await self._profile_within_lock(profile)
 
     def handle(self, event: Event) -> None:
         """Enter the state that follows from an event."""
@@ -113,7 +130,7 @@ class RecoverySupervisor:
             pass
 
     def _follow(self, decision: Decision) -> None:
-        self._reporter.report(decision, self._learner.profiled_modes)
+        self._reporter.report(decision, self._workloads.profiled_modes)
         if self._closing:
             # Actions after the last training would change the device after its knobs were restored.
             return
@@ -123,6 +140,12 @@ class RecoverySupervisor:
             self._recovery = background_task("recovery", self._recover())
 
     async def _reprofile(self) -> None:
+        learner = self._workloads.latest
+        assert learner is not None, "a training has shown the drift"
+        async with self.device_lock:
+            await self._profile_within_lock(learner.reprofile)
+
+    async def _profile_within_lock(self, profile: Callable[[Callable[[Progress], None]], None]) -> None:
         loop = asyncio.get_running_loop()
 
         def report(progress: Progress) -> None:
@@ -130,19 +153,18 @@ class RecoverySupervisor:
                 raise StoppedError
             loop.call_soon_threadsafe(self.handle, ModeMeasured(progress.detail))
 
-        async with self.device_lock:
-            try:
-                await shield_until_done(self._learner.reprofile, report)
-                await shield_until_done(self._watch.park)
-                self._session.grants.ended()
-            except StoppedError:
-                return
-            except WattfleetError as error:
-                self._failed_profiles += 1
-                self.handle(DeviceFailed(str(error)))
-                return
-            self._failed_profiles = 0
-            await self.handle_with_front(ProfileEnded(repeated=True))
+        try:
+            await shield_until_done(profile, report)
+            await shield_until_done(self._watch.park)
+            self._session.grants.ended()
+        except StoppedError:
+            return
+        except WattfleetError as error:
+            self._failed_profiles += 1
+            self.handle(DeviceFailed(str(error)))
+            return
+        self._failed_profiles = 0
+        await self.handle_with_front(ProfileEnded(repeated=True))
 
     async def _recover(self) -> None:
         """Try to park the device and to read its power until both succeed."""

@@ -18,6 +18,7 @@ from edge_agent.session.answers import Pace, UnusableAnswerError, require_usable
 from edge_agent.session.connection import Connect
 from edge_agent.session.grants import Grants
 from edge_agent.session.outbox import Outbox
+from edge_agent.session.requests import CoordinatorRequests
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
 from wattfleet_io.backoff import MAX_S, Backoff
@@ -48,6 +49,7 @@ class CoordinatorSession:
         connected: whether the coordinator has welcomed this device, and the session lasts.
         attempted: set for good once the first session or attempt at one has ended.
         grants: what the device may draw beyond idling.
+        requests: what the coordinator asks for.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class CoordinatorSession:
         self.attempted = asyncio.Event()
         self.grants = Grants()
         self.grants.on_change = self._report_grant
+        self.requests = CoordinatorRequests()
         self._is_lease_due = False
         self._pace = Pace()
         self._wake = asyncio.Event()
@@ -97,6 +100,10 @@ class CoordinatorSession:
     def report_observation(self, report: session_pb2.Observation) -> None:
         """Report the time and power of a round's training."""
         self._put(session_pb2.SessionRequest(observation=report))
+
+    def report_removed(self, workload: str) -> None:
+        """Report that the device has removed what it stored of a workload."""
+        self._put(session_pb2.SessionRequest(removed=session_pb2.WorkloadRemoved(workload=workload)))
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until everything reported so far is acknowledged; False if that takes too long."""
@@ -183,6 +190,10 @@ class CoordinatorSession:
                         await self._on_welcome(response.welcome)
                     elif body == "grant":
                         await self.grants.receive(response.grant)
+                    elif body == "announced":
+                        self.requests.announced(response.announced)
+                    elif body == "profile":
+                        self.requests.ordered(response.profile)
                     elif body == "ack":
                         ack = response.ack
                         self._follow_pace(ack)

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from edge_agent.session.held_grant import Grant, HeldGrant
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import require_workload_name
 from wattfleet_io.clock import boot_time_s
 from wattfleet_io.tasks import with_timeout
 from wattfleet_proto.convert import mode_from_message, phase_to_message
@@ -149,4 +150,6 @@ def _grant(message: session_pb2.Grant) -> Grant:
     if not (0 <= message.power_limit_w < math.inf and 0 <= message.longest_s < math.inf):
         raise InvalidInputError("power limit and longest training must be finite and 0 or more")
     mode = mode_from_message(message.mode) if message.HasField("mode") else None
-    return Grant(message.id, message.plan_id, mode, message.power_limit_w, message.longest_s)
+    if message.workload:
+        require_workload_name(message.workload)
+    return Grant(message.id, message.plan_id, mode, message.power_limit_w, message.longest_s, message.workload)

@@ -26,6 +26,7 @@ class Grant:
         mode: the power mode to train in; None where the training has to stop, or may not begin.
         power_limit_w: watts that the device may draw.
         longest_s: the training ends after so many seconds.
+        workload: name of what is trained; empty if the run names nothing.
     """
 
     grant_id: int
@@ -33,6 +34,7 @@ class Grant:
     mode: PowerMode | None
     power_limit_w: float
     longest_s: float
+    workload: str = ""
 
 
 class HeldGrant:

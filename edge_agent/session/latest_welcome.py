@@ -12,9 +12,11 @@ from edge_agent.session.answers import UnusableAnswerError, require_usable
 from wattfleet_io.atomic_files import read_regular_file, replace_file
 from wattfleet_io.console import plain_text
 from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.version import common_version
 
 _log = logging.getLogger(__name__)
 
+_ANNOUNCING_MINOR = 1
 _MAX_SHOWN = 200
 """Characters of a damaged file in the log."""
 
@@ -114,7 +116,7 @@ class LatestWelcome:
             missed.cancel()
 
     async def changed_from(self, welcome: session_pb2.Welcome | None) -> session_pb2.Welcome:
-        """Wait for a Welcome with another reference or another number of modes.
+        """Wait for a Welcome with another reference, number of modes or version of the protocol.
 
         Args:
             welcome: the current one; None waits for any.
@@ -130,5 +132,10 @@ class LatestWelcome:
         self._file.store(welcome)
 
 
-def _request_of(welcome: session_pb2.Welcome) -> tuple[str, int]:
-    return welcome.reference_digest, welcome.profile_modes
+def announces_workloads(welcome: session_pb2.Welcome) -> bool:
+    """Whether the coordinator announces the workloads of its runs, as from protocol 2.1 on."""
+    return common_version(welcome.protocol).minor >= _ANNOUNCING_MINOR
+
+
+def _request_of(welcome: session_pb2.Welcome) -> tuple[str, int, bool]:
+    return welcome.reference_digest, welcome.profile_modes, announces_workloads(welcome)

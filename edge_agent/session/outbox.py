@@ -14,13 +14,10 @@ from google.protobuf import json_format
 from edge_agent.settings import SessionSettings
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.atomic_files import read_regular_file, replace_file
-from wattfleet_proto.convert import front_from_message
+from wattfleet_proto.convert import front_from_message, workload_from_message
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
-
-_LATEST_ONLY = ("state", "front")
-"""Kinds of reports of which a new one replaces the one before."""
 
 
 class OutboxFile:
@@ -125,7 +122,7 @@ class Outbox:
         return [request for number, request in self._unacknowledged.items() if number > sequence]
 
     def requeue_latest(self) -> None:
-        """Send the latest state and front again, in the order in which they were reported."""
+        """Send the latest state and fronts again, in the order in which they were reported."""
         for request in self._latest.values():
             self._unacknowledged[request.sequence] = request
         self._unacknowledged = dict(sorted(self._unacknowledged.items()))
@@ -133,14 +130,18 @@ class Outbox:
     def _put(self, request: session_pb2.SessionRequest) -> None:
         self.last_sequence += 1
         request.sequence = self.last_sequence
-        body = str(request.WhichOneof("body"))
-        if body in _LATEST_ONLY:
-            older = self._latest.get(body)
-            if older:
-                self._unacknowledged.pop(older.sequence, None)
-            self._latest[body] = request
+        if request.HasField("removed"):
+            self._replace(_front_of(request.removed.workload))
+        elif (subject := _subject(request)) is not None:
+            self._replace(subject)
+            self._latest[subject] = request
         self._unacknowledged[request.sequence] = request
         self._drop_oldest()
+
+    def _replace(self, subject: str) -> None:
+        older = self._latest.pop(subject, None)
+        if older is not None:
+            self._unacknowledged.pop(older.sequence, None)
 
     def _drop_oldest(self) -> None:
         waiting = [number for number, request in self._unacknowledged.items() if request.HasField("observation")]
@@ -151,6 +152,17 @@ class Outbox:
 
     def _store(self) -> None:
         self._file.store(list(self._unacknowledged.values()))
+
+
+def _subject(request: session_pb2.SessionRequest) -> str | None:
+    """What a report is about, if a new one replaces the one before: the state, or the front of one workload."""
+    if request.HasField("state"):
+        return "state"
+    return _front_of(request.front.workload.name) if request.HasField("front") else None
+
+
+def _front_of(workload: str) -> str:
+    return f"front of {workload}"
 
 
 def _line(request: session_pb2.SessionRequest) -> bytes:
@@ -166,9 +178,13 @@ def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
         request = json_format.Parse(line.replace(b'"start_s":', b'"warmup_s":'), session_pb2.SessionRequest())
         if request.HasField("front"):
             front_from_message(request.front.front)
+            if request.front.HasField("workload"):
+                workload_from_message(request.front.workload)
             return request if math.isfinite(request.front.idle_w) and request.front.idle_w >= 0 else None
     except (json_format.ParseError, InvalidInputError, ValueError, OverflowError, RecursionError):
         return None
+    if request.HasField("removed"):
+        return request if request.removed.workload else None
     seen = request.observation
     sound = request.HasField("observation") and all(0 < value < math.inf for value in (seen.epoch_s, seen.power_w))
     return request if sound else None

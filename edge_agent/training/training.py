@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from edge_agent.devices.device import AppTraining, Device, PowerMeter
 from edge_agent.learning.observation import Observed
@@ -14,7 +15,7 @@ from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.training.training_power import MAX_SILENCE_S, MIN_SAMPLES, mean_power_w
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, Workload
 from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
 
 _log = logging.getLogger(__name__)
@@ -25,8 +26,32 @@ _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 _NEGLIGIBLE_S = 0.1
 
 
+class TrainedWorkload(Protocol):
+    """The workload of a training, as far as the device has to know it."""
+
+    @property
+    def paced(self) -> Workload | None:
+        """The workload that a virtual board is to pace; None for its own."""
+        ...
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Minibatches of one pass over the device's data."""
+        ...
+
+    @property
+    def first_gcycles(self) -> float:
+        """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
+        ...
+
+    def productive(self, power_limit_w: float) -> ProductiveProfiler:
+        """The profiler for a training with so many watts."""
+        ...
+
+
 @dataclass
 class _Running:
+    trained: TrainedWorkload
     mode: PowerMode
     epochs: float
     power_limit_w: float
@@ -35,34 +60,22 @@ class _Running:
     meter: PowerMeter
     profiler: ProductiveProfiler | None = None
     unobservable: bool = False
+    loader_seen: bool = False
     measurements_ended: bool = False
 
 
 class TrainingWatch:
     """Runs the trainings of a device, one at a time."""
 
-    def __init__(
-        self,
-        device: Device,
-        parked: PowerMode,
-        minibatches_per_epoch: int,
-        productive: Callable[[float], ProductiveProfiler],
-        first_gcycles: Callable[[], float] = lambda: 0.0,
-    ) -> None:
+    def __init__(self, device: Device, parked: PowerMode) -> None:
         """Run the trainings of one device.
 
         Args:
             device: the board.
             parked: the mode between trainings.
-            minibatches_per_epoch: minibatches of one pass over the device's data.
-            productive: returns the profiler for a training with so many watts.
-            first_gcycles: returns the CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
         """
         self._device = device
         self._parked = parked
-        self._minibatches_per_epoch = minibatches_per_epoch
-        self._productive = productive
-        self._first_gcycles = first_gcycles
         self._running: _Running | None = None
 
     @property
@@ -70,10 +83,11 @@ class TrainingWatch:
         """Whether a training was started and has not ended."""
         return self._running is not None
 
-    def start(self, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
+    def start(self, trained: TrainedWorkload, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
         """Apply the mode and begin to observe; an unfinished training is abandoned.
 
         Args:
+            trained: what is trained.
             mode: the assigned mode.
             epochs: local epochs to train.
             power_limit_w: watts set aside for the device.
@@ -86,10 +100,23 @@ class TrainingWatch:
             raise InvalidInputError(f"epochs must be {_MIN_EPOCHS:g} to {_MAX_EPOCHS:g}, not {epochs:g}")
         self.abandon()
         self._device.apply(mode)
-        app = self._device.begin_training()
+        app = self._device.begin_training(trained.paced)
         self._running = _Running(
-            mode, epochs, power_limit_w, app, self._device.clock.now_s(), self._device.start_meter()
+            trained, mode, epochs, power_limit_w, app, self._device.clock.now_s(), self._device.start_meter()
         )
+
+    def loader_seen(self, changed: bool) -> None:
+        """Note that the app has begun to read from a loader, and that its workload may now be known better.
+
+        Args:
+            changed: whether the workload has changed by that. If it changes after the first loader of a training, the
+                training is of several kinds of minibatches, and gives no observation.
+        """
+        running = self._running
+        assert running is not None, "a loader follows start"
+        running.unobservable |= changed and running.loader_seen
+        running.loader_seen = True
+        running.app.learned(running.trained.paced)
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
         """Measure modes by the minibatches that the app reports, and apply the mode for the next ones.
@@ -113,7 +140,7 @@ class TrainingWatch:
             return False
         if running.profiler is None:
             asked_s = self._device.clock.now_s()
-            running.profiler = self._productive(running.power_limit_w)
+            running.profiler = running.trained.productive(running.power_limit_w)
             # The app has waited for the profiler instead of training.
             running.unobservable |= self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S
         try:
@@ -179,12 +206,13 @@ class TrainingWatch:
         """
         running, self._running = self._running, None
         assert running is not None, "finish follows start"
+        per_epoch = running.trained.minibatches_per_epoch
         epochs = running.epochs if epochs_done is None else epochs_done
         with self._ending(running):
             try:
                 if running.profiler is not None:
                     running.profiler.pause()
-                running.app.finish(max(1, round(epochs * self._minibatches_per_epoch)))
+                running.app.finish(max(1, round(epochs * per_epoch)))
                 ended_s = self._device.clock.now_s()
                 changed = self._device.differences(running.mode)
             finally:
@@ -200,13 +228,13 @@ class TrainingWatch:
         training_s = ended_s - running.started_s
         # The app does not report its first minibatch's time; it is known from the profile.
         observed_first = running.app.first_minibatch_observed
-        first_s = first_minibatch_s(running.mode, self._first_gcycles()) if observed_first else 0.0
+        first_s = first_minibatch_s(running.mode, running.trained.first_gcycles) if observed_first else 0.0
         # The warm-up is the CPU's work; its power is not that of training.
         power_w = mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
         if power_w is None:
             _log.warning("no observation: the training ended before power was sampled %d times", MIN_SAMPLES)
             return None
-        trained = max(1.0, epochs * self._minibatches_per_epoch)
+        trained = max(1.0, epochs * per_epoch)
         steady_s = steady_minibatch_s(training_s, trained, first_s)
         if steady_s is None:
             _log.warning("no observation: warm-up may have taken half of the training or more")

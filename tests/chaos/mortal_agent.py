@@ -18,6 +18,7 @@ from edge_agent.training.knob_backup import backed_up
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.jetson_boards import FakedBoard
 from tests.fakes.jetson_tree import FakedJetson
+from tests.fakes.trained import Trained
 from wattfleet_io import cli
 from wattfleet_io.clock import SystemClock
 
@@ -130,9 +131,9 @@ def train(bench, jetson):
     device = _opened(jetson)
     highest = device.space.highest
     with backed_up(device, bench.device_folder):
-        watch = TrainingWatch(device, parked_mode(device), 500, productive=lambda watts: None)
+        watch = TrainingWatch(device, parked_mode(device))
         watch.park()
-        watch.start(highest, epochs=1, power_limit_w=20)
+        watch.start(Trained(), highest, epochs=1, power_limit_w=20)
         with device.measuring():
             device.apply(device.space.lowest._replace(cores=3))
         device.apply(highest)

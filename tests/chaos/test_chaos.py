@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.paths import PROFILE_FILE, device_folder
+from edge_agent.paths import PROFILE_FILE, WORKLOADS_DIRECTORY, device_folder
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.knob_backup import BACKUP_FILE
 from tests.chaos.lasting_agent import LOG_FILE, MODE_FILE
@@ -47,8 +47,8 @@ class Bench:
 
     def journalled(self):
         """The lines of the profile that count."""
-        path = self.folder / "state" / PROFILE_FILE
-        return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+        paths = list((self.folder / "state" / WORKLOADS_DIRECTORY).glob(f"*/{PROFILE_FILE}"))
+        return paths[0].read_text().rpartition("\n")[0].splitlines() if paths else []
 
     def in_force(self):
         return json.loads((self.folder / MODE_FILE).read_text())

@@ -21,11 +21,14 @@ def agent_settings(
     socket: Path | None = None,
     seed: int = 0,
     minibatches_per_epoch: int = 100,
-    modes_first: int | None = None,
+    modes_first: int | None = 10_000,
     retry_s: float = 30.0,
     grant_timeout_s: float = 10.0,
 ) -> AgentSettings:
-    """Those of an agent on a simulated board; its socket is in the state directory unless given."""
+    """Those of an agent on a simulated board; its socket is in the state directory unless given.
+
+    All modes are measured before the first round, unless `modes_first` says otherwise.
+    """
     return AgentSettings(
         device=DeviceSettings(
             spec="simulated:orin-nano",

@@ -17,8 +17,10 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
+from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profiled_workload import built_in_workload
+from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
@@ -26,10 +28,10 @@ from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ProfileEnded
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.grants import Grants
-from edge_agent.settings import RecoverySettings, SessionSettings
+from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.flower_task import be_task
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, Workload, WorkloadFacts
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.assignment import (
     RECORD_KEY,
@@ -76,8 +78,9 @@ class Agent:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.board = open_virtual_board("simulated:orin-nano", 1)
-        self.open_steps = built_in_workload(self.board.step).open_steps
+        self.open_steps = lambda: nullcontext(self.board.step)
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
+        known = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), 100)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
         fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
         fitted = profile_device(self.board, self.open_steps, self.journal, fitting, MEASURED, 0, lambda progress: None)
@@ -85,13 +88,18 @@ class Agent:
             self.board,
             self.open_steps,
             self.journal,
-            lambda: nullcontext(fitting),
+            lambda known: nullcontext(fitting),
             fitted,
             LIMIT,
-            100,
+            known,
             0,
             lambda kept: None,
         )
+        folders = WorkloadFolders(socket.with_suffix(".state"))
+        self.workloads = Workloads(
+            folders, known, lambda known, folder: self.learner, lambda name: None, WorkloadSettings()
+        )
+        self.workloads.learner("")
         self.board.apply(parked_mode(self.board))
         self.reports = Reports()
         self.reporter = StateReporter(self.reports)  # type: ignore[arg-type]
@@ -117,18 +125,18 @@ def agent_at(
     agent.grant, agent.loop = grant, loop
 
     async def serve() -> None:
-        watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
+        watch = TrainingWatch(agent.board, parked_mode(agent.board))
         reports: Any = agent.reports
         supervisor = RecoverySupervisor(
             watch,
             reports,
             agent.reporter,
-            agent.learner,
-            lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
+            agent.workloads,
+            lambda: [session_pb2.FrontReport(front=front_to_message(agent.learner.front))],
             RecoverySettings(retry_s=retry_s),
         )
         settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)
-        agent.servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor, settings)
+        agent.servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
         async with aclosing(supervisor), serve_socket(socket, agent.servicer):
             ready.set()
             await stop.wait()

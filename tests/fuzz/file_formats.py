@@ -29,6 +29,7 @@ from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup
 from tests.fakes.fronts import front
 from tests.fakes.full_store import fill, served_by
+from tests.fakes.stored_workloads import only_workload
 from wattfleet.budgets import ReadingRule
 from wattfleet.modes import read_profile as read_corpus
 from wattfleet.prediction import read_artefact, restore_predictor
@@ -63,7 +64,7 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
         board: a board of its kind.
         folder: a folder for what has to be made.
     """
-    journal = (profiled / PROFILE_FILE).read_bytes()
+    journal = (only_workload(profiled) / PROFILE_FILE).read_bytes()
     header = JournalHeader.from_line(json.loads(journal.partition(b"\n")[0]))
 
     def open_journal(state: Path) -> None:
@@ -75,7 +76,9 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
             backup.restore()
 
     reference = {path.name: path.read_bytes() for path in _REFERENCE.iterdir() if path.suffix != ".md"}
-    predictor = next(path for path in profiled.iterdir() if path.is_dir() and (path / "manifest.json").exists())
+    predictor = next(
+        path for path in only_workload(profiled).iterdir() if path.is_dir() and (path / "manifest.json").exists()
+    )
     return {
         "site file": Format({"site.toml": _SITE, "plan.csv": _PLAN}, lambda at: read_site_file(at / "site.toml")),
         "coordinator settings": Format(

@@ -20,7 +20,7 @@ class RunCommand(SettingsCommand):
 def run(ctx: typer.Context) -> None:
     """Run the agent: profile the device, report its front, and serve training until stopped."""
     from edge_agent.devices.selection import folder_of_device
-    from edge_agent.profiling.profiled_workload import profiled_workload
+    from edge_agent.profiling.profiled_workload import daemon_workload
     from edge_agent.runtime.agent import run_agent
     from edge_agent.settings import AgentSettings
     from wattfleet_io.addresses import split_address
@@ -35,7 +35,7 @@ def run(ctx: typer.Context) -> None:
     spec, state_dir = settings.device.spec, settings.device.state_dir
     board = open_named(spec, state_dir, settings.device.seed)
     workload = settings.workload
-    profiled = profiled_workload(board, workload.name, workload.minibatch, workload.processor)
+    profiled = daemon_workload(board, workload.name, workload.minibatch, workload.processor)
 
     async def until_stopped() -> None:
         stop = asyncio.Event()

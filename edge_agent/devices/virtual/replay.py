@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes, read_profile, require_one_training
+from wattfleet.modes import ModeArray, PowerMode, Workload, array_to_modes, read_profile, require_one_training
 
 # A profile has no idle power; in the Orin Nano's logs it is 0.75 to 0.85 of the lowest training power.
 _IDLE_SHARE = 0.8
@@ -19,6 +19,8 @@ _JITTER = 0.05
 
 class ReplayDevice(VirtualBoard):
     """A board whose modes and true values are the rows of a measured profile.
+
+    It paces every workload as its file was measured: nothing else is known of its board.
 
     Args:
         csv_path: a CSV file with the columns of `wattfleet.modes.PROFILE_COLUMNS`.
@@ -41,7 +43,9 @@ class ReplayDevice(VirtualBoard):
         fastest = array_to_modes(profile.modes)[int(profile.minibatch_ms.argmin())]
         super().__init__(f"replay:{csv_path.stem}", "replayed", profile.modes, fastest, seed)
 
-    def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def truth(
+        self, modes: ModeArray, workload: Workload | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The recorded values at `[n, 4]` recorded modes: `[n]` ms per minibatch and `[n]` mW.
 
         Raises:

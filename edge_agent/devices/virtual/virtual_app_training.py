@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from wattfleet.modes import Workload
 from wattfleet_io.clock import Clock
 
 
@@ -14,6 +15,10 @@ class SteppedBoard(Protocol):
     @property
     def clock(self) -> Clock:
         """The board's virtual time."""
+        ...
+
+    def pace(self, workload: Workload | None) -> None:
+        """Train another workload from now on."""
         ...
 
     def step(self) -> None:
@@ -32,13 +37,15 @@ class VirtualTraining:
 
     Args:
         board: the board, in the mode to train in.
+        workload: what is trained; None for what the board stands for.
     """
 
     first_minibatch_observed = False
 
-    def __init__(self, board: SteppedBoard) -> None:
+    def __init__(self, board: SteppedBoard, workload: Workload | None = None) -> None:
         self._board = board
         self._reported = 0
+        board.pace(workload)
         board.step()
 
     def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
@@ -47,6 +54,10 @@ class VirtualTraining:
             self._board.step()
             self._reported += 1
             ended(index, self._board.clock.now_s())
+
+    def learned(self, workload: Workload | None) -> None:
+        """Pace the workload as it is known now."""
+        self._board.pace(workload)
 
     def finish(self, minibatches: int) -> None:
         """Train the minibatches that were not reported."""

@@ -23,7 +23,7 @@ from edge_agent.devices.virtual.power_timeline import PowerTimeline
 from edge_agent.devices.virtual.virtual_app_training import VirtualTraining
 from edge_agent.devices.virtual.virtual_meter import VirtualMeter
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes
+from wattfleet.modes import ModeArray, PowerMode, Workload, array_to_modes
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.parsing import parse_json
 
@@ -95,12 +95,15 @@ class VirtualBoard(ABC):
         self._meters = 0
         self._clock = VirtualClock()
         self._mode = start
+        self._workload: Workload | None = None
         self._cold = True
         self._begin_run()
         self._timeline = PowerTimeline(self._clock.now_s(), self._load.idle_mw)
 
     @abstractmethod
-    def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def truth(
+        self, modes: ModeArray, workload: Workload | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The noiseless true values at `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW training."""
 
     @property
@@ -143,10 +146,24 @@ class VirtualBoard(ABC):
         """False: the board ends with the process."""
         return False
 
-    @property
-    def built_in_workload(self) -> Callable[[], None]:
-        """The board stands for whatever its reference predictor was trained on."""
-        return self.step
+    def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None]:
+        """A function that trains a minibatch; without a workload, the one that the board stands for."""
+
+        def step() -> None:
+            self.pace(workload)
+            self.step()
+
+        return step
+
+    def pace(self, workload: Workload | None) -> None:
+        """Train a workload from now on; None is the one that the board stands for."""
+        if workload == self._workload:
+            return
+        was_cold = self._cold
+        self._workload = workload
+        self._begin_run()
+        self._cold = was_cold
+        self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
 
     def current_mode(self) -> PowerMode:
         """The current mode."""
@@ -170,9 +187,9 @@ class VirtualBoard(ABC):
         """Describe how the current mode differs from an applied mode."""
         return [] if self._mode == mode else [f"{self._mode.label()} is in force"]
 
-    def begin_training(self) -> VirtualTraining:
+    def begin_training(self, workload: Workload | None = None) -> VirtualTraining:
         """An app begins to train in the current mode."""
-        return VirtualTraining(self)
+        return VirtualTraining(self, workload)
 
     def start_meter(self) -> VirtualMeter:
         """Start sampling board power."""

@@ -10,6 +10,8 @@ import pytest
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiling.journal import JournalError
+from edge_agent.profiling.known_workload import BUILT_IN
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.training.knob_backup import BACKUP_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
@@ -22,6 +24,7 @@ from tests.fakes.running_agent import (
     new_board,
     ready_agent,
 )
+from tests.fakes.stored_workloads import only_workload
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE
 from wattfleet_flower import AgentUnreachableError
@@ -141,12 +144,13 @@ def test_a_full_disk_ends_a_profile_with_a_remedy_and_a_restored_device(tmp_path
     assert board.current_mode() == before
     monkeypatch.undo()
     with ready_agent(coordinator, tmp_path, board):
-        assert len((tmp_path / "state" / PROFILE_FILE).read_text().splitlines()) == 1 + MODES
+        assert len((only_workload(tmp_path / "state") / PROFILE_FILE).read_text().splitlines()) == 1 + MODES
 
 
 def test_a_predictor_that_cannot_be_stored_is_kept_in_memory(tmp_path, coordinator, board, caplog):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "predictor").write_text("no folder")
+    folder = WorkloadFolders(tmp_path / "state").folder(BUILT_IN)
+    folder.mkdir(parents=True)
+    (folder / "predictor").write_text("no folder")
     with ready_agent(coordinator, tmp_path, board) as running:
         assert "kept in memory only" in caplog.text
         assert running.round("7/1", array_to_modes(board.modes)[1234])

@@ -166,8 +166,9 @@ settings = AgentSettings(
 )
 reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
 ready = make_ready(settings, device, built_in_workload(device.step), reference, 6, lambda progress: None, stopping)
-ready.learner.observe(Observed(ready.parked, 100.0, 5.0))
-ready.learner.productive(60.0)
+learner = ready.workloads.learner("")
+learner.observe(Observed(ready.parked, 100.0, 5.0))
+learner.productive(60.0)
 ready.front_report()
 print(sorted(name for name in sys.modules if name in ("scipy", "torch", "pandas")))
 """

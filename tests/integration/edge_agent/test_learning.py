@@ -25,17 +25,20 @@ from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.disturbance import DEFAULT_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, RoundRecord
+from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
+from edge_agent.profiling.stored_profile import chosen_workload
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.running_agent import BoardThatBecomesSlower
-from wattfleet.modes import Profile, array_to_modes, modes_to_array
+from wattfleet.modes import Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
 from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 PER_EPOCH = 500
+KNOWN = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), PER_EPOCH)
 LIMIT = 16
 
 
@@ -83,10 +86,10 @@ class Bench:
             self.device,
             open_steps,
             self.journal,
-            lambda: before_fit() or nullcontext(fitting),
+            lambda known: before_fit() or nullcontext(fitting),
             fitted,
             LIMIT + more,
-            PER_EPOCH,
+            KNOWN,
             0,
             self.kept.append,
             rule,
@@ -94,15 +97,15 @@ class Bench:
         self.watch = self.watch_of(self.device)
 
     def watch_of(self, device):
-        parked, learner = array_to_modes(self.device.modes)[0], self.learner
-        return TrainingWatch(device, parked, PER_EPOCH, learner.productive, lambda: learner.first_gcycles)
+        parked = array_to_modes(self.device.modes)[0]
+        return TrainingWatch(device, parked)
 
     def some_front_mode(self, rng):
         front = self.learner.front
         return front.mode(int(rng.integers(len(front))))
 
     def round(self, mode):
-        self.watch.start(mode, 1.0, 60.0)
+        self.watch.start(self.learner, mode, 1.0, 60.0)
         return self.learner.observe(self.watch.finish())
 
 
@@ -139,7 +142,7 @@ def test_a_trainings_start_is_counted_once(bench, trains_by_itself):
     watch = bench.watch_of(TrainsByItself(bench.device)) if trains_by_itself else bench.watch
     rng = np.random.default_rng(1)
     for _ in range(8):
-        watch.start(bench.some_front_mode(rng), epochs, 60.0)
+        watch.start(bench.learner, bench.some_front_mode(rng), epochs, 60.0)
         if trains_by_itself:
             bench.device.run(minibatches)
         assert bench.learner.observe(watch.finish()) is None
@@ -209,7 +212,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
         fitted = fitting.fit(Profile.of(journal.measurements), len(journal.records))
 
         left = OnlineLearner(
-            bench.device, None, journal, lambda: nullcontext(fitting), fitted, LIMIT, PER_EPOCH, 0, lambda kept: None
+            bench.device, None, journal, lambda known: nullcontext(fitting), fitted, LIMIT, KNOWN, 0, lambda kept: None
         ).front
     assert not (left.modes >= hopeless).all(axis=1).any()
     assert left.one_epoch_s[0] > front.one_epoch_s[0]
@@ -223,7 +226,7 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
         fitted = profile_device(device, open_steps, journal, fitting, 6, 0, lambda progress: None)
         learner = OnlineLearner(
-            device, open_steps, journal, lambda: nullcontext(fitting), fitted, 50, PER_EPOCH, 0, lambda kept: None
+            device, open_steps, journal, lambda known: nullcontext(fitting), fitted, 50, KNOWN, 0, lambda kept: None
         )
         limit_w = 9.0
         while (profiler := learner.productive(limit_w)).measuring and len(journal.records) < 12:
@@ -272,10 +275,11 @@ def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(
     ready = make_ready(
         settings, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
     )
-    assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
-    assert ready.learner.productive(60.0).measuring
-    ready.learner.close()
-    kept = read_artefact(tmp_path / "state" / PREDICTOR_DIRECTORY)
+    (report,) = ready.due_fronts()
+    assert ready.workloads.profiled_modes == report.profiled_modes == 6
+    assert ready.workloads.learner(UNNAMED).productive(60.0).measuring
+    ready.workloads.close()
+    kept = read_artefact(chosen_workload(tmp_path / "state").folder / PREDICTOR_DIRECTORY)
     assert kept.details.figures["profiled_modes"] == 6
     with pytest.raises(ValueError, match="modes_first"):
-        agent_settings(tmp_path / "state", modes_first=0)
+        agent_settings(tmp_path / "state", modes_first=-1)

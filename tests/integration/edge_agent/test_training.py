@@ -20,6 +20,7 @@ from edge_agent.training.training_power import PowerNotReadError
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fakes.real_time_board import MODE, PARKED, RealTimeBoard
+from tests.fakes.trained import Trained
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import modes_to_array
 
@@ -30,6 +31,9 @@ def nothing_to_measure(power_limit_w: float) -> ProductiveProfiler:
     raise AssertionError("the app reported no minibatches")
 
 
+TRAINED = Trained(500, nothing_to_measure)
+
+
 @pytest.fixture
 def board() -> VirtualBoard:
     return open_device("simulated:agx-orin", 3)
@@ -37,11 +41,11 @@ def board() -> VirtualBoard:
 
 @pytest.fixture
 def watch(board: VirtualBoard) -> TrainingWatch:
-    return TrainingWatch(board, parked_mode(board), minibatches_per_epoch=500, productive=nothing_to_measure)
+    return TrainingWatch(board, parked_mode(board))
 
 
 def test_the_observation_matches_the_boards_true_figures(board: VirtualBoard, watch: TrainingWatch) -> None:
-    watch.start(MODE, epochs=2, power_limit_w=60)
+    watch.start(TRAINED, MODE, epochs=2, power_limit_w=60)
     assert board.current_mode() == MODE
     observed = watch.finish()
     true_ms, true_mw = board.truth(modes_to_array([MODE]))
@@ -52,7 +56,7 @@ def test_the_observation_matches_the_boards_true_figures(board: VirtualBoard, wa
 
 
 def test_a_failed_training_parks_without_an_observation(board: VirtualBoard, watch: TrainingWatch) -> None:
-    watch.start(MODE, epochs=1, power_limit_w=60)
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=60)
     watch.abandon()
     assert board.current_mode() == parked_mode(board)
 
@@ -68,8 +72,8 @@ def test_a_reassigned_mode_is_applied_even_if_restoring_the_own_mode_fails(board
             raise ModeNotAppliedError("the own mode does not take")
 
     lower = MODE._replace(gpu_hz=318_750_000)
-    watch = TrainingWatch(board, parked_mode(board), 100, lambda power_limit_w: Stuck())  # type: ignore[arg-type, return-value]
-    watch.start(MODE, epochs=1, power_limit_w=60)
+    watch = TrainingWatch(board, parked_mode(board))
+    watch.start(Trained(100, lambda power_limit_w: Stuck()), MODE, epochs=1, power_limit_w=60)
     assert watch.minibatches_ended([], paused=False)
     with pytest.raises(ModeNotAppliedError):
         watch.reassign(lower, 20)
@@ -77,20 +81,20 @@ def test_a_reassigned_mode_is_applied_even_if_restoring_the_own_mode_fails(board
 
 
 def test_a_repeated_order_changes_nothing(board: VirtualBoard, watch: TrainingWatch) -> None:
-    watch.start(MODE, epochs=2, power_limit_w=60)
+    watch.start(TRAINED, MODE, epochs=2, power_limit_w=60)
     watch.reassign(MODE, 60)
     observed = watch.finish()
     assert observed is not None and observed.mode == MODE
-    watch.start(MODE, epochs=2, power_limit_w=60)
+    watch.start(TRAINED, MODE, epochs=2, power_limit_w=60)
     watch.reassign(MODE, 50)
     assert watch.finish() is None, "the watts have changed"
 
 
 def test_a_new_training_replaces_an_unfinished_one(board: VirtualBoard, watch: TrainingWatch) -> None:
-    watch.start(MODE, epochs=1, power_limit_w=60)
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=60)
     board.clock.sleep_s(1000)
     slower = MODE._replace(gpu_hz=318_750_000)
-    watch.start(slower, epochs=1, power_limit_w=60)
+    watch.start(TRAINED, slower, epochs=1, power_limit_w=60)
     observed = watch.finish()
     assert observed.mode == slower
     assert observed.epoch_s < 500
@@ -100,13 +104,13 @@ def test_a_new_training_replaces_an_unfinished_one(board: VirtualBoard, watch: T
 def test_numbers_of_epochs_out_of_range_are_refused(board: VirtualBoard, watch: TrainingWatch, epochs: float) -> None:
     before = board.current_mode()
     with pytest.raises(InvalidInputError, match="epochs must be 0.001 to 10000"):
-        watch.start(MODE, epochs, power_limit_w=60)
+        watch.start(TRAINED, MODE, epochs, power_limit_w=60)
     assert board.current_mode() == before
 
 
 def test_a_mode_of_another_board_is_refused(watch: TrainingWatch) -> None:
     with pytest.raises(InvalidInputError):
-        watch.start(MODE._replace(gpu_hz=1), 1, power_limit_w=60)
+        watch.start(TRAINED, MODE._replace(gpu_hz=1), 1, power_limit_w=60)
 
 
 @pytest.mark.parametrize("shown_mw", [float("nan"), 0.0])
@@ -122,7 +126,7 @@ def test_power_that_cannot_be_read_is_missing_not_zero(
             return PowerTrace(at_s, np.full(3, shown_mw))
 
     monkeypatch.setattr(board, "start_meter", BrokenMeter)
-    watch.start(MODE, epochs=1, power_limit_w=60)
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=60)
     with pytest.raises(PowerNotReadError):
         watch.finish()
     assert board.current_mode() == parked_mode(board)
@@ -165,16 +169,16 @@ def opened(jetson: FakedJetson) -> SysfsDevice:
 
 def test_a_knob_without_permission_is_named_and_recovers_with_it(jetson: FakedJetson) -> None:
     device = opened(jetson)
-    watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
+    watch = TrainingWatch(device, parked_mode(device))
     gpu = f"{jetson.gpu}/max_freq"
     watch.park()
     jetson.unwritable[gpu] = errno.EACCES
     with pytest.raises(ModeNotAppliedError, match=f"{gpu}: no permission to write .*; run the agent as root"):
-        watch.start(device.space.highest, epochs=1, power_limit_w=20)
+        watch.start(TRAINED, device.space.highest, epochs=1, power_limit_w=20)
     jetson.unwritable.clear()
     watch.recover()
     assert device.current_mode() == parked_mode(device)
-    watch.start(device.space.highest, epochs=1, power_limit_w=20)
+    watch.start(TRAINED, device.space.highest, epochs=1, power_limit_w=20)
     device.clock.sleep_s(10)
     observed = watch.finish()
     assert observed is not None and observed.power_w == ORIN_NANO.power_mw / 1e3
@@ -182,10 +186,10 @@ def test_a_knob_without_permission_is_named_and_recovers_with_it(jetson: FakedJe
 
 def test_recovery_waits_until_a_failed_power_rail_is_back(jetson: FakedJetson) -> None:
     device = opened(jetson)
-    watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
+    watch = TrainingWatch(device, parked_mode(device))
     rails = jetson.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_input")
     jetson.unreadable.update(dict.fromkeys(rails, errno.ENODEV))
-    watch.start(device.space.highest, epochs=1, power_limit_w=20)
+    watch.start(TRAINED, device.space.highest, epochs=1, power_limit_w=20)
     device.clock.sleep_s(10)
     with pytest.raises(PowerNotReadError, match="read only 0 of 50 times in 10 s, .* check the power rails"):
         watch.finish()
@@ -214,14 +218,14 @@ def test_a_rounds_power_needs_more_read_samples_than_missing_ones(
     monkeypatch: pytest.MonkeyPatch, at_s: list[float], shown_w: list[float], observed_w: float | None
 ) -> None:
     board = RealTimeBoard()
-    watch = TrainingWatch(board, PARKED, 500, nothing_to_measure)  # type: ignore[arg-type]
+    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
     watch.park()
     monkeypatch.setattr(
         RealTimeBoard.Meter,
         "read",
         lambda meter: PowerTrace(meter.begin_s + np.array(at_s), np.array(shown_w) * 1e3),
     )
-    watch.start(MODE, epochs=1, power_limit_w=30)
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
     board.clock.sleep_s(10)
     if observed_w is None:
         with pytest.raises(PowerNotReadError, match="in 10 s"):
@@ -234,11 +238,11 @@ def test_a_rounds_power_needs_more_read_samples_than_missing_ones(
 
 def test_a_training_too_short_to_sample_power_yields_no_observation() -> None:
     board = RealTimeBoard()
-    watch = TrainingWatch(board, PARKED, 500, nothing_to_measure)  # type: ignore[arg-type]
-    watch.start(MODE, epochs=1, power_limit_w=30)
+    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
     board.clock.sleep_s(0.1)
     assert watch.finish() is None
-    watch.start(MODE, epochs=1, power_limit_w=30)
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
     board.clock.sleep_s(0.3)
     assert watch.finish() is not None
 
@@ -247,8 +251,8 @@ def test_a_mode_changed_by_another_process_yields_no_observation(
     jetson: FakedJetson, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = opened(jetson)
-    watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
-    watch.start(device.space.highest, epochs=1, power_limit_w=20)
+    watch = TrainingWatch(device, parked_mode(device))
+    watch.start(TRAINED, device.space.highest, epochs=1, power_limit_w=20)
     device.clock.sleep_s(10)
     jetson.put(f"{jetson.gpu}/min_freq", jetson.board.gpu_hz[0])
     assert watch.finish() is None

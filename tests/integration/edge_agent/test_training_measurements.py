@@ -17,26 +17,22 @@ from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.training.training import TrainingWatch
 from edge_agent.workloads.step import StepTimes
 from tests.fakes.real_time_board import MODE, OTHER, PARKED, RealTimeBoard
+from tests.fakes.trained import Trained
 
 HEADER = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
 TIMES = StepTimes(fetch_stall_ms=10.0, compute_ms=90.0)
 
 
-def measuring_watch(board: RealTimeBoard, journal: Journal) -> TrainingWatch:
-    """A watch that measures the other mode during its trainings."""
-    return TrainingWatch(
-        board,  # type: ignore[arg-type]
-        PARKED,
-        500,
-        lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-    )
+def measured_with(board: RealTimeBoard, journal: Journal) -> Trained:
+    """A workload of which the other mode is measured during its trainings."""
+    return Trained(500, lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal))  # type: ignore[arg-type]
 
 
 def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = measuring_watch(board, journal)
-        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         assert watch.minibatches_ended([], paused=False)
         assert (board.mode, board.held) == (OTHER, 1)
         reports, wanted = 0, True
@@ -57,8 +53,8 @@ def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) ->
 def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = measuring_watch(board, journal)
-        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         watch.minibatches_ended([], paused=False)
         watch.abandon()
         assert (board.mode, board.held, board.meters) == (PARKED, 0, 0)
@@ -81,12 +77,12 @@ def test_a_training_whose_end_fails_parks_nevertheless(
         raise ModeNotAppliedError("it is gone")
 
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = measuring_watch(board, journal)
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
         if broken == "meter":
             monkeypatch.setattr(RealTimeBoard.Meter, "stop", fails)
         else:
             monkeypatch.setattr(board, "measuring", fan_fails)
-        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         watch.minibatches_ended([], paused=False)
         assert board.mode == OTHER
         with pytest.raises(ModeNotAppliedError, match="it is gone"):
@@ -105,8 +101,8 @@ def test_a_full_disk_ends_measuring_but_not_training(tmp_path: Path, caplog: pyt
         return os.write(descriptor, data)
 
     with Journal.open(tmp_path / "profile.jsonl", HEADER, write) as journal:
-        watch = measuring_watch(board, journal)
-        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         assert watch.minibatches_ended([], paused=False)
         full = True
         with caplog.at_level(logging.ERROR):

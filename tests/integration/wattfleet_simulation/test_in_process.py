@@ -16,6 +16,7 @@ from edge_agent.paths import PREDICTOR_DIRECTORY
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
 from tests.fakes.polling import until
 from tests.fakes.running_agent import fitting_here
+from tests.fakes.stored_workloads import only_workload
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
 from wattfleet_proto.convert import front_from_message
@@ -104,7 +105,9 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
 
         # The front that was reported is that of the predictor that the device keeps.
         front = front_from_message(devices["agx-orin-0"].front)
-        kept = restore_predictor(read_artefact(folder / "agx-orin-0" / PREDICTOR_DIRECTORY)).predict(front.modes)
+        kept = restore_predictor(read_artefact(only_workload(folder / "agx-orin-0") / PREDICTOR_DIRECTORY)).predict(
+            front.modes
+        )
         assert kept.minibatch_ms * 100 / 1e3 == pytest.approx(front.epoch_s)
 
 
@@ -144,6 +147,6 @@ def test_a_restart_measures_nothing_anew_and_plans_the_same(tmp_path: Path) -> N
     for _ in range(2):
         with running_fleet(tmp_path, fleet_of_one, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
             fronts.append(fleet.view.devices()[0].front)
-        lines = (tmp_path / "agx-orin-0" / "profile.jsonl").read_text().splitlines()
+        lines = (only_workload(tmp_path / "agx-orin-0") / "profile.jsonl").read_text().splitlines()
         assert len(lines) == 1 + 12
     assert fronts[0] == fronts[1]

@@ -14,6 +14,7 @@ from edge_agent.devices.selection import open_device
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
+from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing.choice import PROBABILITY
 from wattfleet.modes import PowerMode, board_named, modes_to_array
@@ -106,7 +107,7 @@ def test_a_device_without_a_profile_is_told_to_measure_first(run, tmp_path):
 
 
 def test_a_profile_that_goes_on_says_how_far_it_is(run, copied):
-    shutil.rmtree(copied / "predictor")
+    shutil.rmtree(only_workload(copied) / "predictor")
     ended = run("choose", "--budget-w", 10, state=copied)
     assert ended.code == 2 and "12 modes are measured so far" in ended.err
 
@@ -134,7 +135,7 @@ def test_a_directory_that_is_only_for_others_says_who_may_look(run, monkeypatch)
 
 
 def test_a_damaged_predictor_says_what_to_do(run, copied):
-    (copied / "predictor" / "weights.safetensors").write_bytes(b"half")
+    (only_workload(copied) / "predictor" / "weights.safetensors").write_bytes(b"half")
     ended = run("choose", "--budget-w", 10, state=copied)
     assert ended.code == 2
     assert "is damaged; remove the folder and restart the agent" in ended.err
@@ -174,7 +175,7 @@ def test_the_front_is_plotted_beside_what_was_measured(run, monkeypatch):
         shown = run("front").out
         assert "predicted front" in shown and "measured" in shown and "seconds for one epoch" in shown
         assert max(map(len, shown.splitlines())) <= columns
-        assert "jetson-1 (orin-nano, simulated), resnet18-imagenet" in shown
+        assert "jetson-1 (orin-nano, simulated), built-in" in shown
 
 
 def test_the_front_trades_time_for_power_and_is_offered(run):

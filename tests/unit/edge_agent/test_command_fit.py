@@ -7,6 +7,7 @@ import pytest
 
 import reference_models
 from edge_agent.profiling.stored_profile import read_profile
+from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import BOARDS, Profile, write_profile
 from wattfleet.prediction import RooflinePredictor, read_artefact, restore_predictor
@@ -25,15 +26,15 @@ def fit(agent, state):
 
 
 def test_the_same_journal_gives_the_predictor_of_the_daemon(fit, state):
-    before = read_artefact(state / "predictor")
+    before = read_artefact(only_workload(state) / "predictor")
     content = fit("--json").content
-    assert content["predictor"]["digest"] == before.digest == read_artefact(state / "predictor").digest
+    assert content["predictor"]["digest"] == before.digest == read_artefact(only_workload(state) / "predictor").digest
     assert content["fitted_to_modes"] == 12
 
 
 def test_a_predictor_that_was_lost_is_made_again(fit, state):
-    before = read_artefact(state / "predictor").digest
-    shutil.rmtree(state / "predictor")
+    before = read_artefact(only_workload(state) / "predictor").digest
+    shutil.rmtree(only_workload(state) / "predictor")
     ended = fit()
     assert ended.code == 2 and "pass the reference to transfer from" in ended.err
     assert (
@@ -64,7 +65,7 @@ def test_a_corpus_is_fitted_again_without_errors_of_single_modes(agent, tmp_path
 
 
 def test_the_errors_are_those_of_modes_that_the_fit_has_not_seen(fit, state):
-    profile = read_profile(state).profile
+    profile = read_profile(only_workload(state)).profile
     content = fit("--json").content["left_out"]
     prior = restore_predictor(reference_models.load(REFERENCE), BOARDS["orin-nano"])
     errors = []
@@ -107,12 +108,12 @@ def test_what_is_measured_later_joins(fit, agent, state):
     ],
 )
 def test_bad_input_leaves_the_predictor_alone(fit, state, arguments, said):
-    before = read_artefact(state / "predictor").digest
+    before = read_artefact(only_workload(state) / "predictor").digest
     ended = fit(*arguments)
     assert ended.code == 2 and said in ended.err
-    assert read_artefact(state / "predictor").digest == before
+    assert read_artefact(only_workload(state) / "predictor").digest == before
 
 
 def test_nothing_measured_is_nothing_to_fit(agent, tmp_path):
     ended = agent("fit", "--device", PROFILED, "--state-dir", tmp_path / "empty")
-    assert ended.code == 2 and "no mode is measured yet: run `wattfleet agent profile`" in ended.err
+    assert ended.code == 2 and "no mode is measured yet; run `wattfleet agent profile`" in ended.err

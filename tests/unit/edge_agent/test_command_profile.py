@@ -15,6 +15,7 @@ from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
+from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing import SamplingSettings
 from wattfleet.modes import array_to_modes
@@ -44,7 +45,7 @@ def board(as_device):
 
 
 def journalled(state):
-    return (state / "profile.jsonl").read_text().splitlines()[1:]
+    return (only_workload(state) / "profile.jsonl").read_text().splitlines()[1:]
 
 
 def sending(number, device, at_mode):
@@ -75,13 +76,13 @@ def test_modes_are_measured_shown_and_fitted(profile, agent, state):
     assert (content["device_id"], content["provenance"], content["workload"]) == (
         "jetson-1",
         "simulated",
-        "resnet18-imagenet",
+        "built-in",
     )
     assert len(content["modes"]) == len(journalled(state)) == 6
     assert "6 of at most 6: measured" in ended.err
     status = agent("status", "--device", PROFILED, "--state-dir", state, "--json").content
-    assert status["predictor"]["digest"] == content["predictor"]["digest"]
-    assert status["profile"]["measured_modes"] == 6
+    assert status["workloads"]["built-in"]["predictor"]["digest"] == content["predictor"]["digest"]
+    assert status["workloads"]["built-in"]["profile"]["measured_modes"] == 6
     assert agent("choose", "--budget-w", 10, "--device", PROFILED, "--state-dir", state).code == 0
 
 
@@ -171,7 +172,7 @@ def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
 def test_a_device_in_use_is_left_to_its_agent(profile, state, board):
     with backed_up(board, state / "device"):
         ended = profile("--modes", 6)
-    assert ended.code == 1 and "stop that agent first" in ended.err and not (state / "profile.jsonl").exists()
+    assert ended.code == 1 and "stop that agent first" in ended.err and not (state / "workloads").exists()
 
 
 # --- a Jetson -------------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_jetson_whose_rail_is_silent_is_not_begun(profile, state, jetson):
     before = jetson.everything()
     ended = profile("--workload", "resnet18", device="auto")
     assert ended.code == 1 and "power cannot be read, so no mode can be measured" in ended.err
-    assert jetson.everything() == before and not (state / "profile.jsonl").exists()
+    assert jetson.everything() == before and not (state / "workloads").exists()
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.profiling.stored_profile import read_predictor
+from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import BOARDS, write_profile
 from wattfleet.modes import Profile as Rows
@@ -39,7 +40,7 @@ def profile(agent, state):
 
 
 def journalled(state):
-    return [json.loads(line) for line in (state / "profile.jsonl").read_text().splitlines()[1:]]
+    return [json.loads(line) for line in (only_workload(state) / "profile.jsonl").read_text().splitlines()[1:]]
 
 
 def measured(state):
@@ -54,16 +55,15 @@ def test_transfer_is_the_default_and_needs_no_record(profile, agent, state):
     profile("--modes", 6)
     named = profile("--modes", 7, "--method", "transfer", "--tolerance", 0, "--json").content
     assert methods(state) == [] and named["method"] == "transfer" and len(named["modes"]) == 7
-    assert (
-        agent("status", "--device", PROFILED, "--state-dir", state, "--json").content["profile"]["method"] == "transfer"
-    )
+    status = agent("status", "--device", PROFILED, "--state-dir", state, "--json").content
+    assert status["workloads"]["built-in"]["profile"]["method"] == "transfer"
 
 
 def test_scratch_fits_without_a_reference(profile, agent, state):
     ended = profile("--method", "scratch", "--modes", 8, "--tolerance", 0, "--json")
     assert ended.code == 0, ended.err
     assert methods(state) == ["scratch"] and len(measured(state)) == 8
-    stored = read_predictor(state)
+    stored = read_predictor(only_workload(state))
     assert stored.details.provenance["reference"] == "none"
     again = agent("fit", "--device", PROFILED, "--state-dir", state, "--json")
     assert again.code == 0 and again.content["predictor"]["digest"] == stored.digest
@@ -103,7 +103,7 @@ def test_brute_force_measures_every_mode_once(profile, state, small):
 
 def test_a_brute_force_of_many_hours_has_to_be_confirmed(profile, state):
     ended = profile("--method", "brute-force")
-    assert ended.code == 2 and not (state / "profile.jsonl").exists()
+    assert ended.code == 2 and not (state / "workloads").exists()
     assert "brute force measures 1,800 modes, which takes about " in ended.err and " h: pass --yes" in ended.err
 
 
@@ -199,5 +199,5 @@ def test_auto_measures_a_small_board_as_a_whole(profile, state, small):
 )
 def test_bad_input_is_answered_with_what_to_do(profile, state, arguments, said):
     ended = profile(*arguments)
-    assert ended.code == 2 and ended.out == "" and not (state / "profile.jsonl").exists()
+    assert ended.code == 2 and ended.out == "" and not (state / "workloads").exists()
     assert said in " ".join(ended.err.replace("│", " ").split()), ended.err

@@ -13,6 +13,7 @@ from edge_agent.session.status import SessionNews
 from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import NANO, ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
+from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import PowerMode
 
@@ -35,7 +36,7 @@ def test_a_jetson_shows_mode_power_and_heat(agent, jetson, tmp_path):
     assert device["argument"] == "6,1510400,624750000,2133000000" and device["provenance"] == "hardware"
     assert device["power_w"] == pytest.approx(7.0)
     assert (device["temperature_c"], device["throttle_events"]) == (49.25, 3)
-    assert content["profile"] is None and content["predictor"] is None and content["problems"] == {}
+    assert content["workloads"] == content["problems"] == {}
     shown = agent("status", "--state-dir", tmp_path).out
     for words in ("7.0 W", "49.2 degrees C", "3 times since boot", "no, it has its owner's settings", "none yet"):
         assert words in shown
@@ -44,11 +45,12 @@ def test_a_jetson_shows_mode_power_and_heat(agent, jetson, tmp_path):
 def test_what_was_measured_and_fitted_is_shown(agent, profiled_state):
     ended = agent("status", "--device", PROFILED, "--state-dir", profiled_state)
     assert ended.code == 0
-    assert "12 modes of resnet18-imagenet, minibatch 16 (simulated)" in ended.out
-    assert "roofline for resnet18-imagenet, fitted to 12 modes" in ended.out
+    assert "12 modes of built-in, minibatch 16 (simulated)" in ended.out
+    assert "roofline for built-in, fitted to 12 modes" in ended.out
     content = agent("status", "--device", PROFILED, "--state-dir", profiled_state, "--json").content
-    assert content["profile"]["measured_modes"] == 12 and content["profile"]["device_id"] == "jetson-1"
-    assert content["predictor"]["fitted_to_modes"] == 12 and len(content["predictor"]["digest"]) == 64
+    known = content["workloads"]["built-in"]
+    assert known["profile"]["measured_modes"] == 12 and known["profile"]["device_id"] == "jetson-1"
+    assert known["predictor"]["fitted_to_modes"] == 12 and len(known["predictor"]["digest"]) == 64
 
 
 def test_the_reason_for_which_there_is_no_session_is_shown(agent, jetson, tmp_path):
@@ -95,33 +97,33 @@ def test_a_mode_that_cannot_be_read_hides_nothing_else(agent, jetson, profiled_s
 
 
 def test_a_line_that_is_just_being_written_is_left_alone(agent, copied):
-    path = copied / "profile.jsonl"
+    path = only_workload(copied) / "profile.jsonl"
     held = path.read_bytes() + b'{"mode": [6, 15'
     path.write_bytes(held)
     content = agent("status", "--device", PROFILED, "--state-dir", copied, "--json").content
-    assert content["profile"]["measured_modes"] == 12
+    assert content["workloads"]["built-in"]["profile"]["measured_modes"] == 12
     assert path.read_bytes() == held
 
 
 @pytest.mark.parametrize("line", [0, 3])
 def test_a_damaged_profile_is_named_and_hides_nothing_else(agent, copied, line):
-    path = copied / "profile.jsonl"
+    path = only_workload(copied) / "profile.jsonl"
     lines = path.read_text().splitlines()
     lines[line] = lines[line][:20]
     path.write_text("\n".join(lines) + "\n")
     ended = agent("status", "--device", PROFILED, "--state-dir", copied, "--json")
     assert ended.code == 1
-    assert ended.content["problems"].keys() == {"profile"}
-    said = ended.content["problems"]["profile"]
+    assert ended.content["problems"].keys() == {"profile of built-in"}
+    said = ended.content["problems"]["profile of built-in"]
     assert said.startswith(f"{path}, line {line + 1}: is damaged") and "move the file away" in said
-    assert ended.content["predictor"]["kind"] == "roofline"
+    assert ended.content["workloads"]["built-in"]["predictor"]["kind"] == "roofline"
 
 
 def test_what_a_journal_discarded_and_why_it_was_renewed_is_shown(agent, copied):
     mode = PowerMode(6, 1510400, 624750000, 2133000000)
     records = [Renewal("rounds took 20 % longer", 8), ModeRecord(mode, 200, 9000, 0.1, 0.1, 40, 9, 60)]
     records += [Discarded(mode, "throttled", 3, 5), RoundRecord(mode, 210, 9100)]
-    with (copied / "profile.jsonl").open("a") as file:
+    with (only_workload(copied) / "profile.jsonl").open("a") as file:
         file.writelines(json.dumps(to_line(record)) + "\n" for record in records)
     shown = agent("status", "--device", PROFILED, "--state-dir", copied)
     assert shown.code == 0
@@ -134,13 +136,13 @@ def test_what_a_journal_discarded_and_why_it_was_renewed_is_shown(agent, copied)
 
 
 def test_a_front_is_shown_while_nothing_counts_as_measured(agent, copied):
-    with (copied / "profile.jsonl").open("a") as file:
+    with (only_workload(copied) / "profile.jsonl").open("a") as file:
         file.write(json.dumps(to_line(Renewal("another board", 8))) + "\n")
     assert agent("front", "--device", PROFILED, "--state-dir", copied).code == 0
 
 
 def test_a_damaged_predictor_is_named_and_hides_nothing_else(agent, copied):
-    (copied / "predictor" / "manifest.json").write_text("{")
+    (only_workload(copied) / "predictor" / "manifest.json").write_text("{")
     ended = agent("status", "--device", PROFILED, "--state-dir", copied)
     assert ended.code == 1
     assert "remove the folder" in " ".join(ended.out.split()) and "12 modes of" in ended.out
@@ -148,7 +150,7 @@ def test_a_damaged_predictor_is_named_and_hides_nothing_else(agent, copied):
 
 def test_a_profile_that_has_just_begun_is_none_yet(agent, tmp_path):
     (tmp_path / "profile.jsonl").write_text('{"journal": 1, "dev')
-    assert agent("status", "--device", PROFILED, "--state-dir", tmp_path, "--json").content["profile"] is None
+    assert agent("status", "--device", PROFILED, "--state-dir", tmp_path, "--json").content["workloads"] == {}
 
 
 def test_an_agent_at_work_and_a_change_that_was_left_are_told_apart(agent, jetson, tmp_path):

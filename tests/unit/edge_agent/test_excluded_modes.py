@@ -13,6 +13,7 @@ from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal
 from edge_agent.profiling.stored_profile import read_fitted
+from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 
@@ -106,10 +107,11 @@ def test_no_front_shows_and_no_budget_buys_what_the_board_does_not_bear(tmp_path
     def is_hopeless(mode):
         return all(knob >= low for knob, low in zip(mode, hopeless, strict=True))
 
-    header, *lines = (state / PROFILE_FILE).read_text().splitlines(keepends=True)
+    path = only_workload(state) / PROFILE_FILE
+    header, *lines = path.read_text().splitlines(keepends=True)
     kept = [line for line in lines if not is_hopeless(json.loads(line)["mode"])]
-    (state / PROFILE_FILE).write_text("".join([header, *kept]))
-    with Journal.open(state / PROFILE_FILE, fitted.measured.header) as journal:
+    path.write_text("".join([header, *kept]))
+    with Journal.open(path, fitted.measured.header) as journal:
         given_up(journal, hopeless)
 
     def shown(*arguments):

@@ -6,7 +6,7 @@ import pytest
 import reference_models
 from edge_agent.cli import front as front_command
 from edge_agent.cli.front_plots.view import FrontView
-from edge_agent.learning.transfer import Transfer, UnusableReferenceError, stated_loader_workers
+from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.profiling.journal import JournalHeader
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
@@ -47,8 +47,6 @@ def test_a_reference_of_inference_is_refused_for_training():
 
 
 def test_a_fitted_predictor_keeps_what_was_known():
-    transfer = Transfer(SHIPPED, HEADER, 100, loader_workers=0)
+    transfer = Transfer(SHIPPED, HEADER, 100, WorkloadFacts(loader_workers=0))
     fitted = transfer.packed(transfer.prior(), 5)
     assert fitted.details.facts == WorkloadFacts(batch=16, loader_workers=0)
-    assert stated_loader_workers(fitted) == 0
-    assert stated_loader_workers(SHIPPED) is None

@@ -77,9 +77,9 @@ def test_a_power_cut_at_any_byte_costs_at_most_the_record_being_written(path):
         assert path.read_bytes() == whole
 
 
-def test_the_journal_of_something_else_is_refused_and_kept(path):
+def test_the_journal_of_another_device_is_refused_and_kept(path):
     before = written(path)
-    for change in ({"device_id": "jetson-08"}, {"provenance": "simulated"}, {"minibatch": 32}, {"workload": "bert"}):
+    for change in ({"device_id": "jetson-08"}, {"provenance": "simulated"}, {"board_kind": "orin-nx"}):
         with pytest.raises(InvalidInputError, match=next(iter(change))):
             Journal.open(path, replace(HEADER, **change))
     assert path.read_bytes() == before

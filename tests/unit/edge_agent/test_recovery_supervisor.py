@@ -34,6 +34,10 @@ class Board:
 
     profiled_modes = 6
 
+    @property
+    def latest(self):
+        return self
+
     def __init__(self):
         self.touched = []
 
@@ -57,8 +61,8 @@ def reports():
     return Reports()
 
 
-def supervisor_of(board, reports, front_report=session_pb2.FrontReport):
-    return RecoverySupervisor(board, reports, StateReporter(reports), board, front_report, RecoverySettings(retry_s=0))
+def supervisor_of(board, reports, due_fronts=lambda: [session_pb2.FrontReport()]):
+    return RecoverySupervisor(board, reports, StateReporter(reports), board, due_fronts, RecoverySettings(retry_s=0))
 
 
 @pytest.mark.parametrize("event", [TrainingEnded(drift="slower"), DeviceFailed("no permission")])
@@ -102,7 +106,7 @@ async def test_a_training_is_not_reported_before_the_readiness_that_it_follows(b
     def slow_front():
         computing.set()
         assert train.wait(10)
-        return session_pb2.FrontReport()
+        return [session_pb2.FrontReport()]
 
     supervisor = supervisor_of(board, reports, slow_front)
     beginning = asyncio.create_task(supervisor.start())

@@ -38,7 +38,7 @@ class VirtualDeviceContract(ABC):
         return float(minibatch_ms[0]), float(power_mw[0])
 
     def test_it_trains_by_itself_and_names_the_provenance_of_its_figures(self, device):
-        assert device.built_in_workload is not None and not device.mode_persists
+        assert device.built_in_workload() is not None and not device.mode_persists
         assert device.provenance == self.provenance
 
     def test_it_starts_in_a_mode_it_offers_with_its_clock_at_zero(self, device):

@@ -1,0 +1,173 @@
+"""The workloads of a device: a learner for each, opened when it is needed, and a bound on what is stored of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from edge_agent.learning.online_learner import OnlineLearner
+from edge_agent.profiling.known_workload import UNNAMED, KnownWorkload
+from edge_agent.profiling.stored_profile import read_predictor
+from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.settings import WorkloadSettings
+from wattfleet.errors import WattfleetError
+from wattfleet.modes import Workload
+from wattfleet.prediction import Artefact
+
+_log = logging.getLogger(__name__)
+
+# A workload tells something of its board only once a few of its modes are measured.
+_TELLING_MODES = 3
+# Each further workload makes a fit slower and adds less to it.
+_MOST_OTHERS = 4
+
+OpenLearner = Callable[[KnownWorkload, Path], OnlineLearner]
+"""Opens the learner of a workload, whose files are in a folder."""
+
+
+class Workloads:
+    """The workloads of one device. Its methods may be called by any thread.
+
+    Args:
+        folders: where they are stored.
+        default: the workload of runs that name none.
+        open_learner: opens a workload's learner.
+        removed: called with the name of a workload that was removed, as the device stores too many.
+        settings: how many workloads are stored, and how many bytes.
+    """
+
+    def __init__(
+        self,
+        folders: WorkloadFolders,
+        default: KnownWorkload,
+        open_learner: OpenLearner,
+        removed: Callable[[str], None],
+        settings: WorkloadSettings,
+    ) -> None:
+        self._folders = folders
+        self._default = default
+        self._open_learner = open_learner
+        self._removed = removed
+        self._settings = settings
+        self._open: dict[str, OnlineLearner] = {}
+        self._latest: OnlineLearner | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def opened(self) -> Sequence[OnlineLearner]:
+        """The learners that are open."""
+        with self._lock:
+            return list(self._open.values())
+
+    @property
+    def latest(self) -> OnlineLearner | None:
+        """The learner of the latest training, or of the workload that was opened first; None before that."""
+        with self._lock:
+            return self._latest or next(iter(self._open.values()), None)
+
+    @property
+    def profiled_modes(self) -> int:
+        """Number of measured modes of the latest workload."""
+        return 0 if self.latest is None else self.latest.profiled_modes
+
+    def name_of(self, announced: str) -> str:
+        """The name that a workload has on this device: a run that names none trains the default workload."""
+        return self._default.workload.name if announced in ("", UNNAMED) else announced
+
+    def is_default(self, learner: OnlineLearner) -> bool:
+        """Whether it is the learner of runs that name no workload."""
+        return learner.known.workload.name == self._default.workload.name
+
+    def learner(self, name: str) -> OnlineLearner:
+        """The learner of a workload, which is opened if necessary.
+
+        Args:
+            name: of the workload; `UNNAMED` or empty for the default one.
+
+        Raises:
+            WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
+        """
+        return self._learner(self.name_of(name), None)
+
+    def announced(self, workload: Workload) -> OnlineLearner:
+        """The learner of a workload that a run is going to train.
+
+        Args:
+            workload: as the coordinator knows it.
+
+        Raises:
+            WattfleetError: see `learner`.
+        """
+        name = self.name_of(workload.name)
+        return self._learner(name, workload if name == workload.name else None)
+
+    def trains(self, learner: OnlineLearner) -> None:
+        """Note that a training of this workload begins: it is kept when others are removed."""
+        with self._lock:
+            self._latest = learner
+        self._folders.note(learner.known)
+
+    def others_of(self, name: str) -> tuple[Artefact, ...]:
+        """The stored predictors of other workloads that tell something of the board, the latest first."""
+        found: list[Artefact] = []
+        with suppress(WattfleetError):
+            for stored in self._folders.stored():
+                if stored.name != name and len(found) < _MOST_OTHERS:
+                    with suppress(WattfleetError):
+                        predictor = read_predictor(stored.folder)
+                        if predictor and int(predictor.details.figures.get("profiled_modes", 0)) >= _TELLING_MODES:
+                            found.append(predictor)
+        return tuple(found)
+
+    def close(self) -> None:
+        """Close all journals."""
+        with self._lock:
+            for learner in self._open.values():
+                learner.close()
+            self._open.clear()
+
+    def _learner(self, name: str, announced: Workload | None) -> OnlineLearner:
+        with self._lock:
+            learner = self._open.get(name)
+            if learner is None:
+                learner = self._opened(name, announced)
+                self._remove_least_used(name)
+            if announced is not None:
+                learner.announced(announced)
+            return learner
+
+    def _opened(self, name: str, announced: Workload | None) -> OnlineLearner:
+        known = self._folders.known(name)
+        if name == self._default.workload.name:
+            told = self._default
+            known = told if known is None else known.completed(known.workload.facts, told.minibatches_per_epoch)
+        elif known is None:
+            known = KnownWorkload(announced or Workload(name), self._default.minibatches_per_epoch)
+        learner = self._open_learner(known, self._folders.prepare(known))
+        self._open[name] = learner
+        return learner
+
+    def _remove_least_used(self, opened: str) -> None:
+        """Remove what was used least recently, until what is stored keeps to the settings."""
+        stored = self._folders.stored()
+        kept = {opened, self._default.workload.name}
+        if self._latest is not None:
+            kept.add(self._latest.known.workload.name)
+        removable = [each.name for each in reversed(stored) if each.name not in kept]
+        excess = len(stored) - self._settings.max_workloads
+        while removable and (excess > 0 or self._folders.size_bytes() > self._settings.max_state_mb * 1e6):
+            name, excess = removable.pop(0), excess - 1
+            learner = self._open.pop(name, None)
+            if learner is not None:
+                learner.close()
+            self._folders.remove(name)
+            _log.warning(
+                "the workload %r was removed: the device stores %d at most, in %g MB",
+                name,
+                self._settings.max_workloads,
+                self._settings.max_state_mb,
+            )
+            self._removed(name)

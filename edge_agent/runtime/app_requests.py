@@ -1,0 +1,127 @@
+"""The requests of an app during its training, and what changes the training meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from edge_agent.runtime.app_answers import AppAnswers
+from edge_agent.session.grants import Grants
+from edge_agent.session.held_grant import Grant
+from edge_agent.workloads.step import StepTimes
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS, MAX_PLAN_ID_CHARACTERS
+from wattfleet_proto.v1 import local_pb2
+
+# Limits on what an app may send: the agent runs as root and the app does not.
+_MAX_MINIBATCHES = 10_000  # in one report; an app reports several times a second
+_REPORT_SLACK_S = 1.0
+
+
+class StreamEndedError(WattfleetError):
+    """The app ended its stream during a training, without a Finish: the device is parked."""
+
+
+class AppNotStoppingError(WattfleetError):
+    """The app was told to stop its training and goes on: its stream is ended, and the device is free for others."""
+
+
+def require_start(start: local_pb2.StartTraining, device_id: str) -> None:
+    """Check what an app wants to start.
+
+    Raises:
+        InvalidInputError: it is for another device, or its plan's id is too long.
+    """
+    if start.device_id != device_id:
+        raise InvalidInputError(
+            f"the assignment is for {start.device_id[:MAX_ID_CHARACTERS]}, but this is the agent of"
+            f" {device_id}: give the SuperNode its own device-id and agent-socket"
+        )
+    if len(start.plan_id) > MAX_PLAN_ID_CHARACTERS:
+        raise InvalidInputError(
+            f"plan_id must have at most {MAX_PLAN_ID_CHARACTERS} characters, not {len(start.plan_id):,}"
+        )
+
+
+def reported_times(report: local_pb2.MinibatchesTrained, since_s: float) -> list[StepTimes]:
+    """The times of the minibatches that an app reports.
+
+    Args:
+        report: the app's report.
+        since_s: seconds since its last report was answered.
+
+    Raises:
+        InvalidInputError: the reported times are impossible.
+    """
+    if len(report.minibatches) > _MAX_MINIBATCHES:
+        raise InvalidInputError(
+            f"a report has at most {_MAX_MINIBATCHES:,} minibatches, not {len(report.minibatches):,}: report them"
+            " while the training runs"
+        )
+    times = [StepTimes(one.fetch_stall_ms, one.compute_ms) for one in report.minibatches]
+    if not all(0 <= one.fetch_stall_ms < math.inf and 0 < one.compute_ms < math.inf for one in times):
+        raise InvalidInputError("fetch_stall_ms must be 0 or more, and compute_ms above 0")
+    took_s = sum(one.fetch_stall_ms + one.compute_ms for one in times) / 1e3
+    if not took_s <= since_s + _REPORT_SLACK_S:
+        raise InvalidInputError(
+            f"{took_s:g} s of minibatches reported within {since_s:.1f} s: report each minibatch once"
+        )
+    return times
+
+
+async def until_finish(
+    requests: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers, grants: Grants, stop_timeout_s: float
+) -> AsyncGenerator[local_pb2.TrainRequest | Grant | str, None]:
+    """The app's requests up to its Finish, and what changes its training meanwhile, one at a time.
+
+    A grant is another one to go on under; a text is why the training has to stop, once.
+
+    Args:
+        requests: of the app.
+        answers: to the app; no request is read before they are taken.
+        grants: of the coordinator.
+        stop_timeout_s: how long the app has to end a training that was stopped.
+
+    Raises:
+        AppNotStoppingError: the app was told to stop, and has not done so in time.
+        StreamEndedError: the app has ended its stream.
+    """
+
+    async def next_request() -> local_pb2.TrainRequest:
+        await answers.taken()
+        return await anext(requests)
+
+    requested = asyncio.ensure_future(next_request())
+    stop_by_s: float | None = None
+    changed: asyncio.Future[Grant | str] | None = asyncio.ensure_future(grants.next_change())
+    try:
+        while True:
+            waiting: list[asyncio.Future[Any]] = [requested] if changed is None else [requested, changed]
+            left_s = None if stop_by_s is None else stop_by_s - time.monotonic()
+            await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if stop_by_s is not None and time.monotonic() >= stop_by_s:
+                raise AppNotStoppingError(f"the app did not end its training within {stop_timeout_s:g} s")
+            if changed is not None and changed.done():
+                change = changed.result()
+                changed = None
+                yield change
+                if isinstance(change, Grant):
+                    changed = asyncio.ensure_future(grants.next_change())
+                else:
+                    stop_by_s = time.monotonic() + stop_timeout_s
+            if requested.done():
+                try:
+                    request = requested.result()
+                except StopAsyncIteration:
+                    raise StreamEndedError("the app's stream ended before its Finish: the device is parked") from None
+                yield request
+                if not (request.HasField("minibatches") or request.HasField("loader")):
+                    return
+                requested = asyncio.ensure_future(next_request())
+    finally:
+        requested.cancel()
+        if changed is not None:
+            changed.cancel()

@@ -1,0 +1,103 @@
+"""What the coordinator asks of a device besides its trainings: fronts of workloads, and measurements ahead of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Workload, require_workload_name
+from wattfleet_io.console import plain_text
+from wattfleet_proto.convert import workload_from_message
+from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
+from wattfleet_proto.session_limits import PROFILE_MODES
+from wattfleet_proto.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+_MOST_ANNOUNCED = 32
+"""Workloads of one announcement that are looked at."""
+
+_MOST_ORDERS = 32
+"""Orders that may wait."""
+
+
+@dataclass(frozen=True)
+class ProfileOrder:
+    """Modes to measure without an app.
+
+    Attributes:
+        workload: what the measurements are of.
+        synthetic: the shipped workload to train meanwhile.
+        modes: maximum number of measured modes, including earlier ones.
+    """
+
+    workload: Workload
+    synthetic: str
+    modes: int
+
+
+class CoordinatorRequests:
+    """Keeps the coordinator's requests until the device takes them."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._announced: Sequence[Workload] = ()
+        self._orders: list[ProfileOrder] = []
+        self._changed = asyncio.Event()
+
+    def announced(self, message: session_pb2.WorkloadsAnnounced) -> None:
+        """Take the workloads of all live runs; those that cannot be read are left out, and logged."""
+        if len(message.workloads) > _MOST_ANNOUNCED:
+            _log.error(
+                "the coordinator announced %d workloads; %d are considered", len(message.workloads), _MOST_ANNOUNCED
+            )
+        found = []
+        for each in message.workloads[:_MOST_ANNOUNCED]:
+            try:
+                found.append(workload_from_message(each))
+            except InvalidInputError as error:
+                _log.error("the coordinator announced an invalid workload: %s", _shown(error))
+        self._announced = found
+        self._changed.set()
+
+    def ordered(self, message: session_pb2.ProfileOrder) -> None:
+        """Take an order to measure modes; one that cannot be carried out is logged."""
+        try:
+            order = _order(message)
+        except InvalidInputError as error:
+            _log.error("the coordinator sent an invalid order to measure: %s", _shown(error))
+            return
+        if len(self._orders) >= _MOST_ORDERS:
+            _log.error("an order to measure %r is dropped: too many are waiting", order.workload.name)
+            return
+        self._orders.append(order)
+        self._changed.set()
+
+    async def next(self) -> tuple[Sequence[Workload], Sequence[ProfileOrder]]:
+        """Wait for a request; the workloads of all live runs, and the orders that were not taken yet."""
+        await self._changed.wait()
+        self._changed.clear()
+        orders, self._orders = self._orders, []
+        return self._announced, orders
+
+    def repeat(self) -> None:
+        """Let `next` return the announced workloads once more, for a device that was prepared again."""
+        if self._announced or self._orders:
+            self._changed.set()
+
+
+def _order(message: session_pb2.ProfileOrder) -> ProfileOrder:
+    _, most = PROFILE_MODES
+    if not 1 <= message.modes <= most:
+        raise InvalidInputError(f"modes must be 1 to {most:,}, not {message.modes:,}")
+    workload = workload_from_message(message.workload)
+    synthetic = message.synthetic or workload.name
+    require_workload_name(synthetic)
+    return ProfileOrder(workload, synthetic, message.modes)
+
+
+def _shown(error: InvalidInputError) -> str:
+    return plain_text(str(error), MAX_REASON_LENGTH)

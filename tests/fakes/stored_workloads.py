@@ -1,0 +1,11 @@
+"""Where an agent in a test stores its workloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def only_workload(state: Path) -> Path:
+    """The folder of the only workload in a state directory."""
+    (folder,) = (state / "workloads").iterdir()
+    return folder

@@ -1,0 +1,26 @@
+"""What a training trains, in tests that have no learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from wattfleet.modes import Workload
+
+
+def _nothing(power_limit_w: float) -> Any:
+    return None
+
+
+@dataclass
+class Trained:
+    """A workload of so many minibatches in an epoch."""
+
+    minibatches_per_epoch: int = 500
+    profiler: Callable[[float], Any] = _nothing
+    first_gcycles: float = 0.0
+    paced: Workload | None = None
+
+    def productive(self, power_limit_w: float) -> Any:
+        return self.profiler(power_limit_w)
