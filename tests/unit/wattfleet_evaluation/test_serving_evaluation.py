@@ -64,7 +64,7 @@ def evaluated(name: str, objective: Objective, limit: int = 30, power_factor: fl
 
 
 @pytest.mark.parametrize("objective", Objective)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "wattfleet"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("wattfleet", "roofline")])
 def test_methods_that_only_measure_break_no_limit(name: str, objective: Objective) -> None:
     cases = evaluated(name, objective)
     assert cases.found.any()
@@ -74,7 +74,7 @@ def test_methods_that_only_measure_break_no_limit(name: str, objective: Objectiv
 
 
 @pytest.mark.parametrize("objective", Objective)
-@pytest.mark.parametrize("name", ["brute-force", "wattfleet"])
+@pytest.mark.parametrize("name", ["brute-force", "roofline", "wattfleet"])
 def test_full_knowledge_loses_nothing(name: str, objective: Objective) -> None:
     cases = evaluated(name, objective)
     assert cases.found.all()
@@ -254,7 +254,7 @@ def test_the_command_prints_a_table(target: Path) -> None:
     ("arguments", "problem"),
     [
         (("--task", "inference", "--method", "random"), "give --latency-ms and --arrival-per-s"),
-        ((*SERVICE, "--method", "maxn"), "unknown method 'maxn' for inference: choose one of wattfleet, binary-search"),
+        ((*SERVICE, "--method", "maxn"), "unknown method 'maxn' for inference: choose one of wattfleet, roofline"),
         (SERVICE, "give --reference"),
         (("--latency-ms", 100, "--method", "maxn"), "--latency-ms is for inference: add --task inference"),
         (("--method", "maxn"), "has times of inference (batch_ms), not of training: give rows of training"),
