@@ -36,6 +36,7 @@ _CLOCKS = MODES / MODES.max(0)
 TRUE_MS = 45 / (_CLOCKS @ np.array([1.0, 2.0, 3.0, 1.5])) * (3 + BATCH)
 TRUE_MW = 1e3 * (4 + _CLOCKS**2 @ np.array([2.0, 5.0, 6.0, 2.0])) * (1 + 0.1 * np.log(BATCH))
 ROWS = [tuple(row) for row in np.column_stack([MODES, BATCH]).tolist()]
+EVERY = Profile(MODES, TRUE_MS, TRUE_MW, BATCH, Task.INFERENCE)
 NOTHING = Profile(MODES[:0], TRUE_MS[:0], TRUE_MW[:0], BATCH[:0], Task.INFERENCE)
 
 
@@ -114,6 +115,18 @@ def test_the_expected_gain_is_the_mean_of_sampled_improvements(objective: Object
 
 
 @pytest.mark.parametrize("objective", Objective)
+def test_a_measured_setting_counts_only_if_it_keeps_all_limits(objective: Objective) -> None:
+    wanted = goal(objective)
+    prospects = Prospects.of_serving(KnownModes.only_measured(EVERY), wanted)
+    gain = prospects.gain(np.full(3, prospects.log_cost.max() + 1))
+    for row in range(len(MODES)):
+        collect_ms = 1e3 * BATCH[row] / 60
+        in_time = TRUE_MS[row] <= collect_ms and TRUE_MS[row] + collect_ms <= 500
+        keeps = [in_time and TRUE_MW[row] <= limits.budget_mw for limits in wanted.limits]
+        assert prospects.kept[row].tolist() == prospects.safe[row].tolist() == (gain[row] > 0.5).tolist() == keeps
+
+
+@pytest.mark.parametrize("objective", Objective)
 def test_the_most_valuable_setting_is_selected(objective: Objective) -> None:
     prediction, wanted = wrong(1), SamplingSettings(limit=9, spread=3, tolerance=0)
     profile = profiled(objective, prediction, replace(wanted, limit=3))
@@ -163,7 +176,7 @@ def test_choices_among_measured_settings_keep_all_limits(
 @pytest.mark.parametrize("objective", Objective)
 def test_choices_only_improve_and_end_at_the_best_of_all_settings(objective: Objective, seed: int) -> None:
     profile = profiled(objective, wrong(seed), SamplingSettings(limit=25, spread=3, tolerance=0))
-    every = KnownModes.only_measured(Profile(MODES, TRUE_MS, TRUE_MW, BATCH, Task.INFERENCE))
+    every = KnownModes.only_measured(EVERY)
     for limits in goal(objective).limits:
         costs = []
         for count in range(1, 26):
