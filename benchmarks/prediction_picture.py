@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from wattfleet.modes import board_with_modes, read_profile
 from wattfleet.prediction import RooflinePredictor
-from wattfleet_evaluation.judging.reference_source import find_reference
+from wattfleet_evaluation.judging.reference_source import find_reference, references_of
 from wattfleet_evaluation.judging.transfer import evaluate_transfer
 
 REFERENCE = "agx_orin_resnet18"
@@ -35,8 +35,8 @@ TARGETS = {
 def errors_pct(data: Path, target: str, runs: int) -> tuple[list[float], list[float]]:
     """Median MAPE of time and of power for each of `SIZES`, %."""
     profile = read_profile(data / f"{target}.csv")
-    reference = find_reference(REFERENCE, profile).predictor("roofline", board_with_modes(profile.modes))
-    scores = [evaluate_transfer(RooflinePredictor, reference, profile, n, runs, 0, lambda: 0.0) for n in SIZES]
+    references = references_of([find_reference(REFERENCE, profile)], "roofline", board_with_modes(profile.modes))
+    scores = [evaluate_transfer(RooflinePredictor, references, profile, n, runs, 0, lambda: 0.0) for n in SIZES]
     return [float(np.median(s.time_mape)) for s in scores], [float(np.median(s.power_mape)) for s in scores]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from edge_agent.workloads.loading import SHIPPED, Processor
+from wattfleet.modes import LARGEST_COUNT
 from wattfleet_io.settings.model import Group, Settings, setting
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
@@ -75,7 +76,9 @@ class WorkloadSettings(Group):
         option="--workload",
         unset="none",
     )
-    minibatch: int = setting(16, "Set the workload's minibatch size, in samples.", option="--minibatch", ge=1)
+    minibatch: int = setting(
+        16, "Set the workload's minibatch size, in samples.", option="--minibatch", ge=1, le=LARGEST_COUNT
+    )
     processor: Processor = setting("cuda", "Set where the workload computes.", option="--processor")
 
 

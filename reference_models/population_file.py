@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Board, Profile, WorkloadFacts, read_profile, stated_facts
+from wattfleet.modes import BOARDS, LARGEST_COUNT, Board, Profile, WorkloadFacts, read_profile, stated_facts
+from wattfleet.prediction import MAX_MEMBERS
 from wattfleet_io.parsing import parse_toml
 
 
@@ -38,14 +39,14 @@ class _Entry(BaseModel):
     csv: Annotated[str, Field(min_length=1)]
     network: Annotated[str, Field(min_length=1)]
     board: str
-    loader_workers: Annotated[int, Field(ge=0)]
-    batch: Annotated[int, Field(ge=1)] | None = None
+    loader_workers: Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+    batch: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    corpus: Annotated[list[_Entry], Field(min_length=1)]
+    corpus: Annotated[list[_Entry], Field(min_length=1, max_length=MAX_MEMBERS)]
 
 
 def read_population(path: Path, data: Path) -> list[PopulationCorpus]:
@@ -56,7 +57,7 @@ def read_population(path: Path, data: Path) -> list[PopulationCorpus]:
         data: the folder of the CSV files.
 
     Raises:
-        InvalidInputError: the file or a corpus cannot be read, or an entry is wrong.
+        InvalidInputError: the file or a corpus cannot be read, an entry is wrong, or a corpus is listed twice.
     """
     try:
         listed = _File.model_validate(parse_toml(path.read_bytes())).corpus
@@ -68,7 +69,14 @@ def read_population(path: Path, data: Path) -> list[PopulationCorpus]:
         raise InvalidInputError(f"{path}, {where}: {first['msg']}; expected keys are {', '.join(_KEYS)}") from None
     except (OSError, ValueError) as error:
         raise InvalidInputError(f"{path}: cannot be read as TOML: {error}") from None
-    return [_read(entry, data / entry.csv, path) for entry in listed]
+    corpora = [_read(entry, data / entry.csv, path) for entry in listed]
+    known: set[str] = set()
+    for corpus in corpora:
+        sha256 = corpus.profile.sha256()
+        if sha256 in known:
+            raise InvalidInputError(f"{path}, {corpus.name}: its rows are listed twice: remove one of the two entries")
+        known.add(sha256)
+    return corpora
 
 
 _KEYS = tuple(_Entry.model_fields)

@@ -75,11 +75,13 @@ def train(
         targets: further profiles, by name, to score transfers on.
         report: called before every step.
         facts: what is known of the workload, such as its loader's workers; None knows only the task.
-        population: the workloads from which a transfer learns its prior. The corpus itself is added if it is missing.
+        population: the workloads from which a transfer learns its prior, the corpus itself among them. If there are
+            none, the corpus alone is used.
 
     Raises:
-        InvalidInputError: the corpus is too small for a reference, or not of the task that the facts name; or a target
-            is too small, of another task and without a population, or shares rows with the corpus.
+        InvalidInputError: the corpus is too small for a reference, not of the task that the facts name, or missing from
+            the population; or a target is too small, of another task and without a population, or shares rows with the
+            corpus.
     """
     if facts is None:
         facts = WorkloadFacts(corpus.task)
@@ -98,14 +100,19 @@ def train(
         if not population:
             require_same_task(name, target, "the corpus", corpus.task)
         require_disjoint(corpus, target)
+    ordered = _own_first(corpus, population)
     report(f"fitting {len(corpus)} modes")
     predictor = RooflinePredictor.fit(corpus, facts=facts)
     figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}
     report(f"cross-validating with {_FOLDS} folds")
     figures["held_out"] = _held_out(corpus, facts)
-    entries: list[PopulationEntry] = []
-    if population:
-        predictor, entries = _with_population(predictor, corpus, population, report)
+    if ordered:
+        members: list[Member] = []
+        for each in ordered:
+            report(f"estimating {each.name}")
+            members.append(measured_member(each.profile, each.facts, each.board.hardware))
+        predictor = replace(predictor, population=Population(tuple(members)))
+    entries = [PopulationEntry(each.name, each.profile.sha256(), each.network, each.board.kind) for each in ordered]
     for name, target in targets.items():
         report(f"transferring to {name}")
         start = without_target(predictor, entries, target)
@@ -117,24 +124,17 @@ def train(
     return pack_artefact(predictor, workload, board, details, figures, stated, entries)
 
 
-def _with_population(
-    predictor: RooflinePredictor, corpus: Profile, population: Sequence[PopulationCorpus], report: Report
-) -> tuple[RooflinePredictor, list[PopulationEntry]]:
-    """Add a population to a predictor: its own corpus first, since that one's board is the base.
+def _own_first(corpus: Profile, population: Sequence[PopulationCorpus]) -> list[PopulationCorpus]:
+    """The corpora of a population, the reference's own first, since that one's board is the base.
 
     Raises:
-        InvalidInputError: the population does not list the predictor's corpus.
+        InvalidInputError: the population does not list the reference's own corpus.
     """
     own = corpus.sha256()
     ordered = sorted(population, key=lambda each: each.profile.sha256() != own)
-    if ordered[0].profile.sha256() != own:
+    if ordered and ordered[0].profile.sha256() != own:
         raise InvalidInputError("the population does not list the reference's own corpus: add it to the file")
-    members: list[Member] = []
-    for each in ordered:
-        report(f"estimating {each.name}")
-        members.append(measured_member(each.profile, each.facts, each.board.hardware))
-    entries = [PopulationEntry(each.name, each.profile.sha256(), each.network, each.board.kind) for each in ordered]
-    return replace(predictor, population=Population(tuple(members))), entries
+    return ordered
 
 
 def network_of(entries: Sequence[PopulationEntry], target: Profile) -> str | None:

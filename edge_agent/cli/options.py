@@ -10,6 +10,7 @@ import typer
 
 from edge_agent.workloads.loading import SHIPPED, Processor
 from wattfleet.choosing import WorkloadChanges
+from wattfleet.modes import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -37,7 +38,7 @@ WorkloadOption = Annotated[
     ),
 ]
 MinibatchOption = Annotated[
-    int, typer.Option("--minibatch", help="Set the workload's minibatch size, in samples.", min=1)
+    int, typer.Option("--minibatch", help="Set the workload's minibatch size, in samples.", min=1, max=LARGEST_COUNT)
 ]
 ProcessorOption = Annotated[
     Processor,

@@ -25,6 +25,7 @@ from edge_agent.cli.options import (
 from edge_agent.cli.profile_method import MethodOption, MethodRequest, planned_method
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet.choosing import ProfilingMethod, WorkloadChanges
+from wattfleet.modes import LARGEST_COUNT
 from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def profile(
         int | None,
         typer.Option(
             min=0,
+            max=LARGEST_COUNT,
             help="State the number of processes that load the workload's data, 0 if the training process loads. By"
             " default, it is unknown.",
         ),

@@ -110,17 +110,19 @@ def planned_method(
     """
     from edge_agent.learning.method_advice import advised_profile, board_figures
 
-    planned = PlannedMethod(ProfilingMethod.TRANSFER, request.modes or _MODES)
+    reason = None
     if request.method is MethodOption.AUTO:
         figures = board_figures(reference, device.board_kind, device.modes)
         changes = request.changes or WorkloadChanges.RARELY
         assert request.training_h is not None, "checked when the request was made"
         advice = advised_profile(figures, request.training_h, changes, len(request.budgets_w))
-        planned = PlannedMethod(advice.recommended.method, advice.recommended.modes, advice.reason)
-    elif request.method is not MethodOption.TRANSFER:
-        method = ProfilingMethod(request.method.value)
-        every = method is not ProfilingMethod.SCRATCH
-        planned = PlannedMethod(method, request.modes or (len(device.modes) if every else _MODES))
+        method, most, reason = advice.recommended.method, advice.recommended.modes, advice.reason
+    else:
+        method, most = ProfilingMethod(request.method.value), request.modes or _MODES
+    if method is ProfilingMethod.BRUTE_FORCE or (method is ProfilingMethod.BINARY_SEARCH and request.modes is None):
+        # A search ends by itself; the advice only estimates after how many modes.
+        most = len(device.modes)
+    planned = PlannedMethod(method, most, reason)
     if planned.method is ProfilingMethod.BRUTE_FORCE and not request.confirmed:
         _confirm(board_figures(reference, device.board_kind, device.modes), begun_before)
     return planned

@@ -43,7 +43,8 @@ class Refit:
         measured: the measurements.
         predictor: the predictor.
         artefact: the predictor as it is stored.
-        left_out: one for each mode; None if the kind of predictor does not support it, or there is no other mode.
+        left_out: one for each mode; None if there is no other mode, the fit is to a whole corpus, or the predictor is
+            not a roofline predictor.
     """
 
     measured: MeasuredProfile
@@ -65,7 +66,7 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
     Raises:
         InvalidInputError: no mode was measured, or no reference is known.
         JournalError: the journal is damaged.
-        CorruptReferenceError: the reference is damaged.
+        CorruptReferenceError: the reference or the stored predictor is damaged.
     """
     measured = read_profile(state_directory)
     if measured is None or not len(measured.profile):
@@ -73,7 +74,7 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
             f"{state_directory}: no mode is measured yet: run `wattfleet agent profile`, or pass the agent's directory"
             " with --state-dir"
         )
-    stored = None if reference and minibatches_per_epoch else read_predictor(state_directory)
+    stored = read_predictor(state_directory)
     artefact: Artefact | None
     if reference is not None:
         artefact = named_reference(reference)
@@ -100,8 +101,10 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
 def _left_out(measured: MeasuredProfile, predictor: Predictor) -> Sequence[LeftOut] | None:
     if not isinstance(predictor, RooflinePredictor) or len(measured.profile) < 2:
         return None
-    of_time, _ = predictor.likeliest.time_remainder.correction.left_out()
-    of_power, _ = predictor.likeliest.power_remainder.correction.left_out()
+    time, power = predictor.likeliest.time_remainder.correction, predictor.likeliest.power_remainder.correction
+    if not len(time.weights):
+        return None
+    (of_time, _), (of_power, _) = time.left_out(), power.left_out()
     profile = measured.profile
     columns = (profile.minibatch_ms, profile.power_mw / 1e3, np.expm1(-of_time), np.expm1(-of_power))
     rows = np.stack(columns, axis=1).tolist()

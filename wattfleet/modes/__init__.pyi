@@ -20,6 +20,7 @@ from .profile_csv import PROFILE_COLUMNS as PROFILE_COLUMNS
 from .profile_csv import read_profile as read_profile
 from .profile_csv import write_profile as write_profile
 from .workload import Workload as Workload
+from .workload_facts import LARGEST_COUNT as LARGEST_COUNT
 from .workload_facts import Processor as Processor
 from .workload_facts import Task as Task
 from .workload_facts import WorkloadFacts as WorkloadFacts

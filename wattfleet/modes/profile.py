@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes.power_mode import ModeArray, PowerMode, array_to_modes
-from wattfleet.modes.workload_facts import Task, WorkloadFacts
+from wattfleet.modes.workload_facts import LARGEST_COUNT, Task, WorkloadFacts
 
 BatchArray = NDArray[np.int64]
 """`[n]` numbers of samples in a batch."""
@@ -144,14 +144,14 @@ def whole_batches(batch: NDArray[np.generic], n: int) -> BatchArray:
     """Check `[n]` batch sizes, and convert them to integers.
 
     Raises:
-        InvalidInputError: they are not `n` whole numbers of at least 1.
+        InvalidInputError: they are not `n` whole numbers from 1 to `LARGEST_COUNT`.
     """
     values = np.asarray(batch)
     if values.shape != (n,):
         raise InvalidInputError(f"{n} modes need {n} batch sizes, not an array of shape {list(values.shape)}")
     numbers = values.astype(np.float64)
-    if not ((numbers >= 1) & (numbers % 1 == 0)).all():
-        raise InvalidInputError("batch: every value must be a whole number of samples, at least 1")
+    if not ((numbers >= 1) & (numbers <= LARGEST_COUNT) & (numbers % 1 == 0)).all():
+        raise InvalidInputError(f"batch: every value must be a whole number of samples, from 1 to {LARGEST_COUNT:,}")
     return numbers.astype(np.int64)
 
 
@@ -198,7 +198,12 @@ def stated_facts(
             f"{source}: has times of {profile.task} ({TIME_COLUMNS[profile.task]}), not of {task}: give rows of {task}"
             f" ({TIME_COLUMNS[task]}), or the task {profile.task}"
         )
-    if batch is not None and profile.batches not in ((), (batch,)):
+    if batch is not None and len(profile.batches) == 1 and profile.batches != (batch,):
+        (stated,) = profile.batches
+        raise InvalidInputError(
+            f"{source}: has rows of the batch {stated}, not of {batch}: give {stated}, or other rows"
+        )
+    if batch is not None and len(profile.batches) > 1:
         raise InvalidInputError(
             f"{source}: has rows of the batches {', '.join(map(str, profile.batches))}, not only of {batch}: leave the"
             " batch out, since the file states it, or keep the rows of that batch"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes.power_mode import PowerMode
 from wattfleet.modes.profile import TIME_COLUMNS, Profile
-from wattfleet.modes.workload_facts import Task
+from wattfleet.modes.workload_facts import LARGEST_COUNT, Task
 
 PROFILE_COLUMNS = ("cores", "cpu_khz", "gpu_hz", "mem_hz", "minibatch_ms", "power_mw")
 """Columns of a training profile's CSV file. `batch` may be added. For inference, `batch_ms` replaces `minibatch_ms`."""
@@ -24,7 +24,7 @@ _PLAUSIBLE = {
     "cpu_khz": (50_000, 10_000_000, "kHz"),
     "gpu_hz": (50_000_000, 10_000_000_000, "Hz"),
     "mem_hz": (50_000_000, 20_000_000_000, "Hz"),
-    "batch": (1, 1_000_000, "samples"),
+    "batch": (1, LARGEST_COUNT, "a number of samples"),
     "minibatch_ms": (0.01, 10_000_000, "milliseconds"),
     "batch_ms": (0.01, 10_000_000, "milliseconds"),
     "power_mw": (200, 2_000_000, "milliwatts"),
@@ -73,8 +73,8 @@ def read_profile(path: Path) -> Profile:
             value, cell = column[bad[0]], cells[name].iloc[bad[0]]
             text = cell if np.isnan(value) else f"{value:g}"
             raise InvalidInputError(
-                f"{path}, line {line[bad[0]]}: {name} is {text}, expected {unit} between {low:g} and"
-                f" {high:g} ({len(bad)} such rows); correct the value or its unit"
+                f"{path}, line {line[bad[0]]}: {name} is {text}, expected {unit} between {low:,} and"
+                f" {high:,} ({len(bad)} such rows); correct the value or its unit"
             )
         broken = np.flatnonzero(column % 1) if name in _WHOLE else bad
         if len(broken):

@@ -9,6 +9,9 @@ from typing import Any
 
 from wattfleet.errors import InvalidInputError
 
+LARGEST_COUNT = 1_000_000
+"""Limit of a number of samples in a batch, or of processes."""
+
 
 class Task(str, Enum):
     """What a step does with its batch."""
@@ -58,10 +61,10 @@ class WorkloadFacts:
         _require(self, "processor", Processor)
         for name, least, unit in (("batch", 1, "samples"), ("loader_workers", 0, "processes")):
             count = getattr(self, name)
-            if count is not None and (type(count) is not int or count < least):
+            if count is not None and (type(count) is not int or not least <= count <= LARGEST_COUNT):
                 raise InvalidInputError(
-                    f"{name} must be a whole number of {unit}, at least {least}, not {count!r}: correct it, or leave"
-                    " it out if it is unknown"
+                    f"{name} must be a whole number of {unit}, from {least} to {LARGEST_COUNT:,}, not {count!r}:"
+                    " correct it, or leave it out if it is unknown"
                 )
         for name in ("parameters", "step_flops"):
             amount = getattr(self, name)

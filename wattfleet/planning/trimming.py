@@ -142,9 +142,9 @@ def _assignments(rounds: Sequence[InFlight]) -> dict[str, Assignment]:
 
 
 def _extra_w(offers: Sequence[Offer], assignments: Mapping[str, Assignment]) -> dict[str, float]:
-    """Watts above idle, by device id."""
+    """Watts above idle, by device id; 0 for a device whose idle power has risen above its limit."""
     return {
-        offer.device_id: assignments[offer.device_id].power_limit_w - offer.idle_w
+        offer.device_id: max(0.0, assignments[offer.device_id].power_limit_w - offer.idle_w)
         for offer in offers
         if offer.device_id in assignments
     }

@@ -20,10 +20,12 @@ from .predictor import MIN_MODES as MIN_MODES
 from .predictor import Prediction as Prediction
 from .predictor import Predictor as Predictor
 from .predictor import adapt_to_board as adapt_to_board
+from .predictor import fit_from as fit_from
 from .predictor import only_batch as only_batch
 from .predictor import require_fitted_batch as require_fitted_batch
 from .predictor import require_one_batch as require_one_batch
 from .quantiles import normal_quantile as normal_quantile
+from .roofline import MAX_MEMBERS as MAX_MEMBERS
 from .roofline import Member as Member
 from .roofline import Population as Population
 from .roofline import RooflinePredictor as RooflinePredictor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol, TypeVar
 
@@ -123,6 +123,29 @@ class Predictor(Protocol):
 def adapt_to_board(predictor: P, of: Board | None, to: Board | None) -> P:
     """Adapt a predictor to another board if both boards are known; otherwise return it unchanged."""
     return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)
+
+
+def fit_from(kind: type[P], profile: Profile, references: Sequence[P], facts: WorkloadFacts) -> P:
+    """Fit a kind of predictor to measured modes, from none, one or several references.
+
+    Args:
+        kind: the kind.
+        profile: see `Predictor.fit`.
+        references: the predictors to transfer from. A kind that mixes several has the class method `fit_mixed`.
+        facts: see `Predictor.fit`.
+
+    Raises:
+        InvalidInputError: see `Predictor.fit`; or there are several references, and this kind transfers from one.
+    """
+    if len(references) < 2:
+        return kind.fit(profile, next(iter(references), None), facts)
+    if (fit_mixed := getattr(kind, "fit_mixed", None)) is None:
+        raise InvalidInputError(
+            f"the predictor {kind.name!r} transfers from one reference, not {len(references)}: give one, or use"
+            " 'roofline'"
+        )
+    mixed: P = fit_mixed(profile, references, facts)
+    return mixed
 
 
 def only_batch(kind: str, profile: Profile, facts: WorkloadFacts) -> int | None:

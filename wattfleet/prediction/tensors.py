@@ -11,15 +11,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from wattfleet.errors import CorruptReferenceError
+from wattfleet.modes import LARGEST_COUNT
 
 Values = NDArray[np.float64]
 Tensors = dict[str, Values]
 
 LARGEST_LOG = 30.0
 """Limit of a parameter's logarithm, in either direction. Beyond it no model is plausible, and exponentials overflow."""
-
-LARGEST_COUNT = 1e6
-"""Limit of a number of samples in a batch, or of processes."""
 
 _LARGEST = np.exp(LARGEST_LOG)
 _NO_BATCH = 0.0

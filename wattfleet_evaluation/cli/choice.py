@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from wattfleet.modes import Board, WorkloadFacts
+    from wattfleet.modes import WorkloadFacts
+    from wattfleet.prediction import Predictor
     from wattfleet_evaluation.choice_methods.random_then_predict import Fit
-    from wattfleet_evaluation.judging.reference_source import ReferenceSource
 
     Mask = NDArray[np.bool_]
     Report = Callable[[int], None]
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 def choice(
     target: Annotated[Path, typer.Option(help="Choose among the measured modes of the workload in this CSV.")],
     reference: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Transfer from this shipped reference, or train one on the corpus in this CSV. Required by the methods"
-            " wattfleet, roofline and powertrain; powertrain needs a CSV."
+            " wattfleet, roofline and powertrain; powertrain needs a CSV. Repeatable: wattfleet and roofline mix"
+            " several references, by how well each explains the measured modes.",
+            show_default=False,
         ),
     ] = None,
     modes: Annotated[
@@ -113,7 +115,7 @@ def choice(
     from wattfleet_evaluation.choice_methods.registry import choice_method_named
     from wattfleet_evaluation.judging.audited_target import audited
     from wattfleet_evaluation.judging.choice import ChoiceCases, evaluate_choice
-    from wattfleet_evaluation.judging.reference_source import find_reference
+    from wattfleet_evaluation.judging.reference_source import find_reference, references_of
     from wattfleet_evaluation.judging.serving import ServingCases, evaluate_serving
     from wattfleet_evaluation.serving_methods.registry import serving_method_named
 
@@ -123,9 +125,15 @@ def choice(
     facts = stated_facts(str(target), corpus, task, loader_workers=loader_workers)
     target_board = board_with_modes(corpus.modes)
     console = Console(stderr=True)
-    with console.status(f"reference {reference}"):
-        source = None if reference is None else find_reference(reference, corpus)
-    fit_of = partial(_fit_with, source, target_board, facts)
+    named = dict.fromkeys(reference or [])
+    sources = [find_reference(name, corpus) for name in named]
+
+    @cache
+    def references(kind: str) -> list[Predictor]:
+        with console.status(f"reference {', '.join(named)}"):
+            return references_of(sources, kind, target_board)
+
+    fit_of = partial(_fit_with, references, facts)
     evaluate: Callable[[Report, Mask | None], ChoiceCases | ServingCases]
     if task is Task.INFERENCE:
         limits = problems(latency_ms, arrival_per_s, budgets_w)
@@ -141,8 +149,9 @@ def choice(
         def evaluate(report: Report, trusted: Mask | None) -> ChoiceCases:
             return evaluate_choice(corpus, choosing, modes, budgets_w, runs, seed, report, trusted)
 
+    for_audit = next(iter(references(DEFAULT_PREDICTOR)), None)
     with console.status(f"auditing {target.name}"):
-        audit = audited(corpus, None if source is None else source.predictor(DEFAULT_PREDICTOR, target_board))
+        audit = audited(corpus, for_audit)
     if method == "wattfleet" and modes == 0:
         raise InvalidInputError("the choice method 'wattfleet' needs measurements: give --modes 1 or more")
     with Progress(console=console, transient=True) as progress:
@@ -170,23 +179,22 @@ def parse_budgets(text: str) -> list[float]:
     return [float(watts) for watts in range(int(first), int(last) + 1)]
 
 
-def _fit_with(source: ReferenceSource | None, target: Board | None, facts: WorkloadFacts, predictor: str) -> Fit:
-    """The function that fits a kind of predictor with the reference from the command line.
+def _fit_with(references: Callable[[str], list[Predictor]], facts: WorkloadFacts, predictor: str) -> Fit:
+    """The function that fits a kind of predictor with the references from the command line.
 
     Raises:
-        InvalidInputError: the kind needs a reference and none is given, or the reference is of another kind.
+        InvalidInputError: the kind needs a reference and none is given, or a reference is of another kind.
     """
     from reference_models import shipped
-    from wattfleet.prediction import predictor_class
+    from wattfleet.prediction import fit_from, predictor_class
 
-    fitted = predictor_class(predictor)
-    if fitted.transfers and source is None:
+    fitted, known = predictor_class(predictor), references(predictor)
+    if fitted.transfers and not known:
         raise InvalidInputError(
             f"this method transfers from a reference: give --reference, the CSV of a corpus or one of"
             f" {', '.join(shipped())}"
         )
-    known = None if source is None else source.predictor(predictor, target)
-    return lambda profile: fitted.fit(profile, known, facts)
+    return lambda profile: fit_from(fitted, profile, known, facts)
 
 
 def _print_table(figures: Mapping[str, object], method: str) -> None:

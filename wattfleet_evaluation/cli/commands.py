@@ -29,7 +29,11 @@ app.command()(report)
 @app.command()
 def transfer(
     reference: Annotated[
-        str, typer.Option(help="Transfer from this shipped reference, or train one on the corpus in this CSV.")
+        list[str],
+        typer.Option(
+            help="Transfer from this shipped reference, or train one on the corpus in this CSV. Repeatable: roofline"
+            " mixes several references, by how well each explains the fitted modes."
+        ),
     ],
     target: Annotated[
         Path, typer.Option(help="Transfer to the workload and device whose measured modes are in this CSV.")
@@ -84,18 +88,18 @@ def transfer(
     from wattfleet.modes import board_with_modes, read_profile, stated_facts
     from wattfleet.prediction import predictor_class
     from wattfleet_evaluation.judging.audited_target import audited
-    from wattfleet_evaluation.judging.reference_source import find_reference
+    from wattfleet_evaluation.judging.reference_source import find_reference, references_of
     from wattfleet_evaluation.judging.transfer import evaluate_transfer
 
     fitted = predictor_class(predictor)
     measured = read_profile(target)
     facts = stated_facts(str(target), measured, task, batch, loader_workers)
     console = Console(stderr=True)
-    with console.status(f"reference {reference}"):
-        source = find_reference(reference, measured)
-        known = source.predictor(predictor, board_with_modes(measured.modes))
+    with console.status(f"reference {', '.join(reference)}"):
+        sources = [find_reference(name, measured) for name in dict.fromkeys(reference)]
+        known = references_of(sources, predictor, board_with_modes(measured.modes))
     with console.status(f"auditing {target.name}"):
-        audit = audited(measured, known)
+        audit = audited(measured, next(iter(known), None))
     scores = evaluate_transfer(
         fitted,
         known,
@@ -108,12 +112,11 @@ def transfer(
         facts,
         track=lambda numbers: track(numbers, f"{predictor}, {modes} modes", total=runs, console=console),
     )
-    if source.left_out is not None and known is not None:
-        console.print(
-            f"the reference's prior is learned without {source.left_out}, which the target runs", highlight=False
-        )
+    left_out = ", ".join(dict.fromkeys(source.left_out for source in sources if source.left_out is not None)) or None
+    if left_out is not None and known:
+        console.print(f"the reference's prior is learned without {left_out}, which the target runs", highlight=False)
     summary = scores.summary() | {
-        "left_out_network": source.left_out,
+        "left_out_network": left_out,
         "suspect_rows": audit.suspect_rows,
         "no_audit": audit.why_not,
     }

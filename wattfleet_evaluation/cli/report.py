@@ -42,6 +42,7 @@ def report(
 ) -> None:
     """Evaluate all predictors and choice methods on every file, and write a report with the published figures."""
     import json
+    import os
 
     from rich.console import Console
     from rich.progress import Progress
@@ -62,6 +63,10 @@ def report(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInputError(f"cannot create the folder {out}: {error.strerror}") from None
+    for file in (out / "report.json", out / "report.html"):
+        # The evaluation takes long, so this is checked before it.
+        if file.is_dir() or not os.access(file if file.exists() else out, os.W_OK):
+            raise InvalidInputError(f"{file}: cannot be written: give another --out")
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("reading", total=None)

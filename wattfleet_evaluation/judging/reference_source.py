@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,21 @@ class ReferenceSource:
         if isinstance(restored, RooflinePredictor):
             return without_target(restored, self.content.details.population, self.target)
         return restored
+
+
+def references_of(sources: Sequence[ReferenceSource], kind: str, board: Board | None) -> list[Predictor]:
+    """The reference predictors of a kind; none if this kind does not transfer.
+
+    Args:
+        sources: where they come from.
+        kind: the kind's name.
+        board: the target's board, see `ReferenceSource.predictor`.
+
+    Raises:
+        InvalidInputError: see `ReferenceSource.predictor`.
+    """
+    found = (source.predictor(kind, board) for source in sources)
+    return [each for each in found if each is not None]
 
 
 def find_reference(reference: str, target: Profile) -> ReferenceSource:

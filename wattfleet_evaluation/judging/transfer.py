@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reference_models.scoring import percentage_errors
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, WorkloadFacts
-from wattfleet.prediction import Predictor
+from wattfleet.prediction import Predictor, fit_from
 
 Values = NDArray[np.float64]
 Clock = Callable[[], float]
@@ -59,7 +59,7 @@ class TransferScores:
 def _fits(
     predictor: type[Predictor],
     profiles: list[Profile],
-    reference: Predictor | None,
+    references: Sequence[Predictor],
     facts: WorkloadFacts,
     clock: Clock,
 ) -> Iterator[tuple[Predictor, float]]:
@@ -67,15 +67,15 @@ def _fits(
 
     Networks train together, which takes a fraction of the time. Each is then charged an equal share of it.
     """
-    if fit_all := getattr(predictor, "fit_all", None):
+    if len(references) < 2 and (fit_all := getattr(predictor, "fit_all", None)):
         begun = clock()
-        together = fit_all(profiles, reference, facts)
+        together = fit_all(profiles, next(iter(references), None), facts)
         share = (clock() - begun) / len(profiles)
         yield from ((fitted, share) for fitted in together)
         return
     for profile in profiles:
         begun = clock()
-        fitted = predictor.fit(profile, reference, facts)
+        fitted = fit_from(predictor, profile, references, facts)
         yield fitted, clock() - begun
 
 
@@ -87,7 +87,7 @@ def quartiles(values: Values) -> dict[str, float]:
 
 def evaluate_transfer(
     predictor: type[Predictor],
-    reference: Predictor | None,
+    references: Sequence[Predictor],
     target: Profile,
     modes: int,
     runs: int,
@@ -103,7 +103,7 @@ def evaluate_transfer(
 
     Args:
         predictor: the class to fit.
-        reference: a predictor of this class to transfer from; None to fit without a reference.
+        references: predictors of this class to transfer from; none to fit without a reference.
         target: `m` measured rows of the workload and device to transfer to.
         modes: number of rows drawn in each run, below `m`. Some predictors need more than a few.
         runs: number of runs.
@@ -114,7 +114,8 @@ def evaluate_transfer(
         track: wraps the iteration over the runs, to show progress.
 
     Raises:
-        InvalidInputError: there are no runs, the seed is negative, or `modes` is not below the target's number.
+        InvalidInputError: there are no runs, the seed is negative, `modes` is not below the target's number, or the
+            class cannot transfer from several references.
     """
     if runs < 1:
         raise InvalidInputError(f"give 1 or more runs, not {runs}")
@@ -129,7 +130,7 @@ def evaluate_transfer(
         facts = WorkloadFacts(target.task)
     scores: list[tuple[float, ...]] = []
     draws = [np.random.default_rng(seed + run).choice(len(target), modes, replace=False) for run in range(runs)]
-    fits = _fits(predictor, [target.rows(drawn) for drawn in draws], reference, facts, clock)
+    fits = _fits(predictor, [target.rows(drawn) for drawn in draws], references, facts, clock)
     for run in track(range(runs)):
         others = np.ones(len(target), dtype=bool)
         others[draws[run]] = False

@@ -124,9 +124,10 @@ class _Evaluation:
                 yield run
                 self._done += 1
 
+        known = self._known(case.name, case.reference, case.target, size)
         return evaluate_transfer(
             predictor_class(case.name),
-            self._known(case.name, case.reference, case.target, size),
+            [] if known is None else [known],
             self._profiles[case.target],
             case.modes,
             case.runs,

@@ -151,5 +151,5 @@ class DeviceGrant:
             return self
         # It acts on no grant, and none is on its way: a trim may lower this one, as if it was never sent.
         # Its training of this plan is over, or shall not begin.
-        phase = GrantPhase.OVER if is_of_plan or self.is_given_up else self.phase
-        return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_rogue=False)
+        phase = GrantPhase.OVER if is_of_plan or self.is_given_up else GrantPhase.WAITING
+        return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_confirmed=False, is_rogue=False)

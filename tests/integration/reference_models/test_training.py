@@ -13,7 +13,7 @@ from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_profile
-from wattfleet.prediction import Artefact, read_artefact, restore_predictor
+from wattfleet.prediction import Artefact, RooflinePredictor, read_artefact, restore_predictor
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 
 SPACE = BOARDS["orin-nano"].space.array()
@@ -162,6 +162,55 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert isinstance(result.exception, InvalidInputError)
     assert text in str(result.exception)
     assert not out.exists()
+
+
+def population_file(folder: Path, *corpora: str, **changed: object) -> Path:
+    path = folder / "population.toml"
+    entry = {"network": "made-up", "board": "orin-nano", "loader_workers": 4} | changed
+    keys = "".join(f"{name} = {json.dumps(value)}\n" for name, value in entry.items())
+    path.write_text("".join(f"[[corpus]]\ncsv = {json.dumps(csv)}\n{keys}" for csv in corpora))
+    return path
+
+
+def test_a_population_is_learned_from_its_corpora(corpus_csv: Path, tmp_path: Path) -> None:
+    write_profile(TARGET, corpus_csv.parent / "other.csv")
+    listed = population_file(tmp_path, "other.csv", corpus_csv.name)
+    result = CliRunner().invoke(app, options(corpus_csv, tmp_path / "nano", population=str(listed)))
+    assert result.exit_code == 0, result.output
+    stored = read_artefact(tmp_path / "nano")
+    assert [entry.corpus for entry in stored.details.population] == [corpus_csv.name, "other.csv"]
+    assert np.isfinite(restore_predictor(stored).predict(SPACE).minibatch_ms).all()
+
+
+@pytest.mark.parametrize(
+    ("corpora", "changed", "text"),
+    [
+        ([], {}, "corpus: Field required"),
+        (["nowhere.csv"], {}, "nowhere.csv: no such file"),
+        (["corpus.csv"], {"board": "toaster"}, "unknown board 'toaster'"),
+        (["corpus.csv"], {"loader_workers": -1}, "corpus.0.loader_workers: Input should be greater than or equal to 0"),
+        (["corpus.csv"], {"loader_workers": 10**9}, "corpus.0.loader_workers: Input should be less than or equal to"),
+        (["corpus.csv"], {"batch": 0}, "corpus.0.batch: Input should be greater than or equal to 1"),
+        (["corpus.csv"] * 65, {}, "at most 64 items"),
+        (["corpus.csv", "other.csv", "other.csv"], {}, "other.csv: its rows are listed twice"),
+        (["other.csv"], {}, "does not list the reference's own corpus"),
+    ],
+)
+def test_a_bad_population_is_refused_before_fitting(
+    corpus_csv: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    corpora: list[str],
+    changed: dict[str, object],
+    text: str,
+) -> None:
+    monkeypatch.setattr(RooflinePredictor, "fit", lambda *args, **kwargs: pytest.fail("fitted"))
+    write_profile(TARGET, corpus_csv.parent / "other.csv")
+    listed = population_file(tmp_path, *corpora, **changed)
+    result = CliRunner().invoke(app, options(corpus_csv, tmp_path / "nano", population=str(listed)))
+    assert isinstance(result.exception, InvalidInputError)
+    assert text in str(result.exception)
+    assert not (tmp_path / "nano").exists()
 
 
 def test_a_directory_with_foreign_files_is_refused_before_fitting(

@@ -313,6 +313,18 @@ def test_an_output_folder_that_is_a_file_is_refused(data: Path) -> None:
     assert "cannot create the folder" in str(result.exception)
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_evaluation(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "wattfleet_evaluation.reports.all_cases.build_report", lambda *_, **__: pytest.fail("evaluated")
+    )
+    (tmp_path / "report.html").mkdir()
+    result = invoke("--data", data, "--out", tmp_path)
+    assert isinstance(result.exception, InvalidInputError)
+    assert "report.html: cannot be written: give another --out" in str(result.exception)
+
+
 def test_a_missing_extra_is_named_with_its_install_command(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

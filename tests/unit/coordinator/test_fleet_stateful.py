@@ -81,7 +81,9 @@ class FleetMachine(RuleBasedStateMachine):
         else:
             self.fleet.rounds.grants.confirm(device, 0, "", GrantPhase.OVER)
             if part is not None and not part.is_over:
+                # Nothing is on its way in a new session, so the grant counts as if it was never sent.
                 part.had_w, part.is_over = 0.0, part.is_given_up
+                part.was_sent = part.is_confirmed = part.has_begun = False
 
     @rule(unheard=st.sets(devices))
     def deliver(self, unheard: set[str]) -> None:
@@ -184,10 +186,8 @@ class FleetMachine(RuleBasedStateMachine):
         named = [self.nodes[node] for node in nodes if node in self.nodes]
         if known is None:
             self.release(run, set(named))
-        ready = {device for device in named if self.is_ready(device)}
-        drawn_w = {
-            device: self.idle_w(device) if device in ready else self.drawn_w(device) for device in self.stored_devices
-        }
+        ready = {each for each in named if self.is_ready(each)}
+        drawn_w = {each: self.idle_w(each) if each in ready else self.drawn_w(each) for each in self.stored_devices}
         try:
             record = self.fleet.flower.plan(run, number, nodes, 1.0)
         except NoDevicesError:

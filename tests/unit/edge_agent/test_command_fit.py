@@ -8,7 +8,7 @@ import pytest
 import reference_models
 from edge_agent.profiling.stored_profile import read_profile
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes import BOARDS, Profile
+from wattfleet.modes import BOARDS, Profile, write_profile
 from wattfleet.prediction import RooflinePredictor, read_artefact, restore_predictor
 
 REFERENCE = "agx_orin_resnet18"
@@ -40,6 +40,27 @@ def test_a_predictor_that_was_lost_is_made_again(fit, state):
         fit("--reference", REFERENCE, "--minibatches-per-epoch", 2000, "--json").content["predictor"]["digest"]
         == before
     )
+
+
+def test_the_known_loader_workers_are_kept_whatever_else_is_stated(agent, tmp_path):
+    place = ("--device", PROFILED, "--state-dir", tmp_path)
+    agent("profile", *place, "--device-id", "jetson-1", "--modes", 2, "--loader-workers", 0)
+    ended = agent("fit", *place, "--reference", REFERENCE, "--minibatches-per-epoch", 7)
+    assert ended.code == 0, ended.err
+    details = read_artefact(tmp_path / "predictor").details
+    assert (details.facts.loader_workers, details.workload.minibatches_per_epoch) == (0, 7)
+
+
+def test_a_corpus_is_fitted_again_without_errors_of_single_modes(agent, tmp_path):
+    modes = BOARDS["agx-orin"].space.array()[::42]
+    work = modes.prod(axis=1) ** 0.25
+    csv, place = tmp_path / "corpus.csv", ("--state-dir", tmp_path / "state")
+    write_profile(Profile(modes, 4e8 / work, 6e3 + work / 1e3), csv)
+    device = ("--device", f"replay:{csv}")
+    agent("profile", *device, *place, "--device-id", "jetson-1", "--method", "brute-force", "--yes")
+    ended = agent("fit", *device, *place, "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.content["fitted_to_modes"], ended.content["left_out"]) == (len(modes), None)
 
 
 def test_the_errors_are_those_of_modes_that_the_fit_has_not_seen(fit, state):

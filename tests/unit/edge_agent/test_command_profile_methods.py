@@ -166,6 +166,15 @@ def test_auto_takes_the_advice_and_says_why(profile):
     assert short.content["reason"].startswith("transfer with 5 modes")
 
 
+def test_auto_lets_every_search_end_as_binary_search_does(profile, agent, tmp_path):
+    board, searches = "simulated:xavier-agx", ("--budget-w", 12, "--budget-w", 20)
+    found = profile("--method", "auto", "--training-hours", 0.01, *searches, "--json", device=board).content
+    assert found["method"] == "binary-search"
+    place = ("--device", board, "--state-dir", tmp_path / "other", "--device-id", "jetson-1")
+    alone = agent("profile", *place, "--method", "binary-search", *searches, "--json").content
+    assert [row["argument"] for row in found["modes"]] == [row["argument"] for row in alone["modes"]]
+
+
 def test_auto_measures_a_small_board_as_a_whole(profile, state, small):
     ended = profile("--method", "auto", "--training-hours", 5000, "--workload-changes", "never", "--json", device=small)
     assert ended.code == 0, ended.err

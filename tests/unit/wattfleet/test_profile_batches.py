@@ -75,11 +75,11 @@ def test_a_file_is_written_as_it_was_read(tmp_path: Path, header: str) -> None:
 @pytest.mark.parametrize(
     ("cell", "problem"),
     [
-        ("0", "batch is 0, expected samples between 1 and"),
-        ("-4", "batch is -4, expected samples between 1 and"),
+        ("0", "batch is 0, expected a number of samples between 1 and 1,000,000"),
+        ("-4", "batch is -4, expected a number of samples between 1 and"),
         ("2.5", "batch is 2.5, expected a whole number"),
-        ("", "batch is nan, expected samples"),
-        ("many", "batch is many, expected samples"),
+        ("", "batch is nan, expected a number of samples"),
+        ("many", "batch is many, expected a number of samples"),
     ],
 )
 def test_an_impossible_batch_is_refused_with_its_line(tmp_path: Path, cell: str, problem: str) -> None:
@@ -118,9 +118,10 @@ def of_batches(batch: object, modes: int = 3) -> Profile:
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        ([1, 0, 1], "whole number of samples, at least 1"),
-        ([1, 1.5, 1], "whole number of samples, at least 1"),
-        ([1, np.nan, 1], "whole number of samples, at least 1"),
+        ([1, 0, 1], "whole number of samples, from 1 to 1,000,000"),
+        ([1, 1.5, 1], "whole number of samples, from 1 to 1,000,000"),
+        ([1, 1e300, 1], "whole number of samples, from 1 to 1,000,000"),
+        ([1, np.nan, 1], "whole number of samples, from 1 to 1,000,000"),
         ([1, 32], r"3 modes need 3 batch sizes, not an array of shape \[2\]"),
         ([4, 4, 1], "each mode and batch once"),
         (None, "each mode once; merge repeated measurements, or state the batch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +68,29 @@ def test_too_few_modes_without_a_reference_are_refused() -> None:
         RooflinePredictor.fit(NOTHING)
     with pytest.raises(InvalidInputError, match="at least 5"):
         RooflinePredictor.fit(measured(drawn(4, 0)))
+
+
+def test_a_prior_that_fits_no_row_is_refused() -> None:
+    population = reference().population
+    assert population is not None
+    # Each parameter is as large as a stored one can be, and known as well as those of the shipped reference.
+    members = tuple(
+        replace(
+            each,
+            time=replace(each.time, mean=np.full_like(each.time.mean, 30.0)),
+            power=replace(each.power, mean=np.full_like(each.power.mean, 30.0)),
+        )
+        for each in population.members
+    )
+    absurd = replace(reference(), population=replace(population, members=members))
+    with pytest.raises(InvalidInputError, match="does not fit the measured rows: check the units of the rows, or"):
+        RooflinePredictor.fit(measured(drawn(6, 0)), RooflinePredictor.load(absurd.save()))
+
+
+def test_rows_far_from_any_unit_are_refused() -> None:
+    modes = drawn(6, 0)
+    with pytest.raises(InvalidInputError, match="does not fit the measured rows"):
+        RooflinePredictor.fit(Profile(modes, np.full(6, 1e300), np.full(6, 1e-300)))
 
 
 @pytest.mark.data

@@ -32,10 +32,12 @@ def test_possible_values_are_kept(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("batch", 0, "batch must be a whole number of samples, at least 1, not 0"),
+        ("batch", 0, "batch must be a whole number of samples, from 1 to 1,000,000, not 0"),
         ("batch", 2.5, "batch must be a whole number"),
         ("batch", True, "batch must be a whole number"),
-        ("loader_workers", -1, "loader_workers must be a whole number of processes, at least 0, not -1"),
+        ("batch", 10**30, "batch must be a whole number of samples, from 1 to 1,000,000, not 1000"),
+        ("loader_workers", -1, "loader_workers must be a whole number of processes, from 0 to 1,000,000, not -1"),
+        ("loader_workers", 10**8, "loader_workers must be a whole number of processes, from 0 to 1,000,000, not 1"),
         ("parameters", 0, "parameters must be a finite number above 0, not 0"),
         ("step_flops", -1e9, "step_flops must be a finite number above 0, not -1000000000.0"),
         ("step_flops", float("nan"), "step_flops must be a finite number above 0, not nan"),

@@ -33,8 +33,12 @@ def test_the_file_tells_task_and_batch_and_a_person_the_rest() -> None:
 
 
 def test_contradictions_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="a.csv: has rows of the batches 4, not only of 16: leave the"):
+    with pytest.raises(InvalidInputError, match="a.csv: has rows of the batch 4, not of 16: give 4, or other rows"):
         stated_facts("a.csv", rows(batch=4), batch=16)
+    several = rows(batch=1)
+    both = Profile(several.modes, several.minibatch_ms, several.power_mw, np.arange(20) % 2 + 1)
+    with pytest.raises(InvalidInputError, match="a.csv: has rows of the batches 1, 2, not only of 2: leave the batch"):
+        stated_facts("a.csv", both, batch=2)
     with pytest.raises(InvalidInputError, match=r"a.csv: has times of inference \(batch_ms\), not of training: give"):
         stated_facts("a.csv", rows(Task.INFERENCE), Task.TRAINING)
 
@@ -54,7 +58,7 @@ def test_transfer_takes_the_facts(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (("--task", "training"), "has times of inference (batch_ms), not of training"),
-        (("--batch", 0), "batch must be a whole number of samples, at least 1, not 0"),
+        (("--batch", 0), "batch must be a whole number of samples, from 1 to 1,000,000, not 0"),
         (("--loader-workers", -1), "loader_workers must be a whole number of processes"),
     ],
 )

@@ -45,7 +45,7 @@ def evaluate(
 ) -> TransferScores:
     ticks = count(step=2.5)
     return evaluate_transfer(
-        cast(type[Predictor], TenPercentOff), None, target, modes, runs, seed, lambda: next(ticks), trusted
+        cast(type[Predictor], TenPercentOff), [], target, modes, runs, seed, lambda: next(ticks), trusted
     )
 
 
@@ -152,5 +152,5 @@ def test_facts_reach_every_fit_and_each_row_is_predicted_at_its_batch(kind: type
     batch = np.arange(10) % 2 + 1
     target = Profile(MODES, 100.0 * batch, np.full(10, 10_000.0), batch)
     facts = WorkloadFacts(loader_workers=3)
-    scores = evaluate_transfer(cast(type[Predictor], kind), None, target, 4, 2, 0, lambda: 0.0, facts=facts)
+    scores = evaluate_transfer(cast(type[Predictor], kind), [], target, 4, 2, 0, lambda: 0.0, facts=facts)
     assert scores.time_mape.tolist() == [0, 0]

@@ -11,6 +11,7 @@ from .physics import power_mw as power_mw
 from .physics import settings_of as settings_of
 from .physics import step_parts as step_parts
 from .physics import step_time_ms as step_time_ms
+from .population import MAX_MEMBERS as MAX_MEMBERS
 from .population import Member as Member
 from .population import Population as Population
 from .predictor import RooflinePredictor as RooflinePredictor

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float64]
 
+MAX_MEMBERS = 64
+"""Workloads of a population at most."""
+
 # Weight of the assumed covariance, in workloads.
 _ASSUMED_WORKLOADS = 4.0
 _ITERATIONS = 60

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from wattfleet.errors import InvalidInputError
 from wattfleet.prediction.roofline.estimation import (
     Model,
     Prior,
@@ -27,6 +28,7 @@ from wattfleet.prediction.roofline.residual import (
     expected_process,
     log_evidence,
 )
+from wattfleet.prediction.tensors import LARGEST_LOG
 
 Values = NDArray[np.float64]
 GpuShare = Callable[[Values], Values]
@@ -70,10 +72,14 @@ def fit_rows(
         surface: what the physics left unexplained of other workloads.
         width: log residual beyond which a row is rather wrong than typical of the workload.
         gpu: finds the rows' shares of GPU work.
+
+    Raises:
+        InvalidInputError: no plausible parameters explain the rows.
     """
     prior = prior.extended(*SHARE)
     model = with_surface(physics, surface.at(settings))
     parameters = prior.mean
+    _require_plausible(parameters, value_at(model, parameters))
     if len(observed):
         parameters = robust_fit(model, observed, prior, width / 5, "soft_l1", starts=1)
     residuals, gradient = observed - value_at(model, parameters), jacobian(model, parameters)
@@ -87,6 +93,7 @@ def fit_rows(
         covariance = process.covariance(points, points) + np.diag(measurement_var)
         parameters = generalised_fit(model, observed, prior, covariance, parameters)
     residuals, gradient = observed - value_at(model, parameters), jacobian(model, parameters)
+    _require_plausible(parameters, residuals)
     points = Points(settings, gpu(gradient))
     covariance = process.covariance(points, points) + np.diag(measurement_var)
     spread = gradient @ prior.root
@@ -97,6 +104,18 @@ def fit_rows(
     evidence = log_evidence(covariance + spread @ spread.T, target) if len(observed) else 0.0
     remainder = Remainder(float(parameters[-1]), surface, _scaled(correction))
     return FittedQuantity(parameters[:-1], remainder, evidence)
+
+
+def _require_plausible(parameters: Values, values: Values) -> None:
+    """Check log parameters, and values that follow from them.
+
+    Raises:
+        InvalidInputError: a parameter is beyond any plausible model, or a value is not finite.
+    """
+    if not ((np.abs(parameters) <= LARGEST_LOG).all() and np.isfinite(values).all()):
+        raise InvalidInputError(
+            "the prior does not fit the measured rows: check the units of the rows, or choose another reference"
+        )
 
 
 def fit_corpus(physics: Model, settings: Settings, observed: Values, prior: Prior, width: float) -> FittedQuantity:

@@ -10,15 +10,14 @@ from dataclasses import astuple, fields
 
 import numpy as np
 
-from wattfleet.modes import Hardware, Task, WorkloadFacts
+from wattfleet.modes import LARGEST_COUNT, Hardware, Task, WorkloadFacts
 from wattfleet.prediction.predictor import MIN_CORPUS_MODES
 from wattfleet.prediction.roofline.hypothesis import Hypothesis
 from wattfleet.prediction.roofline.physics import BASE_BATCH, PowerParameters, TimeParameters
-from wattfleet.prediction.roofline.population import Estimate, Member, Population
+from wattfleet.prediction.roofline.population import MAX_MEMBERS, Estimate, Member, Population
 from wattfleet.prediction.roofline.priors import GENERAL_GROWTH, TYPICAL_WORKERS
 from wattfleet.prediction.roofline.residual import MAX_INDUCING, Correction, Points, Process, Remainder, Surface
 from wattfleet.prediction.tensors import (
-    LARGEST_COUNT,
     LARGEST_LOG,
     Tensors,
     Values,
@@ -29,9 +28,6 @@ from wattfleet.prediction.tensors import (
     read_parameters,
     tensor_size,
 )
-
-MAX_MEMBERS = 64
-"""Workloads of a population at most."""
 
 MAX_BATCHES = 1000
 """Batch sizes of a corpus at most."""

@@ -163,3 +163,12 @@ def test_trimmed_plans_keep_feasible_budgets_and_account_for_all_devices(
     assert kept | set(trim.ended) == taken and not kept & set(trim.ended)
     assert trim.plan.planned_w <= max(after_w, idle_w) * (1 + 1e-9)
     assert {decision.device_id for decision in trim.plan.decisions} == {offer.device_id for offer in offers}
+
+
+def test_a_device_whose_idle_power_has_risen_above_its_limit_draws_that_power() -> None:
+    plan = planned(75.0)
+    before_w = plan.planned_w - 25
+    hot = replace(NANO, front=front((15, 45), (35, 40)), idle_w=33.0)
+    # The other device moves to a slower mode: 50 and 33 W are too many.
+    trim = trimmed_alone(plan, [ORIN, hot], allowed(before_w + 30), 2.0)
+    assert trim is not None and trim.plan.planned_w <= before_w + 30
