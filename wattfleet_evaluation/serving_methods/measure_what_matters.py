@@ -14,7 +14,7 @@ from wattfleet_evaluation.serving_methods.serving_session import ServingSession
 
 # With a reference to transfer from, three spread-out settings are enough to choose the next ones by prediction.
 _SPREAD = 3
-# Two settings for each fit halve the time for fitting. With four, the mean loss rises by a quarter.
+# Two settings for each fit halve the time for fitting.
 _SETTINGS_PER_FIT = 2
 
 
