@@ -20,7 +20,7 @@ def agent_settings(
     coordinator: str = "127.0.0.1:7070",
     socket: Path | None = None,
     seed: int = 0,
-    minibatches_per_epoch: int = 100,
+    minibatches_per_epoch: int | None = 100,
     modes_first: int | None = 10_000,
     retry_s: float = 30.0,
     grant_timeout_s: float = 10.0,
