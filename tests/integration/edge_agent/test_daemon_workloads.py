@@ -14,6 +14,7 @@ from edge_agent.profiling.workload_folders import folder_name
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.polling import until
 from tests.fakes.running_agent import RunningAgent, fitting_here, new_board, ready_agent
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_flower import profiled
 from wattfleet_flower.client.agent_training import AgentUnreachableError
@@ -203,3 +204,40 @@ def test_a_run_may_change_its_batch(coordinator: CoordinatorInProcess, running: 
     assert front_from_message(after.front).one_epoch_s[0] > 4 * front_from_message(before.front).one_epoch_s[0]
     _, *rows = journal_of(running, "grown")
     assert {row.get("batch", 16) for row in rows} == {16, 512}
+
+
+def test_options_of_an_earlier_installation_are_named_once_as_not_needed(
+    coordinator: CoordinatorInProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ready_agent(coordinator, tmp_path, new_board(), modes_first=None, minibatches_per_epoch=2000) as running:
+        coordinator.announce("vision")
+        mode = fastest_affordable(front_after(coordinator, "vision"))
+        assert running.round("a", mode, lambda: trains(Loader(300, 16)), workload="vision")
+        assert front_after(coordinator, "vision").minibatches_per_epoch == 300, "the loader knows better"
+        coordinator.go()
+        coordinator.profile_modes += 1
+        coordinator.reports.clear()
+        coordinator.come()
+        until(lambda: any("preparing again" in detail for detail in coordinator.details) and coordinator.is_ready())
+    warnings = [record.getMessage() for record in caplog.records if "not needed any more" in record.getMessage()]
+    assert len(warnings) == 1 and warnings[0].startswith("--minibatches-per-epoch: ")
+
+
+def test_an_ordered_measurement_that_fails_leaves_a_device_that_trains(
+    coordinator: CoordinatorInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise InvalidInputError("torch is not installed")
+
+    board = new_board()
+    more = {"modes_first": None, "minibatches_per_epoch": None}
+    with ready_agent(coordinator, tmp_path, board, retry_s=0.05, **more) as running:
+        coordinator.announce("vision")
+        mode = fastest_affordable(front_after(coordinator, "vision"))
+        with monkeypatch.context() as patch:
+            patch.setattr(board, "step", fails)
+            coordinator.send(profile=order("other", "resnet18", MODES))
+            until(lambda: any("torch is not installed" in detail for detail in coordinator.details))
+            until(coordinator.is_ready)
+        assert running.round("a", mode, lambda: trains(Loader(300, 16)), workload="vision")
+        until(coordinator.is_ready)
