@@ -69,7 +69,7 @@ def of_another_task() -> Artefact:
     return Artefact(json.dumps(changed).encode(), REFERENCE.weights)
 
 
-@pytest.mark.parametrize("reference", [damaged, of_an_unknown_kind, of_another_format, of_another_task])
+@pytest.mark.parametrize("reference", [of_an_unknown_kind, of_another_format, of_another_task])
 def test_an_unusable_reference_that_is_pinned_between_rounds_strands_no_workload(
     tmp_path: Path, reference: Callable[[], Any]
 ) -> None:
