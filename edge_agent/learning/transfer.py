@@ -14,7 +14,6 @@ from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     Artefact,
     Predictor,
-    RooflinePredictor,
     pack_artefact,
     predictor_class,
     restore_predictor,
@@ -84,6 +83,11 @@ class Transfer:
 
     def _with_others(self, prior: Predictor) -> Predictor:
         """The reference, which also knows what the board has shown with its other workloads."""
+        if not self.others:
+            return prior
+        # Imported here to keep SciPy out of the agent's memory: predictors are fitted in processes of their own.
+        from wattfleet.prediction import RooflinePredictor
+
         if not isinstance(prior, RooflinePredictor):
             return prior
         for other in self.others:

@@ -169,7 +169,7 @@ ready = make_ready(settings, device, built_in_workload(device.step), reference, 
 learner = ready.workloads.learner("")
 learner.observe(Observed(ready.parked, 100.0, 5.0))
 learner.productive(60.0)
-ready.front_report()
+ready.due_fronts()
 print(sorted(name for name in sys.modules if name in ("scipy", "torch", "pandas")))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)

@@ -13,7 +13,6 @@ from edge_agent.workloads.process import WorkloadFailedError, workload_steps
 from edge_agent.workloads.step import StepTimes
 from tests.integration.edge_agent.test_training import RealTimeBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import FittedWorkload
 
 OWN = """
 import os
@@ -105,12 +104,11 @@ def test_hardware_needs_a_workload_and_a_virtual_device_takes_none():
         profiled_workload(SimulatedDevice("orin-nano", 1), "resnet18", 16, "cuda")
 
 
-def test_the_workload_names_the_profile_and_virtual_devices_use_the_references():
-    reference = FittedWorkload("resnet18-imagenet", 16, 5000)
+def test_the_own_workload_names_the_profile():
     own = profiled_workload(RealTimeBoard(), "own_process_workload:train", 8, "cpu")
-    assert own.described(reference, 100) == FittedWorkload("own_process_workload:train", 8, 100)
+    assert own.trained == ("own_process_workload:train", 8)
     virtual = profiled_workload(SimulatedDevice("orin-nano", 1), None, 16, "cpu")
-    assert virtual.described(reference, 100) == FittedWorkload("resnet18-imagenet", 16, 100)
+    assert virtual.trained is None
 
 
 def test_a_profile_that_is_to_stop_trains_no_further_minibatch():

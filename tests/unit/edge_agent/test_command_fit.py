@@ -48,7 +48,7 @@ def test_the_known_loader_workers_are_kept_whatever_else_is_stated(agent, tmp_pa
     agent("profile", *place, "--device-id", "jetson-1", "--modes", 2, "--loader-workers", 0)
     ended = agent("fit", *place, "--reference", REFERENCE, "--minibatches-per-epoch", 7)
     assert ended.code == 0, ended.err
-    details = read_artefact(tmp_path / "predictor").details
+    details = read_artefact(only_workload(tmp_path) / "predictor").details
     assert (details.facts.loader_workers, details.workload.minibatches_per_epoch) == (0, 7)
 
 
