@@ -98,6 +98,7 @@ class WorkloadFolders:
             InvalidInputError: the folder cannot be created, or belongs to another user.
         """
         folder = self.folder(known.workload.name)
+        self._last_use = self._latest_use()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_own_folder(self._root)
@@ -109,9 +110,7 @@ class WorkloadFolders:
 
     def note(self, known: KnownWorkload) -> None:
         """Store what is known of a workload, which is used now; a failure is logged."""
-        if self._last_use is None:
-            self._last_use = max((stored.last_use for stored in self.stored()), default=0)
-        self._last_use += 1
+        self._last_use = self._latest_use() + 1
         content: Mapping[str, Any] = {**known.content(), "last_use": self._last_use}
         path = self.folder(known.workload.name) / WORKLOAD_FILE
         try:
@@ -171,6 +170,11 @@ class WorkloadFolders:
         except OSError as error:
             raise InvalidInputError(f"{error.filename}: cannot be moved to {folder}: {error.strerror}") from None
         _log.info("the profile of an earlier version is now the workload %r in %s", known.workload.name, folder)
+
+    def _latest_use(self) -> int:
+        if self._last_use is None:
+            return max((stored.last_use for stored in self.stored()), default=0)
+        return self._last_use
 
     def _earlier(self) -> KnownWorkload | None:
         path = self._state_directory / PROFILE_FILE
