@@ -30,4 +30,5 @@ from .sampling import spread_modes as spread_modes
 from .serving import InfeasibleServiceError as InfeasibleServiceError
 from .serving import Objective as Objective
 from .serving import ServiceLimits as ServiceLimits
+from .serving import ServingGoal as ServingGoal
 from .serving import choose_serving as choose_serving

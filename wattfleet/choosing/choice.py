@@ -129,6 +129,16 @@ class KnownModes:
             None if self.batch is None else self.batch[chosen],
         )
 
+    def stated_batch(self) -> BatchArray:
+        """`[n]` samples in the batch of each mode.
+
+        Raises:
+            InvalidInputError: the modes have no batches.
+        """
+        if self.batch is None:
+            raise InvalidInputError("the modes state no batch sizes: state the batch of each to choose among them")
+        return self.batch
+
     def power_margin(self, budgets_mw: Values) -> Values:
         """Standard deviations by which each mode keeps each of `[b]` budgets, `[n, b]`; negative above a budget."""
         sd = np.maximum(self.power_log_sd, _LEAST_SD)

@@ -47,14 +47,14 @@ class MethodLoss:
 
 
 MEASURED_LOSSES: Sequence[MethodLoss] = (
-    MethodLoss(ProfilingMethod.TRANSFER, 0, 275.6, 0.0),
-    MethodLoss(ProfilingMethod.TRANSFER, 5, 12.2, 0.5),
-    MethodLoss(ProfilingMethod.TRANSFER, 10, 4.8, 0.5),
-    MethodLoss(ProfilingMethod.TRANSFER, 20, 3.8, 0.2),
-    MethodLoss(ProfilingMethod.TRANSFER, 50, 2.2, 0.0),
-    MethodLoss(ProfilingMethod.SCRATCH, 10, 4.9, 0.3),
-    MethodLoss(ProfilingMethod.SCRATCH, 20, 3.8, 0.0),
-    MethodLoss(ProfilingMethod.SCRATCH, 50, 2.7, 0.0),
+    MethodLoss(ProfilingMethod.TRANSFER, 0, 19.5, 40.4),
+    MethodLoss(ProfilingMethod.TRANSFER, 5, 6.7, 0.8),
+    MethodLoss(ProfilingMethod.TRANSFER, 10, 4.5, 0.7),
+    MethodLoss(ProfilingMethod.TRANSFER, 20, 3.3, 0.2),
+    MethodLoss(ProfilingMethod.TRANSFER, 50, 2.1, 0.0),
+    MethodLoss(ProfilingMethod.SCRATCH, 10, 4.7, 2.7),
+    MethodLoss(ProfilingMethod.SCRATCH, 20, 3.5, 0.7),
+    MethodLoss(ProfilingMethod.SCRATCH, 50, 2.2, 0.0),
     MethodLoss(ProfilingMethod.BINARY_SEARCH, None, 8.3, 0.0),
     MethodLoss(ProfilingMethod.BRUTE_FORCE, None, 0.0, 0.0),
 )

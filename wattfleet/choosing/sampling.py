@@ -1,11 +1,12 @@
 """Selecting the modes to measure: first spread over the mode space, then where they affect the choice of a mode.
 
 The best of thousands of predicted modes is likely one whose power was underestimated. Therefore modes that would be
-chosen are measured first. The value of a measurement is its constrained expected improvement (Gardner et al., "Bayesian
-Optimization with Inequality Constraints", ICML 2014), summed over the budgets.
+chosen are measured first. The value of a measurement is its expected gain, summed over the budgets
+(`wattfleet/choosing/expected_gain.py`).
 
 If there are several batch sizes to choose from, modes with batches are selected in the same way. What counts is then
-the time per sample, which can be compared between batch sizes.
+the time per sample, which can be compared between batch sizes. For inference, what counts is the goal's objective,
+within its latencies and budgets.
 
 Modes are returned by descending frequency, because Jetsons apply downward sweeps more reliably than upward ones
 (PowerTrain, doi:10.1016/j.future.2024.07.001, footnote to section 3.3).
@@ -19,13 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.choosing.choice import PROBABILITY, KnownModes, stated_batches
+from wattfleet.choosing.choice import KnownModes, stated_batches
+from wattfleet.choosing.expected_gain import Prospects, sample_ms
 from wattfleet.choosing.front import pareto_front
+from wattfleet.choosing.serving import ServingGoal
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchArray, ModeArray, Profile, whole_batches
 from wattfleet.prediction import Prediction
 
 Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 Predict = Callable[[Profile], Prediction]
 """Fits a predictor to measured modes, and predicts all modes that can be chosen, each at its batch size."""
 
@@ -42,7 +46,6 @@ _FRONT_BUDGETS = 32
 # certain, would take most measurements although little remains to be gained there.
 _CAPPED_FROM = 20
 _GAIN_CAP = 0.03
-_LEAST_SD = 1e-9
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def next_modes(
     budgets_mw: Values | None = None,
     exclude: ModeArray | None = None,
     batch: BatchArray | None = None,
+    serving: ServingGoal | None = None,
 ) -> Settings:
     """The modes to measure next, or the modes with batch sizes.
 
@@ -98,6 +102,8 @@ def next_modes(
         exclude: `[k, 4]` modes never to measure, such as those that the device refused.
         batch: `[n]` samples in the batch of each of `modes`; a mode then occurs once for each of its batch sizes, and
             the profile states its batches. None if there is only one batch size.
+        serving: what is chosen for inference. Only batches that can be collected within a latency are measured. None
+            for training.
 
     Returns:
         `[m, 4]` distinct unmeasured modes in descending order; with `batch`, `[m, 5]` modes and their batch sizes. None
@@ -105,13 +111,18 @@ def next_modes(
         improve by more than the tolerance.
 
     Raises:
-        InvalidInputError: a budget is not above zero, a batch size is wrong, or the profile does not state its batches.
+        InvalidInputError: a budget is not above zero, a batch size is wrong, the profile does not state its batches, or
+            a goal for inference is given without batches or with further budgets.
     """
+    if serving is not None and (batch is None or budgets_mw is not None):
+        raise InvalidInputError("a goal for inference states its budgets itself and needs the batch of each mode")
     if budgets_mw is not None and not (np.isfinite(budgets_mw) & (budgets_mw > 0)).all():
         raise InvalidInputError("budgets must be finite and above zero")
     rows = _settings(modes, batch)
     already = profile.modes if batch is None else _settings(profile.modes, stated_batches(profile))
     allowed = np.ones(len(modes), dtype=bool) if exclude is None else ~_among(modes, exclude)
+    if serving is not None and batch is not None:
+        allowed &= serving.collectable(batch)
     free = allowed & ~_among(rows, already)
     left = min(settings.limit - len(profile), int(free.sum()))
     if left < 1:
@@ -120,22 +131,21 @@ def next_modes(
     if missing > 0:
         return _missing_spread(rows[allowed], already, missing, settings)
     prediction = predict(profile)
-    if budgets_mw is None:
-        front = pareto_front(_sample_ms(prediction.minibatch_ms, batch), prediction.power_mw)
-        front_mw = prediction.power_mw[front]
-        budgets_mw = np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS)
     known = KnownModes.of(modes, prediction, profile, batch)
-    chosen = _most_valuable(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)
+    if serving is not None:
+        prospects = Prospects.of_serving(known, serving)
+    elif budgets_mw is not None:
+        prospects = Prospects.of_training(known, budgets_mw)
+    else:
+        front = pareto_front(sample_ms(prediction.minibatch_ms, known), prediction.power_mw)
+        front_mw = prediction.power_mw[front]
+        prospects = Prospects.of_training(known, np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS))
+    chosen = _most_valuable(prospects, known.measured, free, min(settings.batch, left), settings.tolerance)
     return descending_modes(rows[chosen])
 
 
 def _settings(modes: ModeArray, batch: BatchArray | None) -> Settings:
     return modes if batch is None else np.column_stack([modes, whole_batches(batch, len(modes))])
-
-
-def _sample_ms(minibatch_ms: Values, batch: BatchArray | None) -> Values:
-    """Times that can be compared, `[n]` ms: of a sample, or of a step if all steps have the same batch size."""
-    return minibatch_ms if batch is None or (batch == batch[0]).all() else np.asarray(minibatch_ms / batch)
 
 
 def _missing_spread(rows: Settings, already: Settings, count: int, settings: SamplingSettings) -> Settings:
@@ -149,47 +159,28 @@ def _missing_spread(rows: Settings, already: Settings, count: int, settings: Sam
     return rows[:0]
 
 
-def _most_valuable(
-    known: KnownModes, free: NDArray[np.bool_], budgets_mw: Values, count: int, tolerance: float
-) -> NDArray[np.intp]:
+def _most_valuable(prospects: Prospects, measured: Mask, free: Mask, count: int, tolerance: float) -> NDArray[np.intp]:
     """Indices of up to `count` free modes with the largest expected gain.
 
     Each is selected as if the predictions for the previous ones were confirmed.
     """
-    from scipy.special import ndtr  # imported here to keep scipy out of processes that never sample
-
-    log_ms = np.log(_sample_ms(known.minibatch_ms, known.batch))
-    feasible = ndtr(known.power_margin(budgets_mw))
-    sd = np.maximum(known.time_log_sd, _LEAST_SD)[:, None]
-    # For budgets below every measured mode's power, a measurement improves on the slowest predicted mode.
-    measured_ms = np.where(known.measured[:, None] & (known.power_mw[:, None] <= budgets_mw), log_ms[:, None], np.inf)
-    best = np.minimum(measured_ms.min(axis=0), log_ms.max())
+    log_cost, kept = prospects.log_cost, prospects.kept
+    # Where no measured mode keeps the limits, a measurement improves on the worst predicted mode.
+    costs = np.where(measured[:, None] & kept, log_cost[:, None], np.inf)
+    best = np.minimum(costs.min(axis=0), log_cost.max())
     # The current choice, measured or not. Measuring stops when no mode is expected to be much better.
-    safe = known.safe_power_mw(PROBABILITY)[:, None] <= budgets_mw
-    chosen = np.minimum(best, np.where(safe, log_ms[:, None], np.inf).min(axis=0))
+    chosen = np.minimum(best, np.where(prospects.safe, log_cost[:, None], np.inf).min(axis=0))
     free, picks = free.copy(), []
-    cap = known.measured.sum() >= _CAPPED_FROM
+    cap = _GAIN_CAP if measured.sum() >= _CAPPED_FROM else None
     for _ in range(count):
-        if not (_expected_gain(chosen - log_ms[:, None], sd) * feasible)[free].max(initial=0.0) > tolerance:
+        if not prospects.gain(chosen)[free].max(initial=0.0) > tolerance:
             break
-        gain = _expected_gain(best - log_ms[:, None], sd)
-        if cap:
-            gain = gain - _expected_gain(best - _GAIN_CAP - log_ms[:, None], sd)
-        pick = int(np.where(free, (gain * feasible).sum(axis=1), -1.0).argmax())
+        pick = int(np.where(free, prospects.gain(best, cap).sum(axis=1), -1.0).argmax())
         picks.append(pick)
         free[pick] = False
-        keeps = known.power_mw[pick] <= budgets_mw
-        best = np.where(keeps, np.minimum(best, log_ms[pick]), best)
-        chosen = np.where(keeps, np.minimum(chosen, log_ms[pick]), chosen)
+        best = np.where(kept[pick], np.minimum(best, log_cost[pick]), best)
+        chosen = np.where(kept[pick], np.minimum(chosen, log_cost[pick]), chosen)
     return np.array(picks, dtype=np.intp)
-
-
-def _expected_gain(margin: Values, sd: Values) -> Values:
-    """The expected positive part of a normal variable with mean `margin` and standard deviation `sd`."""
-    from scipy.special import ndtr
-
-    z = margin / sd
-    return np.asarray(margin * ndtr(z) + sd * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
 
 
 def spread_modes(modes: ModeArray, count: int, seed: int, batch: BatchArray | None = None) -> Settings:
@@ -240,7 +231,7 @@ def descending_modes(modes: Settings) -> Settings:
     return np.asarray(modes[order])
 
 
-def _among(rows: Settings, others: Settings) -> NDArray[np.bool_]:
+def _among(rows: Settings, others: Settings) -> Mask:
     """`[n]` whether each of `n` modes is among `k` others; likewise with batch sizes."""
     listed = {tuple(row) for row in others.tolist()}
     return np.array([tuple(row) in listed for row in rows.tolist()], dtype=bool)

@@ -76,6 +76,30 @@ class ServiceLimits:
         return np.asarray(np.minimum(self.latency_ms - collect_ms, collect_ms))
 
 
+@dataclass(frozen=True)
+class ServingGoal:
+    """What inference is chosen for.
+
+    Attributes:
+        limits: the limits that will be chosen for, each on its own.
+        objective: what the best mode and batch size have.
+
+    Raises:
+        InvalidInputError: there are no limits.
+    """
+
+    limits: tuple[ServiceLimits, ...]
+    objective: Objective
+
+    def __post_init__(self) -> None:
+        if not self.limits:
+            raise InvalidInputError("a goal for inference needs limits: state a latency and an arrival rate")
+
+    def collectable(self, batch: BatchArray) -> NDArray[np.bool_]:
+        """`[n]` whether each batch size can be collected within the latency of any of the limits."""
+        return np.asarray(np.any([limits.longest_ms(batch) > 0 for limits in self.limits], axis=0))
+
+
 def choose_serving(
     known: KnownModes, limits: ServiceLimits, objective: Objective, probability: float = PROBABILITY
 ) -> ChosenMode:
@@ -93,14 +117,13 @@ def choose_serving(
         InfeasibleServiceError: nothing keeps the limits with that probability.
         InvalidInputError: the modes have no batches, or the probability is not between 0 and 1.
     """
-    if known.batch is None:
-        raise InvalidInputError("the modes state no batch sizes: state the batch of each to choose among them")
+    batches = known.stated_batch()
     safe_ms, safe_mw = known.safe_minibatch_ms(probability), known.safe_power_mw(probability)
-    in_time = safe_ms <= limits.longest_ms(known.batch)
+    in_time = safe_ms <= limits.longest_ms(batches)
     within = np.flatnonzero(in_time & (safe_mw <= limits.budget_mw))
     if not len(within):
         raise InfeasibleServiceError(_infeasible(safe_mw[in_time], limits, probability))
-    batch = known.batch[within]
+    batch = batches[within]
     costs = [
         each.cost(known.minibatch_ms[within], known.power_mw[within], batch)
         for each in sorted(Objective, key=lambda each: each is objective)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wattfleet_evaluation.reports.cases import CHOICE_MODES, PUBLISHED_REFERENCE
+from wattfleet_evaluation.reports.overview import overview_of
 from wattfleet_evaluation.reports.published import PUBLISHED, PUBLISHED_CHOICES, Published
 from wattfleet_io.html_page import INK, write_page
 
@@ -45,7 +46,7 @@ STYLES = {
     "maxn": Style("the highest mode", _GREY, "cross", "✚", "dash"),
 }
 
-# Their choices vary so much from budget to budget that the plots could not be read.
+# Their intervals and choices vary so much that the plots could not be read.
 _ONLY_IN_TABLES = ("linear", "tree", "forest", "boosting")
 
 
@@ -56,6 +57,8 @@ def write_html(report: Report, path: Path) -> None:
         report: as `wattfleet_evaluation.reports.all_cases.build_report` makes it.
         path: the file to write.
     """
+    pairs = _pairs(report)
+    names = {row["name"] for row in (*report["transfers"], *report["choices"])}
     write_page(
         path,
         "wattfleet_evaluation",
@@ -63,8 +66,9 @@ def write_html(report: Report, path: Path) -> None:
         figures(report),
         {},
         report=report,
-        pairs=_pairs(report),
-        styles=STYLES,
+        overview=overview_of(pairs),
+        pairs=pairs,
+        styles={name: style for name, style in STYLES.items() if name in names},
         corpus_sizes=_grid(report["corpus_sizes"], "corpus_modes"),
         minibatches=_grid(report["minibatches"], "minibatches"),
     )
@@ -173,7 +177,8 @@ def _errors(pair: Report, quantity: str) -> Figure:
 def _coverage(pair: Report) -> Figure:
     """Plot the share of unseen modes inside the 90 % interval; the grey band marks 85 to 95 %."""
     data = []
-    for name, rows in _by_name(pair["transfers"]).items():
+    plotted = (row for row in pair["transfers"] if row["name"] not in _ONLY_IN_TABLES)
+    for name, rows in _by_name(plotted).items():
         for quantity, dash in (("time", "solid"), ("power", "dot")):
             held = [row["coverage_90"][quantity] for row in rows]
             line = _line(name, _column(rows, "modes"), held)

@@ -32,7 +32,7 @@ class PredictSettings:
     """
 
     fit: Fit
-    name: str = "wattfleet"
+    name: str = "roofline"
 
     def profile(
         self, session: ServingSession, problems: Sequence[ServiceLimits], objective: Objective, seed: int

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from wattfleet.errors import InvalidInputError
 from wattfleet_evaluation.serving_methods.baselines import EverySetting, LargestBatch, RandomSettings, SingleSamples
 from wattfleet_evaluation.serving_methods.binary_search import SettingSearch
+from wattfleet_evaluation.serving_methods.measure_what_matters import MeasureWhatMattersForServing
 from wattfleet_evaluation.serving_methods.predict_settings import Fit, PredictSettings
 from wattfleet_evaluation.serving_methods.serving_method import ServingMethod
 
@@ -14,7 +15,7 @@ _WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
     method.name: method
     for method in (SettingSearch(), LargestBatch(), SingleSamples(), RandomSettings(), EverySetting())
 }
-NAMES = ("wattfleet", *_WITHOUT_PREDICTOR)
+NAMES = ("wattfleet", "roofline", *_WITHOUT_PREDICTOR)
 """Names of all serving methods."""
 
 
@@ -31,5 +32,7 @@ def serving_method_named(name: str, fit: Callable[[], Fit]) -> ServingMethod:
     if name in _WITHOUT_PREDICTOR:
         return _WITHOUT_PREDICTOR[name]
     if name == "wattfleet":
+        return MeasureWhatMattersForServing(fit())
+    if name == "roofline":
         return PredictSettings(fit())
     raise InvalidInputError(f"unknown method {name!r} for inference: choose one of {', '.join(NAMES)}")

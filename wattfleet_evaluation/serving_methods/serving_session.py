@@ -36,6 +36,8 @@ class ServingSession:
         self.limit = min(limit, len(corpus))
         self._corpus = corpus
         self._rows: dict[int, Measurement] = {}
+        settings = np.column_stack([corpus.modes, corpus.batch]).tolist()
+        self._row_of = {tuple(setting): row for row, setting in enumerate(settings)}
 
     @property
     def measured(self) -> int:
@@ -58,6 +60,15 @@ class ServingSession:
                 raise InvalidInputError(f"the limit of {self.limit} measured settings is reached")
             (self._rows[row],) = self._corpus.rows(np.array([row])).measurements()
         return self._rows[row]
+
+    def measure_all(self, settings: NDArray[np.float64]) -> None:
+        """Measure `[m, 5]` modes with their batch sizes.
+
+        Raises:
+            InvalidInputError: the limit is reached.
+        """
+        for setting in settings.tolist():
+            self.measure(self._row_of[tuple(setting)])
 
     def measure_random(self, rows: NDArray[np.intp], seed: int) -> None:
         """Measure settings drawn uniformly at random from `[k]` indices, as many as may still be measured."""
