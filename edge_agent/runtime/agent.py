@@ -23,7 +23,10 @@ from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import provenance_to_message
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_proto.version import own_version
+from wattfleet_proto.version import MAJOR
+
+# The agent keeps one workload. The coordinator therefore announces none to it, and its front counts for all.
+_PROTOCOL = session_pb2.ProtocolVersion(major=MAJOR, minor=0)
 
 
 async def run_agent(
@@ -63,7 +66,7 @@ async def _run_with_device(
         board=device.board_kind,
         provenance=provenance_to_message(device.provenance),
         mode_count=len(device.modes),
-        protocol=own_version(),
+        protocol=_PROTOCOL,
         installation=installation_name(state_directory / INSTALLATION_FILE),
     )
     welcome = LatestWelcome(WelcomeFile(state_directory / WELCOME_FILE))
