@@ -20,6 +20,9 @@ RUN = "4711"
 DEVICES = ("orin", "nano", "xavier")
 KNOWN_NODES = (2**64 - 1, 2**63 + 5, 0)
 _PLAN = f"{RUN}/1"
+_WORKLOAD = power_pb2.Workload(
+    name="small network", task=power_pb2.TASK_TRAINING, batch=16, loader_workers=2, parameters=1e6, precision="float32"
+)
 
 
 def known_values(artefact: Artefact) -> Known:
@@ -42,6 +45,9 @@ def known_values(artefact: Artefact) -> Known:
         "round": [1, 2, 3],
         "epochs": [1.0, 0.1],
         "strategy": ["FedAvg"],
+        "workload": [_WORKLOAD.name, "another network", ""],
+        "name": [_WORKLOAD.name],
+        "devices": ["id:orin", "id:*", "tag:slow"],
         "service": [""],
         "protocol": [],
     }
@@ -69,7 +75,9 @@ def _session() -> list[Message]:
         device_id="new-1", board="agx-orin", provenance=power_pb2.PROVENANCE_SIMULATED, mode_count=7,
         protocol=own_version(), installation="an installation",
     )  # fmt: skip
-    front = session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0, profiled_modes=50)
+    front = session_pb2.FrontReport(
+        front=front_to_message(ORIN_FRONT), idle_w=5.0, profiled_modes=50, workload=_WORKLOAD, minibatches_per_epoch=30
+    )
     state = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail="parked")
     lease = session_pb2.Lease(number=1, grant_id=1, plan_id=_PLAN, phase=session_pb2.GRANT_PHASE_OVER)
     seen = session_pb2.Observation(plan_id=_PLAN, epoch_s=20.0, power_w=30.0)
@@ -79,6 +87,7 @@ def _session() -> list[Message]:
         session_pb2.SessionRequest(sequence=1, front=front),
         session_pb2.SessionRequest(sequence=2, state=state),
         session_pb2.SessionRequest(sequence=3, observation=seen),
+        session_pb2.SessionRequest(sequence=4, removed=session_pb2.WorkloadRemoved(workload="another network")),
     ]
 
 
@@ -86,12 +95,13 @@ def _planning() -> dict[str, Message]:
     result = planning_pb2.DeviceResult(device_id="orin", num_examples=100.0, loss=0.5, share=1.0)
     of_node = planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)
     return {
-        "StartRun": planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=100),
+        "StartRun": planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=100, workload=_WORKLOAD),
         "BindNodes": planning_pb2.BindNodesRequest(
             bindings=[planning_pb2.NodeBinding(node_id=KNOWN_NODES[0], device_id=DEVICES[0])]
         ),
         "ResolveNodes": planning_pb2.ResolveNodesRequest(node_ids=KNOWN_NODES),
         "PlanRound": planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=KNOWN_NODES, epochs=1.0),
+        "PredictNodes": planning_pb2.PredictNodesRequest(run_id=RUN, node_ids=KNOWN_NODES, epochs=1.0),
         "GetPlan": planning_pb2.GetPlanRequest(plan_id=_PLAN),
         "FinishRound": planning_pb2.FinishRoundRequest(plan_id=_PLAN, wall_s=30.0, results=[result]),
         "ReportUnplannedRound": planning_pb2.ReportUnplannedRoundRequest(
@@ -117,6 +127,7 @@ def _operator(artefact: Artefact) -> dict[str, list[Message]]:
         "ClearBudget": [operator_pb2.ClearBudgetRequest(supply="site")],
         "TagDevices": [operator_pb2.TagDevicesRequest(device_ids=["orin"], add=["fast"], remove=["slow"])],
         "DrainDevices": [operator_pb2.DrainDevicesRequest(device_ids=["orin"], undo=True)],
+        "ProfileWorkload": [operator_pb2.ProfileWorkloadRequest(workload=_WORKLOAD, modes=5, devices=["id:orin"])],
         "ListReferences": [operator_pb2.ListReferencesRequest()],
         "PublishReference": [
             operator_pb2.PublishReferenceRequest(manifest=another.manifest, weights_chunk=another.weights[:half]),
@@ -132,7 +143,10 @@ def _operator(artefact: Artefact) -> dict[str, list[Message]]:
 def _view() -> dict[str, Message]:
     return {
         "GetFleet": view_pb2.GetFleetRequest(),
-        "ListDevices": view_pb2.ListDevicesRequest(device_ids=["orin"], with_fronts=True, with_times=True),
+        "ListDevices": view_pb2.ListDevicesRequest(
+            device_ids=["orin"], with_fronts=True, with_times=True, workload=_WORKLOAD.name
+        ),
+        "ListWorkloads": view_pb2.ListWorkloadsRequest(),
         "ListRuns": view_pb2.ListRunsRequest(with_times=True),
         "StreamRounds": view_pb2.StreamRoundsRequest(run_id=RUN, with_times=True),
     }

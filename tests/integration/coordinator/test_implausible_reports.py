@@ -177,7 +177,7 @@ async def test_a_stored_front_that_is_not_plausible_does_not_end_the_start(confi
     with closing(sqlite3.connect(config.store.location)) as store, store:
         checksums.prepare(store)
         points = np.array([[4, 1.5e6, 6e8, 2.1e9, 20.0, 30.0, 800.0, 0.0, 0.0]], dtype="<f8")
-        store.execute("UPDATE front SET points = ? WHERE device_id = 'orin'", (points.tobytes(),))
+        store.execute("UPDATE workload_front SET points = ? WHERE device_id = 'orin'", (points.tobytes(),))
     async with serving_client(config) as client:
         shown = await client.devices()
         assert not shown["orin"].HasField("front") and shown["nano"].HasField("front")

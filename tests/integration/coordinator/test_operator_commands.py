@@ -121,7 +121,7 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
         with pytest.raises(InvalidInputError, match=f"unknown run 'x'; the newest runs are {RUN}"):
             await shell("rounds", "--run", "x")
         brief = (await shell("rounds", columns=60)).stdout.splitlines()
-        assert brief[3].split()[-1] == "taken" and brief[-1] == "--json also prints accuracy, f1, loss, recall"
+        assert brief[4].split()[-1] == "taken" and brief[-1] == "--json also prints accuracy, f1, loss, recall"
 
 
 async def test_what_is_no_number_is_null_in_json(config: CoordinatorSettings) -> None:

@@ -23,7 +23,7 @@ from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 
 _TRAINING = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
-_TABLES = ("device", "front", "device_overrides", "node", "run", "round", "observation", "unplanned_round")
+_TABLES = ("device", "workload_front", "device_overrides", "node", "run", "round", "observation", "unplanned_round")
 
 
 def rows(config: CoordinatorSettings) -> dict[str, int]:
@@ -71,7 +71,7 @@ async def test_a_forgotten_device_is_gone_and_may_enrol_again(config: Coordinato
         with pytest.raises(RequestRefusedError, match="unknown device 'nano'"):
             await shell("forget", "nano")
     assert rows(config) | {"round": 1} == {
-        **{"device": 1, "front": 1, "device_overrides": 0, "node": 1},
+        **{"device": 1, "workload_front": 1, "device_overrides": 0, "node": 1},
         **{"run": 1, "round": 1, "observation": 1, "unplanned_round": 0},
     }
     async with served_with_shell(config) as (client, shell):
@@ -80,7 +80,7 @@ async def test_a_forgotten_device_is_gone_and_may_enrol_again(config: Coordinato
         again = (await client.devices())["nano"]
         assert list(again.operator_tags) == [] and again.HasField("front")
         assert [len(view.results) for view in (await client.rounds()).rounds] == [2], "history stays"
-    assert rows(config)["front"] == 2
+    assert rows(config)["workload_front"] == 2
 
 
 async def test_a_device_that_a_round_holds_watts_for_is_not_forgotten(config: CoordinatorSettings) -> None:

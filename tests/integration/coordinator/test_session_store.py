@@ -58,7 +58,7 @@ def config(config: CoordinatorSettings) -> CoordinatorSettings:
 def on_disk(config: CoordinatorSettings) -> tuple[int, list[str]]:
     """The fronts and the states of devices that are stored."""
     connection = sqlite3.connect(config.store.location)
-    [[fronts]] = connection.execute("SELECT count(*) FROM front")
+    [[fronts]] = connection.execute("SELECT count(*) FROM workload_front")
     states = [state for (state,) in connection.execute("SELECT state FROM device ORDER BY device_id")]
     connection.close()
     return fronts, states
