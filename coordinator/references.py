@@ -1,4 +1,4 @@
-"""The reference predictors that the coordinator serves, and the one that is in force."""
+"""The reference predictors that the coordinator serves, and those that are in force."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import reference_models
 from coordinator.errors import QuotaExceededError, UnknownRecordError
 from coordinator.reference_check import check_in_child
 from coordinator.state.names import require_name
-from coordinator.state.records import PinnedReference, PublishedReference, RemovedReference
+from coordinator.state.records import PinnedReferences, PublishedReference, RemovedReference
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, read_artefact
 from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES
+from wattfleet_proto.session_limits import MAX_REFERENCES_IN_FORCE
 
 MAX_REFERENCES = 32
 """Limit of the references that are kept, since all are in memory."""
@@ -72,22 +73,22 @@ class ReferenceShelf:
 
     Attributes:
         from_start: digest of the one from `serve --reference`.
-        pinned: digest of the one in force instead; None for none.
+        pinned: digests of those in force instead, the first of them for agents that take one; empty for none.
         artefacts: all of them, by digest.
     """
 
     def __init__(
-        self, from_start: Artefact, published: Sequence[PublishedReference] = (), pinned: str | None = None
+        self, from_start: Artefact, published: Sequence[PublishedReference] = (), pinned: Sequence[str] = ()
     ) -> None:
         """Start from what a store holds.
 
         Args:
             from_start: the one from `serve --reference`.
             published: the ones published before.
-            pinned: digest of the pinned one.
+            pinned: digests of the pinned ones.
 
         Raises:
-            CorruptReferenceError: a published one does not match its digest, or the pinned one is missing.
+            CorruptReferenceError: a published one does not match its digest, or a pinned one is missing.
         """
         self.from_start = from_start.digest
         self.artefacts = {from_start.digest: from_start}
@@ -99,17 +100,18 @@ class ReferenceShelf:
                     " a backup"
                 )
             self.artefacts[each.digest] = artefact
-        if pinned is not None and pinned not in self.artefacts:
-            raise CorruptReferenceError(
-                f"the pinned reference {pinned} is missing in the store: restore the store from a backup"
-            )
-        self.pinned = pinned
+        for digest in pinned:
+            if digest not in self.artefacts:
+                raise CorruptReferenceError(
+                    f"the pinned reference {digest} is missing in the store: restore the store from a backup"
+                )
+        self.pinned = tuple(pinned)
         self._stored = {each.digest for each in published}
 
     @property
-    def digest(self) -> str:
-        """The digest of the one in force."""
-        return self.pinned or self.from_start
+    def in_force(self) -> tuple[str, ...]:
+        """The digests of those in force, the first of them for agents that take one."""
+        return self.pinned or (self.from_start,)
 
     def of_digest(self, digest: str) -> Artefact:
         """The artefact with a digest.
@@ -162,7 +164,7 @@ class ReferenceShelf:
             InvalidInputError: several have it, it is too short, or the reference is in use.
         """
         digest = self._completed(prefix)
-        if digest == self.pinned:
+        if digest in self.pinned:
             raise InvalidInputError(f"reference predictor {digest[:12]} is pinned: unpin it first")
         if digest == self.from_start:
             raise InvalidInputError(
@@ -172,31 +174,30 @@ class ReferenceShelf:
         self._stored.discard(digest)
         return RemovedReference(digest)
 
-    def stored(self, records: Sequence[PublishedReference | PinnedReference]) -> None:
+    def stored(self, records: Sequence[PublishedReference | PinnedReferences]) -> None:
         """Note that records are on disk."""
         self._stored |= {record.digest for record in records if isinstance(record, PublishedReference)}
 
-    def pin(self, prefix: str) -> list[PublishedReference | PinnedReference]:
-        """Put a reference in force.
+    def pin(self, prefixes: Sequence[str]) -> list[PublishedReference | PinnedReferences]:
+        """Put references in force.
 
         Args:
-            prefix: its digest, or a unique prefix of it; empty for the one from `serve --reference`.
+            prefixes: their digests, or unique prefixes of them; none for the one from `serve --reference`.
 
         Returns:
             The records to store.
 
         Raises:
-            UnknownRecordError: no digest has this prefix.
-            InvalidInputError: several have it, or it is too short.
+            UnknownRecordError: no digest has a prefix.
+            InvalidInputError: several have it, it is too short, or too many references are named.
         """
-        if not prefix:
-            self.pinned = None
-            return [PinnedReference(None)]
-        digest = self._completed(prefix)
+        if len(prefixes) > MAX_REFERENCES_IN_FORCE:
+            raise InvalidInputError(f"{len(prefixes)} references are too many: pin {MAX_REFERENCES_IN_FORCE} at most")
+        digests = tuple(dict.fromkeys(self._completed(prefix) for prefix in prefixes))
         # Also the one from `serve --reference`, which the next start may not name.
-        stored = self.publish(self.artefacts[digest])
-        self.pinned = digest
-        return [*stored, PinnedReference(digest)]
+        stored = [record for digest in digests for record in self.publish(self.artefacts[digest])]
+        self.pinned = digests
+        return [*stored, PinnedReferences(digests)]
 
     def _completed(self, prefix: str) -> str:
         if len(prefix) < _MIN_PREFIX:

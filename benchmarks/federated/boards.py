@@ -142,7 +142,7 @@ def profiled(unit: Unit) -> BoardFacts:
             profile=ProfileSettings(minibatches_per_epoch=_MINIBATCHES),
         )
         workload, never = built_in_workload(device.step), threading.Event()
-        ready = make_ready(settings, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
+        ready = make_ready(settings, device, workload, [load(REFERENCE)], unit.modes, lambda progress: None, never)
         modes = ready.workloads.profiled_modes
         ready.workloads.close()
         fitted = read_fitted(Path(state), device)  # a simulated board is overloaded by none of its modes

@@ -26,7 +26,7 @@ _PUBLISH_TIMEOUT_S = 150.0  # more than the coordinator allows for an upload and
 
 @app.command("list")
 def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
-    """List the published reference predictors, and the one in force."""
+    """List the published reference predictors, and those in force."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected(coordinator) as client:
@@ -78,33 +78,40 @@ def remove(
 
 @app.command("pin")
 def pin(
-    digest: Annotated[str, typer.Argument(help="Digest of a published reference, or its first 6 or more digits.")],
+    digests: Annotated[
+        list[str], typer.Argument(help="Digests of published references, or their first 6 or more digits.")
+    ],
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Make all agents transfer from the reference predictor DIGEST."""
+    """Make all agents transfer from the reference predictors DIGESTS.
+
+    Of several, each counts by how well it predicts the modes that a device has measured of a workload.
+    """
     from wattfleet.errors import InvalidInputError
 
-    if not digest:
+    if not all(digests):
         raise InvalidInputError("the digest is empty; `wattfleet coordinator reference list` shows the digests")
-    _pinned(coordinator, digest, json_)
+    _pinned(coordinator, digests, json_)
 
 
 @app.command("unpin")
 def unpin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
     """Make all agents transfer from the predictor of `serve --reference` again."""
-    _pinned(coordinator, "", json_)
+    _pinned(coordinator, [], json_)
 
 
-def _pinned(coordinator: str, digest: str, json_: bool) -> None:
+def _pinned(coordinator: str, digests: Sequence[str], json_: bool) -> None:
     from wattfleet_proto.v1 import operator_pb2
 
+    request = operator_pb2.PinReferenceRequest(digest=digests[0] if digests else "", further_digests=digests[1:])
     with connected(coordinator) as client:
-        answer = client.operate("PinReference", operator_pb2.PinReferenceRequest(digest=digest))
+        answer = client.operate("PinReference", request)
+    in_force = [answer.digest, *answer.further_digests]
     if json_:
-        print_json({"digest": answer.digest, "ended_sessions": answer.ended_sessions})
+        print_json({"digests": in_force, "ended_sessions": answer.ended_sessions})
         return
-    print_line(f"agents transfer from {answer.digest[:_SHOWN_DIGITS]}")
+    print_line(f"agents transfer from {', '.join(digest[:_SHOWN_DIGITS] for digest in in_force)}")
     if answer.ended_sessions:
         reconnects = "reconnects" if answer.ended_sessions == 1 else "reconnect"
         print_line(f"{count_of(answer.ended_sessions, 'agent')} {reconnects} to learn of it")

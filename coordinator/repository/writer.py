@@ -17,7 +17,7 @@ from coordinator.state.records import (
     DeviceRecord,
     ForgottenDevice,
     NodeRecord,
-    PinnedReference,
+    PinnedReferences,
     PublishedReference,
     RemovedReference,
     RoundObservation,
@@ -93,7 +93,7 @@ def _key(record: StoredRecord) -> _Key:
         return (SupplyOverride, record.supply)
     if isinstance(record, PublishedReference | RemovedReference):
         return (PublishedReference, record.digest)
-    if isinstance(record, PinnedReference | GrantLifetime):
+    if isinstance(record, PinnedReferences | GrantLifetime):
         return (type(record),)
     return (type(record), record.run_id)
 

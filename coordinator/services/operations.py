@@ -218,9 +218,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     board=artefact.details.board,
                     predictor=artefact.details.predictor,
                     size_bytes=len(artefact.manifest) + len(artefact.weights),
-                    pinned=digest == self._references.pinned,
+                    pinned=digest in self._references.pinned,
                     from_start=digest == self._references.from_start,
-                    in_force=digest == self._references.digest,
+                    in_force=digest in self._references.in_force,
                     device_count=used.count(digest),
                 )
                 for digest, artefact in self._references.artefacts.items()
@@ -253,15 +253,18 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def PinReference(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PinReferenceRequest, context: Any
     ) -> operator_pb2.PinReferenceResponse:
-        """Pin the reference that agents transfer from."""
-        before = self._references.digest
-        changed = self._references.pin(request.digest)
-        now, ended = self._references.digest, 0
+        """Pin the references that agents transfer from."""
+        if request.further_digests and not request.digest:
+            raise InvalidInputError("the digest is empty, but there are further ones: give all digests, or none")
+        before = self._references.in_force
+        changed = self._references.pin([request.digest, *request.further_digests] if request.digest else [])
+        now, ended = self._references.in_force, 0
         if now != before:
-            ended = self._reconnect_all(f"reference predictor {now[:12]} was pinned: reconnect to fetch it")
+            pinned = ", ".join(digest[:12] for digest in now)
+            ended = self._reconnect_all(f"reference predictor {pinned} was pinned: reconnect to fetch it")
         await self._repository.save(*changed)
         self._references.stored(changed)
-        return operator_pb2.PinReferenceResponse(digest=now, ended_sessions=ended)
+        return operator_pb2.PinReferenceResponse(digest=now[0], ended_sessions=ended, further_digests=now[1:])
 
     async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:
         """Put an override in force; returns the budget's status, and how many rounds in flight were trimmed."""

@@ -165,7 +165,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def _welcome(self, protocol: session_pb2.ProtocolVersion) -> session_pb2.Welcome:
         pace = self._leases.pace
         return session_pb2.Welcome(
-            reference_digest=self._references.digest,
+            reference_digest=self._references.in_force[0],
+            further_reference_digests=self._references.in_force[1:],
             profile_modes=self._profile_modes,
             lease_s=pace.lease_s,
             reconnect_s=pace.reconnect_s,

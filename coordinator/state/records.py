@@ -143,14 +143,14 @@ class RemovedReference:
 
 
 @dataclass(frozen=True)
-class PinnedReference:
-    """The reference predictor that agents transfer from.
+class PinnedReferences:
+    """The reference predictors that agents transfer from.
 
     Attributes:
-        digest: of a published one; None for the one that the coordinator was started with.
+        digests: of published ones; none for the one that the coordinator was started with.
     """
 
-    digest: str | None
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class ForgottenDevice:
 
 
 OperatorRecord = (
-    DeviceOverrides | SupplyOverride | PublishedReference | RemovedReference | PinnedReference | ForgottenDevice
+    DeviceOverrides | SupplyOverride | PublishedReference | RemovedReference | PinnedReferences | ForgottenDevice
 )
 """What the operator changes by command."""
 

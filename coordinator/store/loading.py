@@ -43,7 +43,7 @@ class StoredState:
         overrides: what the operator set for single devices.
         budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
-        pinned: digest of the pinned one; None if none is pinned.
+        pinned: digests of the pinned ones.
         unplanned: run and number of each round without a plan.
         grants: what is known of the grants of an earlier coordinator.
         is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
@@ -56,7 +56,7 @@ class StoredState:
     overrides: Sequence[DeviceOverrides]
     budget_overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
-    pinned: str | None
+    pinned: Sequence[str]
     unplanned: Sequence[tuple[str, int]]
     grants: StoredGrants
     is_clock_doubtful: bool
@@ -96,7 +96,7 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
             PublishedReference(row.digest, row.manifest, row.weights)
             for row in connection.execute(select(Reference.__table__))
         ],
-        pinned=connection.scalar(select(ReferencePin.digest)),
+        pinned=connection.scalars(select(ReferencePin.digest).order_by(ReferencePin.rank)).all(),
         unplanned=rounds.unplanned(connection),
         grants=StoredGrants(
             connection.scalar(select(GrantLifetimeRow.lifetime_s)) or 0.0,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, delete, insert
 
-from coordinator.state.records import PinnedReference, RemovedReference, StoredRecord, SupplyOverride
+from coordinator.state.records import PinnedReferences, RemovedReference, StoredRecord, SupplyOverride
 from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from coordinator.store import rows
 from coordinator.store.statements import Statements
@@ -14,18 +14,18 @@ from coordinator.store.tables import BudgetOverride, Reference, ReferencePin
 
 
 def save_single_rows(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
-    """Save overrides of budgets, the pinned reference and what is known of grants; delete removed references."""
+    """Save overrides of budgets, the pinned references and what is known of grants; delete removed references."""
     for record in records:
         if isinstance(record, SupplyOverride):
             if record.override is None:
                 connection.execute(delete(BudgetOverride).where(BudgetOverride.supply == record.supply))
             else:
                 connection.execute(statements.override, [rows.override_values(record.supply, record.override)])
-        elif isinstance(record, PinnedReference):
-            if record.digest is None:
-                connection.execute(delete(ReferencePin))
-            else:
-                connection.execute(statements.pin, [{"only": 1, "digest": record.digest}])
+        elif isinstance(record, PinnedReferences):
+            connection.execute(delete(ReferencePin))
+            if record.digests:
+                ranked = [{"rank": rank, "digest": digest} for rank, digest in enumerate(record.digests, 1)]
+                connection.execute(insert(ReferencePin), ranked)
         elif isinstance(record, RemovedReference):
             connection.execute(delete(Reference).where(Reference.digest == record.digest))
         elif isinstance(record, GrantLifetime):

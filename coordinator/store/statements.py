@@ -18,7 +18,6 @@ from coordinator.store.tables import (
     Node,
     Observation,
     Reference,
-    ReferencePin,
     Round,
     Run,
     UnplannedRoundRow,
@@ -57,7 +56,6 @@ class Statements:
         self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
         self.override = self._replacing(BudgetOverride, "supply")
         self.reference = self._replacing(Reference, "digest")
-        self.pin = self._replacing(ReferencePin, "only")
         self.given_up = self._replacing(GivenUpTrainingRow, "device_id")
         self.not_given_up = delete(GivenUpTrainingRow).where(GivenUpTrainingRow.device_id == bindparam("gone"))
         self.grant_lifetime = self._replacing(GrantLifetimeRow, "only")

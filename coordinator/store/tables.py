@@ -203,10 +203,10 @@ class Reference(Base):
 
 
 class ReferencePin(Base):
-    """The pinned reference predictor: one row, or none."""
+    """A pinned reference predictor."""
 
     __tablename__ = "reference_pin"
-    only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str]
     checksum: Mapped[int | None]
 

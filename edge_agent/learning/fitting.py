@@ -32,7 +32,7 @@ class Fitting(Protocol):
     """Fits the predictor of one device."""
 
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
-        """Transfer the reference to the device.
+        """Transfer the references to the device.
 
         Args:
             profile: measurements, and observations of rounds.
@@ -68,7 +68,7 @@ class FittingHere:
     """Fits in this process.
 
     Args:
-        transfer: the reference and the device.
+        transfer: the references and the device.
         modes: `[n, 4]` modes of the device.
 
     Raises:
@@ -78,7 +78,7 @@ class FittingHere:
     def __init__(self, transfer: Transfer, modes: ModeArray) -> None:
         self._transfer = transfer
         self._modes = modes
-        self._prior = transfer.prior()
+        self._priors = transfer.priors()
 
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
         """See `Fitting.fit`."""
@@ -98,4 +98,4 @@ class FittingHere:
         return predictor.predict(self._modes, batch)
 
     def _fitted(self, profile: Profile) -> Predictor:
-        return self._transfer.fitted(profile, self._prior)
+        return self._transfer.fitted(profile, self._priors)

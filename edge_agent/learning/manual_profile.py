@@ -135,7 +135,7 @@ def profile_manually(
     told = WorkloadFacts(batch=minibatch, loader_workers=settings.loader_workers)
     known = folders.known(name) or KnownWorkload(Workload(name, told))
     known = known.completed(told, settings.minibatches_per_epoch)
-    transfer = Transfer(source, header, per_epoch, known.workload.facts)
+    transfer = Transfer((source,) if source else (), header, per_epoch, known.workload.facts)
     fitting = FittingHere(transfer, device.modes)
     _require_power(device)
     _create(state_directory)

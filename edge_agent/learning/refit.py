@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_agent.learning.reference_choice import named_reference, reference_of
-from edge_agent.learning.transfer import NO_REFERENCE, Transfer, keep_predictor, keep_reference
+from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference, references_of
 from edge_agent.profiling.stored_profile import MeasuredProfile, chosen_workload, read_predictor, read_profile
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from wattfleet.errors import InvalidInputError
@@ -83,25 +83,22 @@ def refit(
             " with --state-dir"
         )
     stored = read_predictor(folder)
-    artefact: Artefact | None
     if reference is not None:
-        artefact = named_reference(reference)
-        details = (stored or artefact).details
+        references: tuple[Artefact, ...] = (named_reference(reference),)
+        details = (stored or references[0]).details
     elif stored is not None:
-        digest = stored.details.provenance["reference"]
-        artefact = None if digest == NO_REFERENCE else reference_of(digest, state_directory)
+        references = tuple(reference_of(digest, state_directory) for digest in references_of(stored))
         details = stored.details
     else:
         raise InvalidInputError(
             f"{state_directory}: no predictor was fitted yet: pass the reference to transfer from with --reference"
         )
     per_epoch = minibatches_per_epoch or details.workload.minibatches_per_epoch
-    transfer = Transfer(artefact, measured.header, per_epoch, known.workload.facts)
-    prior = transfer.prior()
-    predictor = transfer.fitted(measured.profile, prior)
+    transfer = Transfer(references, measured.header, per_epoch, known.workload.facts)
+    predictor = transfer.fitted(measured.profile, transfer.priors())
     fitted = transfer.packed(predictor, measured.measured_modes)
-    if artefact is not None:
-        keep_reference(artefact, state_directory)
+    for each in references:
+        keep_reference(each, state_directory)
     keep_predictor(fitted, folder)
     if minibatches_per_epoch is not None and folder != state_directory:
         WorkloadFolders(state_directory).note(known.completed(known.workload.facts, minibatches_per_epoch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     Artefact,
     Predictor,
+    fit_from,
+    mixes_references,
     pack_artefact,
     predictor_class,
     restore_predictor,
@@ -22,8 +25,7 @@ from wattfleet.prediction import (
 
 _log = logging.getLogger(__name__)
 
-NO_REFERENCE = "none"
-"""Takes the place of the reference's digest in a predictor that was fitted without one."""
+_NO_REFERENCE = "none"  # takes the place of the digest
 
 
 class UnusableReferenceError(CorruptReferenceError):
@@ -32,17 +34,17 @@ class UnusableReferenceError(CorruptReferenceError):
 
 @dataclass(frozen=True)
 class Transfer:
-    """The transfer of a reference predictor to a device.
+    """The transfer of reference predictors to a device.
 
     Attributes:
-        reference: the predictor to transfer from; None fits to the measurements alone.
+        references: the predictors to transfer from, the most important first; none fits to the measurements alone.
         header: describes the device and its workload.
         minibatches_per_epoch: minibatches of one pass over the device's data.
         told: what the app or its data loader has told of the workload.
-        others: predictors of other workloads of the same device, from which the reference learns the board.
+        others: predictors of other workloads of the same device, from which the references learn the board.
     """
 
-    reference: Artefact | None
+    references: tuple[Artefact, ...]
     header: JournalHeader
     minibatches_per_epoch: int
     told: WorkloadFacts = WorkloadFacts()
@@ -58,27 +60,45 @@ class Transfer:
         """Samples in the minibatches that are trained now."""
         return self.told.batch or self.header.minibatch
 
-    def prior(self) -> Predictor | None:
-        """The reference, adapted to the hardware of the device's board; None if there is none.
+    def priors(self) -> Sequence[Predictor]:
+        """The references, adapted to the hardware of the device's board.
+
+        A further reference counts only if it is usable, and can be mixed with the first; otherwise the log says why.
 
         Raises:
-            UnusableReferenceError: it is damaged or of another task, or this version or installation cannot read its
-                kind of predictor.
+            UnusableReferenceError: the first one is damaged or of another task, or this version or installation cannot
+                read its kind of predictor.
         """
-        if self.reference is None:
-            return None
-        known = self.reference.details.facts
+        if not self.references:
+            return ()
+        first, *further = self.references
+        priors = [self._prior(first)]
+        for reference in further:
+            try:
+                prior = self._prior(reference)
+            except UnusableReferenceError as error:
+                _log.error("the reference %s is left out: %s", reference.digest[:12], error)
+                continue
+            if type(prior) is type(priors[0]) and mixes_references(type(prior)):
+                priors.append(prior)
+            else:
+                _log.error("the reference %s is left out: it cannot be mixed with the first", reference.digest[:12])
+        return priors
+
+    def _prior(self, reference: Artefact) -> Predictor:
+        """One reference, adapted to the hardware of the device's board."""
+        known = reference.details.facts
         if known is not None and known.task is not Task.TRAINING:
             raise UnusableReferenceError(
                 f"the reference is of {known.task}, but this device trains: choose a reference of training"
             )
         try:
-            return self._with_others(restore_predictor(self.reference, BOARDS.get(self.header.board_kind)))
+            return self._with_others(restore_predictor(reference, BOARDS.get(self.header.board_kind)))
         except (InvalidInputError, CorruptReferenceError) as error:
             raise UnusableReferenceError(str(error)) from None
         except ModuleNotFoundError as error:
             raise UnusableReferenceError(
-                f"a predictor of kind {self.reference.details.predictor!r} needs {error.name}: install it here"
+                f"a predictor of kind {reference.details.predictor!r} needs {error.name}: install it here"
             ) from None
 
     def _with_others(self, prior: Predictor) -> Predictor:
@@ -100,18 +120,18 @@ class Transfer:
                 prior = prior.with_workload(known, other.details.facts or WorkloadFacts())
         return prior
 
-    def fitted(self, profile: Profile, prior: Predictor | None) -> Predictor:
+    def fitted(self, profile: Profile, priors: Sequence[Predictor]) -> Predictor:
         """Fit the device's predictor to its measurements.
 
         Args:
             profile: measurements, and observations of rounds.
-            prior: what `prior` returned.
+            priors: what `priors` returned.
 
         Raises:
             InvalidInputError: there is no reference, and too few modes are measured to do without.
         """
-        kind = predictor_class(DEFAULT_PREDICTOR) if prior is None else type(prior)
-        return kind.fit(profile, prior, self.facts)
+        kind = type(priors[0]) if priors else predictor_class(DEFAULT_PREDICTOR)
+        return fit_from(kind, profile, priors, self.facts)
 
     def packed(self, predictor: Predictor, measured_modes: int) -> Artefact:
         """The device's predictor as it is stored.
@@ -122,12 +142,18 @@ class Transfer:
         """
         workload = FittedWorkload(self.header.workload, self.batch, self.minibatches_per_epoch)
         provenance = {
-            "reference": NO_REFERENCE if self.reference is None else self.reference.digest,
+            "reference": ", ".join(each.digest for each in self.references) or _NO_REFERENCE,
             "device": self.header.device_id,
             "provenance": self.header.provenance,
         }
         figures = {"profiled_modes": measured_modes}
         return pack_artefact(predictor, workload, self.header.board_kind, provenance, figures, self.facts)
+
+
+def references_of(fitted: Artefact) -> list[str]:
+    """The digests of the references that a device's predictor was fitted from."""
+    digests = fitted.details.provenance["reference"]
+    return [] if digests == _NO_REFERENCE else digests.split(", ")
 
 
 def keep_predictor(artefact: Artefact, workload_folder: Path) -> None:

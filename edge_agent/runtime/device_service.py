@@ -22,7 +22,7 @@ from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads
+from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of
 from edge_agent.session.references import ReferenceRefusedError, reference_of_digest, remove_old_references
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
@@ -105,10 +105,16 @@ class DeviceService:
         settings, device, profile_modes = self._settings, self._device, welcome.profile_modes
         cache = settings.device.state_dir / REFERENCES_DIRECTORY
         timeout_s = settings.session.reference_timeout_s
-        reference = await reference_of_digest(welcome.reference_digest, cache, self._connect, timeout_s)
-        # Not earlier: after a restart without the coordinator, a Welcome without its reference would be useless.
+        digests = references_of(welcome)
+        references = [await reference_of_digest(digests[0], cache, self._connect, timeout_s)]
+        for digest in digests[1:]:
+            try:
+                references.append(await reference_of_digest(digest, cache, self._connect, timeout_s))
+            except (CorruptReferenceError, ReferenceRefusedError) as error:
+                _log.error("the reference %s is left out: %s", digest[:12], plain_text(str(error), MAX_REASON_LENGTH))
+        # Not earlier: after a restart without the coordinator, a Welcome without its references would be useless.
         self._welcome.store(welcome)
-        remove_old_references(cache, welcome.reference_digest)
+        remove_old_references(cache, digests)
         loop = asyncio.get_running_loop()
 
         def show(progress: Progress) -> None:
@@ -130,7 +136,7 @@ class DeviceService:
             settings,
             device,
             self._profiled,
-            reference,
+            references,
             profile_modes,
             report,
             stopping,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +42,7 @@ class Readiness:
         workloads: know the device's fronts, and learn from rounds.
         idle_w: power of the parked device, W.
         parked: the mode between trainings.
-        reference_digest: digest of the reference predictor.
+        reference_digest: digest of the most important reference predictor.
         is_announcing: whether the coordinator announces workloads, from protocol 2.1 on.
         ahead: modes to measure before the first round.
     """
@@ -113,7 +113,7 @@ def make_ready(
     settings: AgentSettings,
     device: Device,
     profiled: ProfiledWorkload,
-    reference: Artefact,
+    references: Sequence[Artefact],
     profile_modes: int,
     report: Callable[[Progress], None],
     stopping: threading.Event,
@@ -129,7 +129,7 @@ def make_ready(
         settings: the agent's.
         device: the board.
         profiled: the workload that is trained while modes are measured without an app.
-        reference: the predictor to transfer from.
+        references: the predictors to transfer from, the most important first.
         profile_modes: limit on the modes to measure of a workload.
         report: called after every step.
         stopping: once set, measuring and fitting raise `StoppedError`, also later in the learners.
@@ -154,7 +154,7 @@ def make_ready(
 
     def open_learner(known: KnownWorkload, folder: Path) -> OnlineLearner:
         is_default = known.workload.name == default.workload.name
-        opener = _Opener(settings, device, reference, profile_modes, stopping, folders, folder, workloads)
+        opener = _Opener(settings, device, references, profile_modes, stopping, folders, folder, workloads)
         steps = _steps(device, profiled, known, is_default)
         return opener.open(known, steps, ahead if is_default else 0, report)
 
@@ -167,7 +167,7 @@ def make_ready(
     except BaseException:
         workloads.close()
         raise
-    return Readiness(workloads, idle_w, parked, reference.digest, is_announcing, ahead)
+    return Readiness(workloads, idle_w, parked, references[0].digest, is_announcing, ahead)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class _Opener:
 
     settings: AgentSettings
     device: Device
-    reference: Artefact
+    references: Sequence[Artefact]
     profile_modes: int
     stopping: threading.Event
     folders: WorkloadFolders
@@ -197,7 +197,7 @@ class _Opener:
             def open_fitting(known: KnownWorkload) -> AbstractContextManager[Fitting]:
                 others = self.workloads.others_of(known.workload.name)
                 transfer = Transfer(
-                    self.reference, journal.header, known.counted_minibatches, known.workload.facts, others
+                    tuple(self.references), journal.header, known.counted_minibatches, known.workload.facts, others
                 )
                 return fitting_process(transfer, device.modes, self.stopping, profile.fit_timeout_s)()
 

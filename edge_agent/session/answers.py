@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from wattfleet.errors import WattfleetError
-from wattfleet_proto.session_limits import LEASE_S, MAX_RECONNECT_S, PROFILE_MODES
+from wattfleet_proto.session_limits import LEASE_S, MAX_RECONNECT_S, MAX_REFERENCES_IN_FORCE, PROFILE_MODES
 from wattfleet_proto.v1 import session_pb2
 
 # The digest becomes the name of a folder.
@@ -54,10 +54,15 @@ def require_usable(welcome: session_pb2.Welcome) -> None:
     """Check what a Welcome asks for.
 
     Raises:
-        UnusableAnswerError: it names no reference, or too few or too many modes.
+        UnusableAnswerError: it names no reference or too many, or too few or too many modes.
     """
-    if not _DIGEST.fullmatch(welcome.reference_digest):
+    digests = (welcome.reference_digest, *welcome.further_reference_digests)
+    if not all(_DIGEST.fullmatch(digest) for digest in digests[: MAX_REFERENCES_IN_FORCE + 1]):
         raise UnusableAnswerError("its Welcome names no reference")
+    if len(digests) > MAX_REFERENCES_IN_FORCE:
+        raise UnusableAnswerError(
+            f"its Welcome names {len(digests):,} references; the limit is {MAX_REFERENCES_IN_FORCE}"
+        )
     fewest, most = PROFILE_MODES
     if not fewest <= welcome.profile_modes <= most:
         raise UnusableAnswerError(f"profile_modes must be {fewest} to {most:,}, not {welcome.profile_modes:,}")

@@ -137,5 +137,10 @@ def announces_workloads(welcome: session_pb2.Welcome) -> bool:
     return common_version(welcome.protocol).minor >= _ANNOUNCING_MINOR
 
 
-def _request_of(welcome: session_pb2.Welcome) -> tuple[str, int, bool]:
-    return welcome.reference_digest, welcome.profile_modes, announces_workloads(welcome)
+def references_of(welcome: session_pb2.Welcome) -> tuple[str, ...]:
+    """The digests of the references to transfer from, the most important first."""
+    return (welcome.reference_digest, *welcome.further_reference_digests)
+
+
+def _request_of(welcome: session_pb2.Welcome) -> tuple[tuple[str, ...], int, bool]:
+    return references_of(welcome), welcome.profile_modes, announces_workloads(welcome)

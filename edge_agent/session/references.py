@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -76,18 +77,18 @@ async def reference_of_digest(digest: str, cache: Path, connect: Connect, timeou
     return artefact
 
 
-def remove_old_references(cache: Path, used: str, keep: int = 8) -> None:
-    """Remove all references from the cache but the newest ones, and the one that is used; a failure is logged.
+def remove_old_references(cache: Path, used: Sequence[str], keep: int = 8) -> None:
+    """Remove all references from the cache but the newest ones, and those that are used; a failure is logged.
 
     Args:
         cache: folder with one sub-folder per digest.
-        used: digest of the reference that is used.
+        used: digests of the references that are used.
         keep: number of the newest ones to keep.
     """
     try:
         newest_first = sorted(cache.iterdir(), key=lambda each: each.lstat().st_mtime, reverse=True)
         for old in newest_first[keep:]:
-            if old.name != used and old.is_dir() and not old.is_symlink():
+            if old.name not in used and old.is_dir() and not old.is_symlink():
                 shutil.rmtree(old)
     except OSError as error:
         _log.warning("%s: old references cannot be removed: %s", cache, error.strerror)

@@ -8,3 +8,6 @@ MAX_RECONNECT_S = 120.0
 
 PROFILE_MODES = (5, 10_000)
 """Fewest and most modes to measure. A predictor needs five."""
+
+MAX_REFERENCES_IN_FORCE = 4
+"""Reference predictors that a device transfers from: each makes its fits take longer."""

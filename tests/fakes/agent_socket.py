@@ -82,7 +82,7 @@ class Agent:
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         known = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), 100)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
-        fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
+        fitting = FittingHere(Transfer((REFERENCE,), header, 100), self.board.modes)
         fitted = profile_device(self.board, self.open_steps, self.journal, fitting, MEASURED, 0, lambda progress: None)
         self.learner = OnlineLearner(
             self.board,

@@ -37,6 +37,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         self.reports: list[session_pb2.SessionRequest] = []
         self.profile_modes = profile_modes
         self.reference = REFERENCE
+        self.further: list[Any] = []
         self._server: grpc.aio.Server | None = None
         self._sessions: list[Any] = []
         self._grants: list[session_pb2.Grant] = []
@@ -47,6 +48,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         await anext(request_iterator)
         welcome = session_pb2.Welcome(
             reference_digest=self.reference.digest,
+            further_reference_digests=[each.digest for each in self.further],
             profile_modes=self.profile_modes,
             lease_s=5,
             protocol=own_version(),
@@ -95,10 +97,9 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
     async def FetchReference(  # noqa: N802 - named by the protocol
         self, request: session_pb2.FetchReferenceRequest, context: Any
     ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
-        yield session_pb2.FetchReferenceResponse(
-            manifest=self.reference.manifest, weights_bytes=len(self.reference.weights)
-        )
-        yield session_pb2.FetchReferenceResponse(weights_chunk=self.reference.weights)
+        (sent,) = (each for each in (self.reference, *self.further) if each.digest == request.digest)
+        yield session_pb2.FetchReferenceResponse(manifest=sent.manifest, weights_bytes=len(sent.weights))
+        yield session_pb2.FetchReferenceResponse(weights_chunk=sent.weights)
 
     @property
     def states(self) -> list[session_pb2.DeviceState.ValueType]:

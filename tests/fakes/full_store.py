@@ -15,7 +15,7 @@ from coordinator.clocks import BootClock
 from coordinator.state.records import (
     DeviceOverrides,
     NodeRecord,
-    PinnedReference,
+    PinnedReferences,
     PublishedReference,
     RunRecord,
     SupplyOverride,
@@ -51,7 +51,7 @@ def fill(location: Path | URL, devices: int = 12, rounds: int = 5) -> None:
             DeviceOverrides("nano-1", frozenset({"lab", "solar"}), True),
             SupplyOverride("site", Override(45.5, datetime(2026, 3, 29, 2, 30, tzinfo=timezone.utc))),
             PublishedReference("ab" * 32, b"{}" * 400, bytes(range(256)) * 20),
-            PinnedReference("ab" * 32),
+            PinnedReferences(("ab" * 32,)),
         )
 
 

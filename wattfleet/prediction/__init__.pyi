@@ -21,6 +21,7 @@ from .predictor import Prediction as Prediction
 from .predictor import Predictor as Predictor
 from .predictor import adapt_to_board as adapt_to_board
 from .predictor import fit_from as fit_from
+from .predictor import mixes_references as mixes_references
 from .predictor import only_batch as only_batch
 from .predictor import require_fitted_batch as require_fitted_batch
 from .predictor import require_one_batch as require_one_batch

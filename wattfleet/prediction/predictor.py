@@ -125,6 +125,11 @@ def adapt_to_board(predictor: P, of: Board | None, to: Board | None) -> P:
     return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)
 
 
+def mixes_references(kind: type[Predictor]) -> bool:
+    """Whether a kind of predictor can transfer from several references at once."""
+    return getattr(kind, "fit_mixed", None) is not None
+
+
 def fit_from(kind: type[P], profile: Profile, references: Sequence[P], facts: WorkloadFacts) -> P:
     """Fit a kind of predictor to measured modes, from none, one or several references.
 

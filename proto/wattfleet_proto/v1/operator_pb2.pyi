@@ -593,7 +593,7 @@ class ReferenceView(_message.Message):
     from_start: _builtins.bool
     """the one the coordinator was started with"""
     in_force: _builtins.bool
-    """the one sent to agents now"""
+    """sent to agents now"""
     device_count: _builtins.int
     """devices whose fronts derive from it"""
     def __init__(
@@ -741,16 +741,22 @@ class PinReferenceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
+    FURTHER_DIGESTS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """or its first digits; empty: unpin, use the one the coordinator was started with"""
+    @_builtins.property
+    def further_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in force besides; each counts by how well it predicts the measured modes"""
+
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
+        further_digests: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "further_digests", b"further_digests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -762,19 +768,25 @@ class PinReferenceResponse(_message.Message):
 
     DIGEST_FIELD_NUMBER: _builtins.int
     ENDED_SESSIONS_FIELD_NUMBER: _builtins.int
+    FURTHER_DIGESTS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """in force now"""
     ended_sessions: _builtins.int
     """their agents reconnect to learn of it"""
+    @_builtins.property
+    def further_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in force besides"""
+
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
         ended_sessions: _builtins.int = ...,
+        further_digests: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "ended_sessions", b"ended_sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "ended_sessions", b"ended_sessions", "further_digests", b"further_digests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

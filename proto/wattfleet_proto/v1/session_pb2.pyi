@@ -344,6 +344,7 @@ class Welcome(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     RECONNECT_S_FIELD_NUMBER: _builtins.int
     GRANT_LIFETIME_S_FIELD_NUMBER: _builtins.int
+    FURTHER_REFERENCE_DIGESTS_FIELD_NUMBER: _builtins.int
     reference_digest: _builtins.str
     """sha256 of the manifest, hexadecimal"""
     profile_modes: _builtins.int
@@ -356,6 +357,10 @@ class Welcome(_message.Message):
     """grants lapse this long after the agent sent the last lease that renewed them"""
     @_builtins.property
     def protocol(self) -> Global___ProtocolVersion: ...
+    @_builtins.property
+    def further_reference_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further references in force, from protocol 2.1 on: each counts by how well it predicts the measured modes."""
+
     def __init__(
         self,
         *,
@@ -365,10 +370,11 @@ class Welcome(_message.Message):
         protocol: Global___ProtocolVersion | None = ...,
         reconnect_s: _builtins.float = ...,
         grant_lifetime_s: _builtins.float = ...,
+        further_reference_digests: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_lifetime_s", b"grant_lifetime_s", "lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["further_reference_digests", b"further_reference_digests", "grant_lifetime_s", b"grant_lifetime_s", "lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,8 +35,9 @@ async def publish_parts(
     return await client.operator.PublishReference(parts())
 
 
-async def pin(client: Client, digest: str) -> operator_pb2.PinReferenceResponse:
-    return await client.operator.PinReference(operator_pb2.PinReferenceRequest(digest=digest))
+async def pin(client: Client, digest: str, *further: str) -> operator_pb2.PinReferenceResponse:
+    request = operator_pb2.PinReferenceRequest(digest=digest, further_digests=further)
+    return await client.operator.PinReference(request)
 
 
 async def references(client: Client) -> dict[str, operator_pb2.ReferenceView]:
@@ -160,6 +161,36 @@ async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
     for story in (first, second, third):
         async with serving_client(config) as client:
             await story(client)
+
+
+async def test_several_references_are_pinned_in_order_and_a_restart_keeps_them(
+    config: CoordinatorSettings, artefact: Artefact, another: Artefact
+) -> None:
+
+    async def told(client: Client) -> list[str]:
+        welcome = await client.agent().hello("orin")
+        return [welcome.reference_digest, *welcome.further_reference_digests]
+
+    async with serving_client(config) as client:
+        await publish(client, another)
+        pinned = await pin(client, another.digest[:8], artefact.digest[:8], another.digest[:9])
+        assert [pinned.digest, *pinned.further_digests] == [another.digest, artefact.digest]
+        assert all(view.pinned and view.in_force for view in (await references(client)).values())
+        for digests, text in (
+            (["0000000"], "no reference predictor's digest begins with '0000000'"),
+            ([another.digest] * 4, "5 references are too many: pin 4 at most"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match=text):
+                await pin(client, artefact.digest, *digests)
+        with pytest.raises(grpc.aio.AioRpcError, match="the digest is empty, but there are further ones"):
+            await pin(client, "", artefact.digest)
+        assert await told(client) == [another.digest, artefact.digest], "a refused request changes nothing"
+    async with serving_client(config) as client:
+        assert await told(client) == [another.digest, artefact.digest]
+        with pytest.raises(grpc.aio.AioRpcError, match="is pinned: unpin it first"):
+            await client.operator.RemoveReference(operator_pb2.RemoveReferenceRequest(digest=another.digest))
+        await pin(client, "")
+        assert await told(client) == [artefact.digest]
 
 
 async def test_a_pinned_reference_of_the_start_outlasts_a_start_with_another(

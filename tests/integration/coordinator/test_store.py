@@ -20,7 +20,7 @@ from coordinator.state.records import (
     DeviceResult,
     NodeRecord,
     ObservedTraining,
-    PinnedReference,
+    PinnedReferences,
     PublishedReference,
     RoundObservation,
     RunRecord,
@@ -57,7 +57,7 @@ def sql(location: Path | URL, query: str) -> list[tuple[object, ...]]:
 def test_a_new_store_is_empty(store: Store) -> None:
     kept = store.load()
     assert (kept.devices, kept.nodes, kept.runs, kept.rounds) == ([], {}, [], [])
-    assert (kept.overrides, kept.budget_overrides, kept.references, kept.pinned) == ([], {}, [], None)
+    assert (kept.overrides, kept.budget_overrides, kept.references, kept.pinned) == ([], {}, [], [])
 
 
 # --- what the operator said ---------------------------------------------------------------------------------------
@@ -74,10 +74,13 @@ def test_what_the_operator_said_comes_back_in_its_newest_state(
         SupplyOverride("rack", Override(40.1, until)),
         SupplyOverride("roof", Override(30.0)),
         *references,
-        PinnedReference("a" * 64),
+        PinnedReferences(("c" * 64, "a" * 64, "b" * 64)),
     )
     store.save(
-        DeviceOverrides("nano"), SupplyOverride("roof", Override(20.0)), references[0], PinnedReference("b" * 64)
+        DeviceOverrides("nano"),
+        SupplyOverride("roof", Override(20.0)),
+        references[0],
+        PinnedReferences(("b" * 64, "a" * 64)),
     )
     kept = reopen().load()
     assert {say.device_id: say for say in kept.overrides} == {
@@ -86,15 +89,15 @@ def test_what_the_operator_said_comes_back_in_its_newest_state(
     }
     assert kept.budget_overrides == {"rack": Override(40.1, until), "roof": Override(20.0)}
     assert sorted(kept.references, key=lambda each: each.digest) == references
-    assert kept.pinned == "b" * 64
+    assert kept.pinned == ["b" * 64, "a" * 64]
 
 
 def test_what_the_operator_takes_back_is_gone(store: Store, reopen: Callable[[], Store]) -> None:
-    store.save(SupplyOverride("rack", Override(40.0)), SupplyOverride("roof", Override(40.0)), PinnedReference("a"))
-    store.save(SupplyOverride("rack", None), PinnedReference(None))
-    store.save(SupplyOverride("rack", None), PinnedReference(None))
+    store.save(SupplyOverride("rack", Override(40.0)), SupplyOverride("roof", Override(40.0)), PinnedReferences(("a",)))
+    store.save(SupplyOverride("rack", None), PinnedReferences(()))
+    store.save(SupplyOverride("rack", None), PinnedReferences(()))
     kept = reopen().load()
-    assert (set(kept.budget_overrides), kept.pinned) == ({"roof"}, None)
+    assert (set(kept.budget_overrides), kept.pinned) == ({"roof"}, [])
 
 
 # --- each record comes back ---------------------------------------------------------------------------------------

@@ -63,6 +63,20 @@ def test_an_unusable_reference_does_not_end_the_agent(
     assert running.error is None
 
 
+@pytest.mark.parametrize("unusable", [of_an_unknown_kind, of_another_format])
+def test_a_further_reference_that_is_unusable_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, unusable: Callable[[], Any]
+) -> None:
+    coordinator = CoordinatorInProcess(tmp_path, 6)
+    coordinator.further = [unusable()]
+    with coordinator.running(), ready_agent(coordinator, tmp_path, new_board(), modes_first=None) as running:
+        coordinator.announce("vision")
+        until(lambda: running.has_ended or coordinator.front_of("vision") is not None)
+        assert running.error is None
+        assert coordinator.fronts[-1].reference_digest == REFERENCE.digest
+    assert f"the reference {unusable().digest[:12]} is left out" in caplog.text
+
+
 def of_another_task() -> Artefact:
     changed = json.loads(REFERENCE.manifest)
     changed["facts"] = {**(changed.get("facts") or {}), "task": "inference", "batch": 1}

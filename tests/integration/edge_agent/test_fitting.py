@@ -27,7 +27,7 @@ from wattfleet_io.child_process import python_process
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
-TRANSFER = Transfer(REFERENCE, HEADER, 100)
+TRANSFER = Transfer((REFERENCE,), HEADER, 100)
 BOARD = SimulatedDevice("orin-nano", 1)
 MODES = BOARD.modes
 NOTHING = modes_to_array([])
@@ -165,7 +165,7 @@ settings = AgentSettings(
     profile=ProfileSettings(minibatches_per_epoch=100),
 )
 reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
-ready = make_ready(settings, device, built_in_workload(device.step), reference, 6, lambda progress: None, stopping)
+ready = make_ready(settings, device, built_in_workload(device.step), [reference], 6, lambda progress: None, stopping)
 learner = ready.workloads.learner("")
 learner.observe(Observed(ready.parked, 100.0, 5.0))
 learner.productive(60.0)

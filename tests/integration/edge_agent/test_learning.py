@@ -59,7 +59,7 @@ def profiled(seed):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.jsonl"
         with Journal.open(path, HEADER) as journal:
-            fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
+            fitting = FittingHere(Transfer((REFERENCE,), HEADER, PER_EPOCH), device.modes)
             open_steps = built_in_workload(device.step).open_steps
             fitted = profile_device(device, open_steps, journal, fitting, LIMIT, 0, lambda progress: None)
         return device, fitted, path.read_bytes()
@@ -78,7 +78,7 @@ class Bench:
             path.write_bytes(journal)
         self.journal = Journal.open(path, HEADER)
         open_steps = built_in_workload(self.device.step).open_steps
-        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
+        fitting = FittingHere(Transfer((REFERENCE,), HEADER, PER_EPOCH), self.device.modes)
         if restarts:
             most = most_modes(self.journal, LIMIT)
             fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
@@ -208,7 +208,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
                 journal.append(record)
         for _ in range(DEFAULT_LIMITS.attempts):
             journal.append(Discarded(hopeless, "92 degrees", 3, 5.0, overloaded=True))
-        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), bench.device.modes)
+        fitting = FittingHere(Transfer((REFERENCE,), HEADER, PER_EPOCH), bench.device.modes)
         fitted = fitting.fit(Profile.of(journal.measurements), len(journal.records))
 
         left = OnlineLearner(
@@ -223,7 +223,7 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
     device = SimulatedDevice("orin-nano", 1)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         open_steps = built_in_workload(device.step).open_steps
-        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
+        fitting = FittingHere(Transfer((REFERENCE,), HEADER, PER_EPOCH), device.modes)
         fitted = profile_device(device, open_steps, journal, fitting, 6, 0, lambda progress: None)
         learner = OnlineLearner(
             device, open_steps, journal, lambda known: nullcontext(fitting), fitted, 50, KNOWN, 0, lambda kept: None
@@ -273,7 +273,7 @@ def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(
     settings = agent_settings(tmp_path / "state", "bench", minibatches_per_epoch=PER_EPOCH, modes_first=6)
     device = SimulatedDevice("orin-nano", 1)
     ready = make_ready(
-        settings, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
+        settings, device, built_in_workload(device.step), [REFERENCE], 20, lambda progress: None, threading.Event()
     )
     (report,) = ready.due_fronts()
     assert ready.workloads.profiled_modes == report.profiled_modes == 6

@@ -94,7 +94,7 @@ def test_the_newest_references_and_the_used_one_are_kept(tmp_path: Path) -> None
     for k in range(12):
         (tmp_path / f"digest-{k:02}").mkdir()
         os.utime(tmp_path / f"digest-{k:02}", (k, k))
-    remove_old_references(tmp_path, used="digest-01")
+    remove_old_references(tmp_path, used=["digest-01"])
     assert sorted(each.name for each in tmp_path.iterdir()) == ["digest-01", *(f"digest-{k:02}" for k in range(4, 12))]
 
 
@@ -105,7 +105,7 @@ def test_a_link_in_the_cache_is_not_followed(tmp_path: Path) -> None:
     cache.mkdir()
     for k in range(12):
         (cache / f"digest-{k}").symlink_to(other)
-    remove_old_references(cache, used="digest-1")
+    remove_old_references(cache, used=["digest-1"])
     assert (other / "precious").exists()
 
 

@@ -41,12 +41,12 @@ def packed(facts):
 
 def test_a_reference_of_inference_is_refused_for_training():
     with pytest.raises(UnusableReferenceError, match="is of inference, but this device trains: choose a reference"):
-        Transfer(packed(WorkloadFacts(Task.INFERENCE)), HEADER, 100).prior()
-    Transfer(packed(WorkloadFacts(batch=16)), HEADER, 100).prior()
-    Transfer(SHIPPED, HEADER, 100).prior()
+        Transfer((packed(WorkloadFacts(Task.INFERENCE)),), HEADER, 100).priors()
+    Transfer((packed(WorkloadFacts(batch=16)),), HEADER, 100).priors()
+    Transfer((SHIPPED,), HEADER, 100).priors()
 
 
 def test_a_fitted_predictor_keeps_what_was_known():
-    transfer = Transfer(SHIPPED, HEADER, 100, WorkloadFacts(loader_workers=0))
-    fitted = transfer.packed(transfer.prior(), 5)
+    transfer = Transfer((SHIPPED,), HEADER, 100, WorkloadFacts(loader_workers=0))
+    fitted = transfer.packed(transfer.priors()[0], 5)
     assert fitted.details.facts == WorkloadFacts(batch=16, loader_workers=0)

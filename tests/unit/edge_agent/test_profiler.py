@@ -27,7 +27,7 @@ HEADER = JournalHeader("bench", "scripted", "hardware", "resnet18-imagenet", 16)
 
 
 def profile_seven(device, journal):
-    fitting = FittingHere(Transfer(REFERENCE, HEADER, 100), device.modes)
+    fitting = FittingHere(Transfer((REFERENCE,), HEADER, 100), device.modes)
     profile_device(device, lambda: nullcontext(device.step), journal, fitting, 7, 0, lambda progress: None)
 
 

@@ -31,5 +31,7 @@ def upgrade() -> None:
         " FROM front JOIN device ON device.device_id = front.device_id"
     )
     op.drop_table("front")
+    with op.batch_alter_table("reference_pin") as pin:  # several references may be pinned
+        pin.alter_column("only", new_column_name="rank")
     with op.batch_alter_table("device") as device:
         device.drop_column("reference_digest")
