@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, StateDirOption, open_named
+from edge_agent.cli.options import DeviceOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import count_of, json_text, terminal
 
@@ -31,6 +31,7 @@ def watch(
         float | None, typer.Option(min=0, help="Stop after this many seconds. By default, run until Ctrl-C.")
     ] = None,
     device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per sample instead of a table.")
@@ -41,7 +42,7 @@ def watch(
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir)
-    fitted, no_prediction = _fitted(board, state_dir)
+    fitted, no_prediction = _fitted(board, state_dir, workload)
     try:
         with (
             StopSignals.held() as signals,
@@ -66,13 +67,13 @@ def _wait(board: Device) -> None:
     time.sleep(max(0.0, _INTERVAL_S - (time.monotonic() - begun_s)))
 
 
-def _fitted(board: Device, state_directory: Path) -> tuple[FittedDevice | None, str]:
+def _fitted(board: Device, state_directory: Path, workload: str | None) -> tuple[FittedDevice | None, str]:
     """The fitted device, and the text to show for a mode without a prediction; watching needs no fit."""
     from edge_agent.profiling.stored_profile import read_fitted
     from wattfleet.errors import WattfleetError
 
     try:
-        return read_fitted(state_directory, board), "no prediction for this mode"
+        return read_fitted(state_directory, board, workload), "no prediction for this mode"
     except WattfleetError as error:
         return None, str(error)
 

@@ -98,6 +98,7 @@ class WorkloadFolders:
             InvalidInputError: the folder cannot be created, or belongs to another user.
         """
         folder = self.folder(known.workload.name)
+        self._count_uses()  # before there is a folder without a description
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_own_folder(self._root)
@@ -109,15 +110,19 @@ class WorkloadFolders:
 
     def note(self, known: KnownWorkload) -> None:
         """Store what is known of a workload, which is used now; a failure is logged."""
-        if self._last_use is None:
-            self._last_use = max((stored.last_use for stored in self.stored()), default=0)
-        self._last_use += 1
+        self._last_use = self._count_uses() + 1
         content: Mapping[str, Any] = {**known.content(), "last_use": self._last_use}
         path = self.folder(known.workload.name) / WORKLOAD_FILE
         try:
             replace_file(path, json.dumps(content).encode() + b"\n")
         except OSError as error:
             _log.error("%s: cannot be written: %s; it is kept in memory only", path, error.strerror)
+
+    def _count_uses(self) -> int:
+        """The number of the last use of any workload."""
+        if self._last_use is None:
+            self._last_use = max((stored.last_use for stored in self.stored()), default=0)
+        return self._last_use
 
     def known(self, workload: str) -> KnownWorkload | None:
         """What is stored of a workload; None if nothing is."""

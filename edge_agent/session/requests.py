@@ -7,8 +7,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edge_agent.workloads.loading import SHIPPED
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload, require_workload_name
+from wattfleet.modes import Workload
 from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import workload_from_message
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
@@ -22,6 +23,9 @@ _MOST_ANNOUNCED = 32
 
 _MOST_ORDERS = 32
 """Orders that may wait."""
+
+_MAX_SHOWN = 60
+"""Characters of an unknown name in the log."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,12 @@ def _order(message: session_pb2.ProfileOrder) -> ProfileOrder:
         raise InvalidInputError(f"modes must be 1 to {most:,}, not {message.modes:,}")
     workload = workload_from_message(message.workload)
     synthetic = message.synthetic or workload.name
-    require_workload_name(synthetic)
+    if synthetic not in SHIPPED:
+        # Only the owner of the device may name a function to import: the agent runs as root.
+        raise InvalidInputError(
+            f"{plain_text(synthetic, _MAX_SHOWN)!r} is no workload that comes with the agent: use one of"
+            f" {', '.join(SHIPPED)}"
+        )
     return ProfileOrder(workload, synthetic, message.modes)
 
 

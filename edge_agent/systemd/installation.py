@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.selection import is_virtual
 from edge_agent.systemd.ownership import InstalledCode, Stat
-from edge_agent.workloads.loading import SHIPPED, Processor, require_workload
+from edge_agent.workloads.loading import Processor, require_workload
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import remove_file, replace_file
@@ -42,8 +42,8 @@ class ServiceSettings:
         device: the device as the command line names it.
         device_id: its name in the fleet.
         coordinator: host:port.
-        minibatches_per_epoch: minibatches of one pass over the device's data.
-        workload: the workload to measure with; None for a virtual board.
+        minibatches_per_epoch: minibatches of one pass over the device's data; None to let each app's loader tell it.
+        workload: the workload to measure with besides the apps; None for none.
         minibatch: samples in a minibatch of the workload.
         processor: where it computes.
 
@@ -54,7 +54,7 @@ class ServiceSettings:
     device: str
     device_id: str
     coordinator: str
-    minibatches_per_epoch: int
+    minibatches_per_epoch: int | None = None
     workload: str | None = None
     minibatch: int = 16
     processor: Processor = "cuda"
@@ -63,14 +63,9 @@ class ServiceSettings:
         split_address(self.coordinator)
         if self.workload is not None:
             require_workload(self.workload, self.minibatch)
-        if is_virtual(self.device) != (self.workload is None):
-            raise InvalidInputError(
-                f"the device {self.device} needs no workload; omit --workload"
-                if self.workload is not None
-                else f"the device {self.device} needs a workload to train while measuring; pass --workload"
-                f" {', '.join(SHIPPED)}, or your own module:function"
-            )
-        if self.minibatches_per_epoch < 1:
+            if is_virtual(self.device):
+                raise InvalidInputError(f"the device {self.device} needs no workload; omit --workload")
+        if self.minibatches_per_epoch is not None and self.minibatches_per_epoch < 1:
             raise InvalidInputError(f"--minibatches-per-epoch must be at least 1, not {self.minibatches_per_epoch}")
         values = {
             "device": self.device,
@@ -89,14 +84,16 @@ class ServiceSettings:
             f"WATTFLEET_DEVICE={self.device}\n"
             f"WATTFLEET_DEVICE_ID={self.device_id}\n"
             f"WATTFLEET_COORDINATOR={self.coordinator}\n"
-            f"WATTFLEET_MINIBATCHES_PER_EPOCH={self.minibatches_per_epoch}\n"
-            f"WATTFLEET_WORKLOAD={self._workload_options()}\n"
+            f"WATTFLEET_WORKLOAD={' '.join(self._workload_options())}\n"
         )
 
-    def _workload_options(self) -> str:
-        if self.workload is None:
-            return ""
-        return f"--workload {self.workload} --minibatch {self.minibatch} --processor {self.processor}"
+    def _workload_options(self) -> Iterator[str]:
+        if self.minibatches_per_epoch is not None:
+            yield f"--minibatches-per-epoch {self.minibatches_per_epoch}"
+        if self.workload is not None:
+            yield f"--workload {self.workload} --minibatch {self.minibatch}"
+        if not is_virtual(self.device):
+            yield f"--processor {self.processor}"  # also where an ordered measurement computes
 
 
 @dataclass(frozen=True)

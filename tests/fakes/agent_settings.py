@@ -10,6 +10,7 @@ from edge_agent.settings import (
     ProfileSettings,
     RecoverySettings,
     SessionSettings,
+    WorkloadSettings,
 )
 
 
@@ -20,10 +21,11 @@ def agent_settings(
     coordinator: str = "127.0.0.1:7070",
     socket: Path | None = None,
     seed: int = 0,
-    minibatches_per_epoch: int = 100,
+    minibatches_per_epoch: int | None = 100,
     modes_first: int | None = 10_000,
     retry_s: float = 30.0,
     grant_timeout_s: float = 10.0,
+    max_workloads: int = 32,
 ) -> AgentSettings:
     """Those of an agent on a simulated board; its socket is in the state directory unless given.
 
@@ -38,6 +40,7 @@ def agent_settings(
             seed=seed,
         ),
         profile=ProfileSettings(minibatches_per_epoch=minibatches_per_epoch, modes_first=modes_first),
+        workload=WorkloadSettings(max_workloads=max_workloads),
         session=SessionSettings(coordinator=coordinator, grant_timeout_s=grant_timeout_s),
         recovery=RecoverySettings(retry_s=retry_s),
     )

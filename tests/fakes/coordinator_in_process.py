@@ -18,7 +18,7 @@ from tests.fakes.polling import until
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.convert import mode_to_message
-from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
 from wattfleet_proto.version import own_version
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
@@ -64,7 +64,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         finally:
             self._sessions.remove(context)
 
-    def grant(self, plan_id: str, mode: PowerMode | None, power_limit_w: float = 25.0) -> None:
+    def grant(self, plan_id: str, mode: PowerMode | None, power_limit_w: float = 25.0, workload: str = "") -> None:
         """Grant a training, or stop it, and wait until the agent has put it in force."""
         grant = session_pb2.Grant(
             id=1 + len(self._grants),
@@ -72,14 +72,25 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
             mode=None if mode is None else mode_to_message(mode),
             power_limit_w=power_limit_w,
             longest_s=600,
+            workload=workload,
         )
         self._grants.append(grant)
-        on_loop(self._send(grant)).result(_WITHIN_S)
+        self.send(grant=grant)
         until(lambda: any(report.lease.grant_id == grant.id for report in list(self.reports)))
 
-    async def _send(self, grant: session_pb2.Grant) -> None:
+    def send(self, **body: Any) -> None:
+        """Send one message to the agent."""
+        on_loop(self._send(session_pb2.SessionResponse(**body))).result(_WITHIN_S)
+
+    def announce(self, *workloads: str) -> None:
+        """Announce these workloads as those of all live runs."""
+        self.send(
+            announced=session_pb2.WorkloadsAnnounced(workloads=[power_pb2.Workload(name=name) for name in workloads])
+        )
+
+    async def _send(self, response: session_pb2.SessionResponse) -> None:
         for session in self._sessions:
-            await session.write(session_pb2.SessionResponse(grant=grant))
+            await session.write(response)
 
     async def FetchReference(  # noqa: N802 - named by the protocol
         self, request: session_pb2.FetchReferenceRequest, context: Any
@@ -104,6 +115,14 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
     @property
     def fronts(self) -> list[session_pb2.FrontReport]:
         return [report.front for report in self.reports if report.HasField("front")]
+
+    @property
+    def removed(self) -> list[str]:
+        return [report.removed.workload for report in self.reports if report.HasField("removed")]
+
+    def front_of(self, workload: str) -> session_pb2.FrontReport | None:
+        """The latest front of a workload."""
+        return next((front for front in reversed(self.fronts) if front.workload.name == workload), None)
 
     def is_ready(self) -> bool:
         return self.states[-1:] == [session_pb2.DEVICE_STATE_READY]

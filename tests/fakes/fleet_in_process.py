@@ -42,17 +42,24 @@ _WITHIN_S = 60.0
 class InProcessGrid(Grid):
     """A grid whose nodes run the ClientApp at once, in the caller's thread."""
 
-    def __init__(self, app: ClientApp, nodes: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: Mapping[int, Mapping[str, Any]],
+        run_config: Mapping[str, Any],
+        run_id: int = RUN_ID,
+    ) -> None:
         self.sent: list[Message] = []
         self.broken: set[int] = set()
         self._app = app
         self._nodes = nodes
         self._run_config = dict(run_config)
-        be_task(RUN_ID, node_id=1)
+        self._run_id = run_id
+        be_task(run_id, node_id=1)
 
     @property
     def run(self) -> Any:
-        return SimpleNamespace(run_id=RUN_ID)
+        return SimpleNamespace(run_id=self._run_id)
 
     def set_run(self, run: Any) -> None:
         raise AssertionError("the run is fixed")
@@ -83,7 +90,7 @@ class InProcessGrid(Grid):
             copy = Message(RecordDict(dict(message.content)), reply_to=message)
             copy.metadata.__dict__.update(message.metadata.__dict__)
             context = Context(
-                run_id=RUN_ID,
+                run_id=self._run_id,
                 node_id=node_id,
                 node_config=dict(self._nodes[node_id]),
                 state=RecordDict(),
@@ -118,9 +125,19 @@ class RunningFleet:
 
 @contextmanager
 def running_fleet(
-    directory: Path, specs: Mapping[str, str], *, policy: PolicySettings, site_budget_w: float, profile_modes: int = 12
+    directory: Path,
+    specs: Mapping[str, str],
+    *,
+    policy: PolicySettings,
+    site_budget_w: float,
+    profile_modes: int = 12,
+    modes_first: int | None = 10_000,
+    minibatches_per_epoch: int | None = 100,
 ) -> Iterator[RunningFleet]:
-    """Coordinator and agents, every agent ready to train."""
+    """Coordinator and agents, every agent ready to train.
+
+    All modes are measured before the first round, unless `modes_first` says otherwise; None leaves them to the apps.
+    """
     loop = asyncio.new_event_loop()
     stop, bound = asyncio.Event(), threading.Event()
     found: list[BoundAddresses] = []
@@ -146,6 +163,8 @@ def running_fleet(
                         coordinator=client.bound.address,
                         socket=directory / f"{device_id}.sock",
                         seed=k,
+                        modes_first=modes_first,
+                        minibatches_per_epoch=minibatches_per_epoch,
                     ),
                     board,
                     built_in_workload(board.step),

@@ -10,6 +10,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
@@ -85,13 +86,15 @@ class RunningAgent:
     async def _set_stop(self) -> None:
         self._stop.set()
 
-    def round(self, plan_id: str, mode: PowerMode, train: Callable[[], object] = lambda: None) -> bool:
+    def round(
+        self, plan_id: str, mode: PowerMode, train: Callable[[], object] = lambda: None, workload: str = ""
+    ) -> bool:
         """Train for a round as Flower would, with `train` for the app's own work; whether it went well.
 
         The coordinator grants it first, unless it is away.
         """
         if self.coordinator.is_up:
-            self.coordinator.grant(plan_id, mode)
+            self.coordinator.grant(plan_id, mode, workload=workload)
         be_task(run_id=7, node_id=1)
         record = RoundAssignment(plan_id, "orin-nano-0", epochs=1.0).to_record()
         message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
@@ -114,6 +117,7 @@ def agent(
     state: str = "state",
     retry_s: float = 30.0,
     grant_timeout_s: float = 10.0,
+    **more: Any,
 ) -> Iterator[RunningAgent]:
     settings = agent_settings(
         folder / state,
@@ -121,6 +125,7 @@ def agent(
         socket=folder / f"{state}.sock",
         retry_s=retry_s,
         grant_timeout_s=grant_timeout_s,
+        **more,
     )
     running = RunningAgent(settings, device, folder / "device", coordinator)
     try:
@@ -131,10 +136,10 @@ def agent(
 
 @contextmanager
 def ready_agent(
-    coordinator: CoordinatorInProcess, folder: Path, device: SimulatedDevice, retry_s: float = 30.0
+    coordinator: CoordinatorInProcess, folder: Path, device: SimulatedDevice, retry_s: float = 30.0, **more: Any
 ) -> Iterator[RunningAgent]:
     coordinator.reports.clear()
-    with agent(coordinator, folder, device, retry_s=retry_s) as running:
+    with agent(coordinator, folder, device, retry_s=retry_s, **more) as running:
         until(lambda: coordinator.is_ready() or running.has_ended)
         assert not running.has_ended
         yield running

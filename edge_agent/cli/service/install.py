@@ -12,8 +12,8 @@ from edge_agent.cli.options import (
     JsonOption,
     MinibatchOption,
     ProcessorOption,
-    WorkloadOption,
 )
+from edge_agent.workloads.loading import SHIPPED
 from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
@@ -23,15 +23,28 @@ _THIS_MACHINE = Path("/")
 
 
 def install(
-    minibatches_per_epoch: Annotated[
-        int, typer.Option(min=1, help="Set the number of minibatches in one pass over the device's data.")
-    ],
     coordinator: Annotated[str, typer.Option(help="Connect to the coordinator at this address, host:port.")],
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     device_id: Annotated[
         str | None, typer.Option(help="Set the device's unique name in the fleet. By default, use the host name.")
     ] = None,
-    workload: WorkloadOption = None,
+    minibatches_per_epoch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Assume this number of minibatches in one pass over the device's data. Only needed with a coordinator"
+            " older than protocol 2.1.",
+            show_default=False,
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Measure modes with this workload before the first round: {', '.join(SHIPPED)}, or your own"
+            " module:function. Only needed with a coordinator older than protocol 2.1.",
+            show_default=False,
+        ),
+    ] = None,
     minibatch: MinibatchOption = 16,
     processor: ProcessorOption = "cuda",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,

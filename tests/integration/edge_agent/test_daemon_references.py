@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 
 from tests.fakes.coordinator_in_process import REFERENCE, CoordinatorInProcess
 from tests.fakes.polling import until
-from tests.fakes.running_agent import agent, fitting_here, new_board
+from tests.fakes.running_agent import agent, fitting_here, new_board, ready_agent
 from wattfleet.prediction import Artefact
+from wattfleet_proto.convert import front_from_message
 from wattfleet_proto.v1 import session_pb2
 
 
@@ -59,3 +61,36 @@ def test_an_unusable_reference_does_not_end_the_agent(
         coordinator.come()
         until(lambda: coordinator.is_ready() or running.has_ended)
     assert running.error is None
+
+
+def of_another_task() -> Artefact:
+    changed = json.loads(REFERENCE.manifest)
+    changed["facts"] = {**(changed.get("facts") or {}), "task": "inference", "batch": 1}
+    return Artefact(json.dumps(changed).encode(), REFERENCE.weights)
+
+
+@pytest.mark.parametrize("reference", [of_an_unknown_kind, of_another_format, of_another_task])
+def test_an_unusable_reference_that_is_pinned_between_rounds_strands_no_workload(
+    tmp_path: Path, reference: Callable[[], Any]
+) -> None:
+    coordinator = CoordinatorInProcess(tmp_path, 6)
+    with coordinator.running(), ready_agent(coordinator, tmp_path, new_board(), modes_first=None) as running:
+        coordinator.announce("vision")
+        until(lambda: coordinator.front_of("vision") is not None)
+        mode = front_from_message(coordinator.fronts[-1].front).mode(0)
+        assert running.round("a", mode, workload="vision")
+        until(coordinator.is_ready)
+        coordinator.go()
+        coordinator.reference = reference()
+        coordinator.reports.clear()
+        coordinator.come()
+        coordinator.announce("vision")
+        until(lambda: any("preparing again" in detail for detail in coordinator.details))
+        coordinator.go()
+        coordinator.reference = REFERENCE
+        coordinator.reports.clear()
+        coordinator.come()
+        coordinator.announce("vision")
+        until(lambda: running.has_ended or coordinator.front_of("vision") is not None)
+        until(lambda: running.has_ended or coordinator.is_ready())
+        assert running.round("b", mode, workload="vision")

@@ -3,15 +3,18 @@
 import errno
 import json
 import os
+import shutil
 import signal
 
 import pytest
 
 from edge_agent.devices.selection import open_virtual_board
+from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes import array_to_modes
+from wattfleet.modes import Workload, array_to_modes
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +55,16 @@ def test_prediction_stands_beside_observation(agent, profiled_state, as_device):
     (then,) = lines(agent("watch", "--seconds", 0, "--json", "--state-dir", profiled_state))
     assert then["expected"]["minibatch_ms"] != now["expected"]["minibatch_ms"]
     assert then["expected"]["measured"] is False and then["expected"]["power_w_interval"] is not None
+
+
+def test_the_prediction_of_one_of_several_workloads_is_shown(agent, profiled_state, as_device, tmp_path):
+    state = shutil.copytree(profiled_state, tmp_path / "state")
+    WorkloadFolders(state).prepare(KnownWorkload(Workload("other")))
+    as_device(open_virtual_board(PROFILED, seed=0))
+    command = ("watch", "--seconds", 0, "--json", "--state-dir", state)
+    (unnamed,) = lines(agent(*command))
+    (named,) = lines(agent(*command, "--workload", BUILT_IN))
+    assert unnamed["expected"] is None and named["expected"]["measured"] is True
 
 
 def test_power_that_cannot_be_read_is_missing_and_not_0(agent, jetson, tmp_path):

@@ -103,3 +103,10 @@ def test_another_batch_is_another_point_of_the_same_journal(tmp_path: Path) -> N
         assert [(row.batch, row.minibatch_ms) for row in again.measurements] == [(16, 100.0), (32, 180.0)]
     profile = read_profile(tmp_path, 32)
     assert profile is not None and profile.batch == 32 and profile.profile.batches == (16, 32)
+
+
+def test_a_new_workload_is_not_reported_as_one_without_a_description(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    WorkloadFolders(tmp_path).prepare(known("a"))
+    assert caplog.messages == []

@@ -1,0 +1,119 @@
+"""The service's settings: what `install` writes is what the agent gets, and what it wrote earlier goes on working."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from edge_agent.systemd.installation import SETTINGS_PATH, UNIT_PATH, ServiceSettings, installation
+from edge_agent.systemd.ownership import InstalledCode
+from wattfleet.errors import InvalidInputError
+
+CODE = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
+OLD_EXEC = (
+    "/opt/wattfleet/bin/wattfleet agent run --device ${WATTFLEET_DEVICE} --device-id ${WATTFLEET_DEVICE_ID}"
+    " --coordinator ${WATTFLEET_COORDINATOR} --minibatches-per-epoch ${WATTFLEET_MINIBATCHES_PER_EPOCH}"
+    " $WATTFLEET_WORKLOAD"
+)
+OLD_SETTINGS = {
+    "WATTFLEET_DEVICE": "host",
+    "WATTFLEET_DEVICE_ID": "jetson-1",
+    "WATTFLEET_COORDINATOR": "site.example:7070",
+    "WATTFLEET_MINIBATCHES_PER_EPOCH": "2000",
+    "WATTFLEET_WORKLOAD": "--workload resnet18 --minibatch 16 --processor cuda",
+}
+
+
+def started(command: str, environment: Mapping[str, str]) -> list[str]:
+    """The words after `wattfleet agent`, as systemd expands a command: `$NAME` as a word becomes several or none."""
+    words: list[str] = []
+    for word in command.split():
+        if word.startswith("$") and not word.startswith("${"):
+            words += shlex.split(environment[word[1:]])
+        elif word.startswith("${"):
+            words.append(environment[word[2:-1]])
+        else:
+            words.append(word)
+    return words[words.index("run") :]
+
+
+def planned(settings: ServiceSettings) -> list[str]:
+    plan = installation(settings, CODE, allow_writable=True)
+    lines = [line for line in plan.files[SETTINGS_PATH].splitlines() if not line.startswith("#")]
+    environment = dict(line.split("=", 1) for line in lines)
+    (command,) = [
+        line.removeprefix("ExecStart=") for line in plan.files[UNIT_PATH].splitlines() if line.startswith("ExecStart=")
+    ]
+    return started(command, environment)
+
+
+@pytest.fixture
+def settings_of(agent, monkeypatch):
+    """The settings that an agent runs with."""
+
+    def settings_of(words):
+        seen = []
+
+        async def run_agent(settings, board, profiled, device_folder, stop):
+            seen.append(settings)
+
+        monkeypatch.setattr("edge_agent.runtime.agent.run_agent", run_agent)
+        done = agent(*words)
+        assert done.code == 0, done
+        return seen[0]
+
+    return settings_of
+
+
+def test_a_service_is_installed_without_a_word_about_networks_and_data(settings_of):
+    words = planned(ServiceSettings("host", "jetson-1", "site.example:7070"))
+    assert "--workload" not in words and "--minibatches-per-epoch" not in words
+    settings = settings_of(words)
+    assert (settings.device.id, settings.session.coordinator) == ("jetson-1", "site.example:7070")
+    assert (settings.workload.name, settings.profile.minibatches_per_epoch) == (None, None)
+
+
+def test_a_simulated_board_is_installed_without_options_of_a_workload(settings_of):
+    settings = settings_of(planned(ServiceSettings("simulated:orin-nano", "nano", "site.example:7070")))
+    assert (settings.workload.name, settings.profile.minibatches_per_epoch) == (None, None)
+
+
+def test_what_install_is_told_of_a_workload_reaches_the_agent(settings_of):
+    settings = settings_of(planned(ServiceSettings("host", "jetson-1", "site.example:7070", 500, "lstm", 32, "cpu")))
+    assert (settings.workload.name, settings.workload.minibatch, settings.workload.processor) == ("lstm", 32, "cpu")
+    assert settings.profile.minibatches_per_epoch == 500
+
+
+def test_a_service_that_was_installed_earlier_goes_on(settings_of):
+    settings = settings_of(started(OLD_EXEC, OLD_SETTINGS))
+    assert (settings.workload.name, settings.profile.minibatches_per_epoch) == ("resnet18", 2000)
+
+
+def test_earlier_settings_serve_the_new_unit(settings_of):
+    plan = installation(ServiceSettings("host", "a", "site.example:7070"), CODE, allow_writable=True)
+    (command,) = [line for line in plan.files[UNIT_PATH].splitlines() if line.startswith("ExecStart=")]
+    assert settings_of(started(command, OLD_SETTINGS)).workload.name == "resnet18"
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (("simulated:orin-nano", "nano", "site.example:7070", None, "lstm"), "omit --workload"),
+        (("host", "a", "site.example:7070", 0), "--minibatches-per-epoch must be at least 1, not 0"),
+        (("host", "a", "site.example:7070", None, "resnet"), "unknown workload 'resnet'"),
+        (("host", "a b", "site.example:7070"), "device id 'a b'"),
+    ],
+)
+def test_settings_that_cannot_be_stored_are_refused(values, why):
+    with pytest.raises(InvalidInputError, match=why):
+        ServiceSettings(*values)
+
+
+def test_install_asks_for_the_coordinator_alone(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("edge_agent.systemd.ownership.running_code", lambda: CODE)
+    done = agent("install", "--coordinator", "site.example:7070", "--dry-run", "--allow-writable", "--root", tmp_path)
+    assert done.code == 0
+    assert "WATTFLEET_WORKLOAD=--processor cuda\n" in done.out
