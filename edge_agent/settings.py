@@ -49,7 +49,7 @@ class ProfileSettings(Group):
     modes_first: int | None = setting(
         None,
         "Measure so many modes before the first round: of --workload on hardware, and of each announced workload on a"
-        " virtual board. More modes are measured while apps train.",
+        " virtual board; the coordinator's number of modes is the most. More modes are measured while apps train.",
         option="--modes-first",
         unset="none; all of them with a coordinator of protocol 2.0",
         ge=0,

@@ -89,11 +89,15 @@ class Readiness:
             del self._reported[key]
 
     def _names_of(self, learner: OnlineLearner) -> set[str]:
-        """The names that a front is reported under; the empty one counts for all workloads."""
-        names = set(self._announced.get(learner.known.workload.name, ()))
-        if not self.workloads.is_default(learner):
-            return names or {learner.known.workload.name}
-        return names | ({""} if self.ahead or not self.is_announcing else set())
+        """The names that a front is reported under; the empty one counts for all workloads.
+
+        Once workloads are announced, a front counts for its own workload only. Otherwise, a round would be planned with
+        the default workload's front while the modes of the announced workload are still to be measured.
+        """
+        own = learner.known.workload.name
+        if self.workloads.is_default(learner) and not self.is_announcing:
+            return {""}
+        return self._announced.get(own) or {own}
 
     def _report(self, learner: OnlineLearner, name: str) -> session_pb2.FrontReport:
         report = session_pb2.FrontReport(
@@ -145,7 +149,9 @@ def make_ready(
     folders = WorkloadFolders(identity.state_dir)
     folders.move_in_earlier(profile.minibatches_per_epoch)
     default = _default_workload(device, profiled, profile.minibatches_per_epoch)
-    ahead = profile.modes_first if profile.modes_first is not None else 0 if is_announcing else profile_modes
+    ahead = 0 if is_announcing else profile_modes
+    if profile.modes_first is not None:
+        ahead = min(profile.modes_first, profile_modes)
     for stored in folders.stored():
         try:
             require_same_device(stored.folder / PROFILE_FILE, _header(settings, device, stored.known))

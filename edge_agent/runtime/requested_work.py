@@ -7,6 +7,7 @@ import logging
 import threading
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from edge_agent.devices.device import Device
 from edge_agent.learning.online_learner import OnlineLearner
@@ -52,6 +53,7 @@ class RequestedWork:
         self._supervisor = supervisor
         self._requests = requests
         self._stopping = stopping
+        self._measured: WeakSet[OnlineLearner] = WeakSet()
 
     async def serve_until(self, ended: asyncio.Task[Any]) -> None:
         """Carry out requests until `ended` is done; nothing touches the device after that."""
@@ -77,7 +79,9 @@ class RequestedWork:
         if learner is None:
             return
         ahead = self._ready.ahead
-        if self._device.built_in_workload() is not None and learner.profiled_modes < ahead:
+        is_new = learner not in self._measured and learner.profiled_modes < ahead
+        self._measured.add(learner)  # measuring may end early, and every new run repeats the announcement
+        if is_new and self._device.built_in_workload() is not None:
             reason = f"measuring the workload {workload.name!r} before its first round"
             await self._supervisor.profile_ahead(reason, partial(learner.profile_ahead, ahead))
         await self._supervisor.report_fronts()

@@ -241,3 +241,25 @@ def test_an_ordered_measurement_that_fails_leaves_a_device_that_trains(
             until(coordinator.is_ready)
         assert running.round("a", mode, lambda: trains(Loader(300, 16)), workload="vision")
         until(coordinator.is_ready)
+
+
+def test_modes_that_are_measured_first_keep_the_device_from_rounds_of_other_fronts(
+    coordinator: CoordinatorInProcess, tmp_path: Path
+) -> None:
+    with ready_agent(coordinator, tmp_path, new_board(), modes_first=10_000, minibatches_per_epoch=None):
+        coordinator.announce("vision")
+        assert front_after(coordinator, "vision").profiled_modes == MODES, "the coordinator asks for no more"
+        until(coordinator.is_ready)
+        assert "" not in {front.workload.name for front in coordinator.fronts}
+        # Another run begins: what is measured already keeps no device from its rounds.
+        before = coordinator.states.count(session_pb2.DEVICE_STATE_PROFILING)
+        coordinator.announce("vision", "built-in")
+        coordinator.announce("vision", "text")
+        assert front_after(coordinator, "text").profiled_modes == MODES
+        until(coordinator.is_ready)
+        details = [detail for detail in coordinator.details if detail.startswith("measuring the workload")]
+        assert details == [
+            "measuring the workload 'vision' before its first round",
+            "measuring the workload 'text' before its first round",
+        ]
+        assert coordinator.states.count(session_pb2.DEVICE_STATE_PROFILING) > before

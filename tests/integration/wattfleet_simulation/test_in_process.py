@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.settings import PolicySettings
 from edge_agent.paths import PREDICTOR_DIRECTORY
+from edge_agent.profiling.known_workload import BUILT_IN
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
 from tests.fakes.polling import until
 from tests.fakes.running_agent import fitting_here
@@ -65,9 +66,12 @@ def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: PowerAware | None = None) -> None:
-    # All nodes and devices are there: nothing that is missing would come later.
+    # All nodes and devices are there, and have measured what is trained: nothing that is missing would come later.
     strategy = strategy or PowerAware(
-        FedAvg(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address, patience_s=0.5
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=3),
+        fleet.addresses.address,
+        workload=BUILT_IN,
+        patience_s=0.5,
     )
     initial = ArrayRecord(DigitsNet().state_dict())
     strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=_evaluated)
@@ -121,7 +125,8 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
 def test_another_strategy_and_a_broken_node(folder: Path, fits_in_this_process: None) -> None:
     with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
-        strategy = PowerAware(FedMedian(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address)
+        median = FedMedian(fraction_evaluate=0.0, min_available_nodes=3)
+        strategy = PowerAware(median, fleet.addresses.address, workload=BUILT_IN)
         _train(fleet, grid, 1, strategy)
         lost = fleet.nodes().keys() - {min(fleet.nodes())}
         grid.broken = {max(lost)}
