@@ -31,7 +31,7 @@ def simulate(
         typer.Option(
             "--app",
             help="Train this network, with this minibatch size, in a run of its own: convolutional or perceptron, for"
-            " example perceptron:8. Repeatable. Default: convolutional:4, then perceptron:8.",
+            " example perceptron:4. Repeatable. Default: convolutional:8, then perceptron:4.",
             show_default=False,
         ),
     ] = None,

@@ -61,9 +61,9 @@ class LineDisplay:
         for device in snapshot.devices:
             if state_word(device.state) == "ready" and device.device_id not in self._ready:
                 self._ready.add(device.device_id)
-                self._print(
-                    f"{stamp} {device.device_id}: ready, {device.mode_count:,} modes, {device.idle_w:.1f} W idle"
-                )
+                # Idle watts are reported with the first front, which may not be there yet.
+                idle = f", {device.idle_w:.1f} W idle" if device.idle_w else ""
+                self._print(f"{stamp} {device.device_id}: ready, {device.mode_count:,} modes{idle}")
         for view in snapshot.rounds[self._rounds_planned :]:
             chosen = ", ".join(map(_measured, view.plan.assignments))
             self._print(f"{stamp} round {view.round}: {'; '.join(filter(None, (chosen, _watts(view))))}")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edge_agent.profiling.workload_folders import WorkloadFolders
 
 from coordinator.cli.output.view_values import state_word
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.modes import ModeArray
 from wattfleet.planning import Allowance, Offer, plan_round

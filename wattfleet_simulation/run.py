@@ -32,7 +32,7 @@ _RUN_WITHIN_S = 60.0
 _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
 _NO_RUN = RunSeen()
-LOCAL_EPOCHS = 5
+LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
 PATIENCE_S = 45.0
 """How long Flower's server waits for the SuperNodes and for a feasible first plan, seconds."""
@@ -58,18 +58,18 @@ class SimulatedApp:
 
 
 def app_named(text: str) -> SimulatedApp:
-    """Read an app such as `perceptron:8`.
+    """Read an app such as `perceptron:4`.
 
     Raises:
         InvalidInputError: there is no such network, or the minibatch size is not a whole number above 0.
     """
     network, _, batch_size = text.partition(":")
     if not batch_size.isdecimal():
-        raise InvalidInputError(f"--app {text!r}: write network:minibatch size, such as perceptron:8")
+        raise InvalidInputError(f"--app {text!r}: write network:minibatch size, such as perceptron:4")
     return SimulatedApp(network, int(batch_size))
 
 
-DEFAULT_APPS = (SimulatedApp("convolutional", 4), SimulatedApp("perceptron", 8))
+DEFAULT_APPS = (SimulatedApp("convolutional", 8), SimulatedApp("perceptron", 4))
 """Two runs that follow each other: the second network needs fewer measured modes than the first."""
 
 

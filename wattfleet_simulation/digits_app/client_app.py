@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from wattfleet_flower import power_mode_mod, profiled, until_deadline
-from wattfleet_simulation.digits_app.task import NETWORKS, Minibatches, device_data, train
+from wattfleet_simulation.digits_app.task import NETWORKS, Minibatches, device_data, scaled_learning_rate, train
 
 app = ClientApp(mods=[power_mode_mod])
 
@@ -22,7 +22,11 @@ def train_locally(message: Message, context: Context) -> Message:
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     seed = int(config["seed"]) + int(message.content["config"]["server-round"])
     loader = until_deadline(profiled(Minibatches(data, int(config["batch-size"]), seed)))
-    loss = train(network, [loader] * int(config["local-epochs"]), learning_rate=float(config["learning-rate"]))
+    loss = train(
+        network,
+        [loader] * int(config["local-epochs"]),
+        learning_rate=scaled_learning_rate(float(config["learning-rate"]), int(config["batch-size"])),
+    )
     metrics = MetricRecord({"train-loss": loss, "num-examples": len(data[1])})
     content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
     return Message(content, reply_to=message)

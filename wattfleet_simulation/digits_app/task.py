@@ -18,6 +18,7 @@ _TEST_SHARE = 0.2
 # Lower is more uneven: at 0.5 a device of six typically holds half its samples from three classes.
 _CONCENTRATION = 0.5
 _FEWEST_SAMPLES = 2 * MINIBATCH
+_SHIFTS_PER_EPOCH = 16
 
 
 class DigitsNet(nn.Module):
@@ -109,6 +110,9 @@ def device_data(partition: int, devices: int, seed: int) -> tuple[Tensor, Tensor
 class Minibatches:
     """A device's digits in minibatches, shuffled anew for each epoch.
 
+    An epoch shows each digit several times, each time shifted by up to a pixel. The boards' modes are measured during
+    training, and a measurement takes hundreds of minibatches.
+
     Args:
         data: images and labels.
         batch_size: samples in a minibatch.
@@ -121,11 +125,23 @@ class Minibatches:
         self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
-        return -(-len(self._images) // self.batch_size)
+        return -(-_SHIFTS_PER_EPOCH * len(self._images) // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen in torch.randperm(len(self._images), generator=self._generator).split(self.batch_size):
-            yield self._images[chosen], self._labels[chosen]
+        count = len(self._images)
+        for chosen in torch.randperm(_SHIFTS_PER_EPOCH * count, generator=self._generator).split(self.batch_size):
+            down, right = torch.randint(-1, 2, (2,), generator=self._generator).tolist()
+            yield self._images[chosen % count].roll((down, right), dims=(2, 3)), self._labels[chosen % count]
+
+
+def scaled_learning_rate(learning_rate: float, batch_size: int) -> float:
+    """The learning rate of a minibatch size, in proportion to it (Goyal et al., arXiv 1706.02677, section 2.1).
+
+    Args:
+        learning_rate: of minibatches of `MINIBATCH` samples.
+        batch_size: samples in a minibatch.
+    """
+    return learning_rate * batch_size / MINIBATCH
 
 
 def train(network: nn.Module, epochs: Sequence[Iterable[tuple[Tensor, Tensor]]], learning_rate: float) -> float:
