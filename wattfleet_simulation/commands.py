@@ -31,7 +31,7 @@ def simulate(
         typer.Option(
             "--app",
             help="Train this network, with this minibatch size, in a run of its own: convolutional or perceptron, for"
-            " example perceptron:4. Repeatable. Default: convolutional:8, then perceptron:4.",
+            " example perceptron:32. Repeatable. Default: convolutional:16, then perceptron:32.",
             show_default=False,
         ),
     ] = None,

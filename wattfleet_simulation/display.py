@@ -13,6 +13,7 @@ from rich.text import Text
 from coordinator.cli.output.view_values import state_word
 from wattfleet.modes import PowerMode
 from wattfleet_proto.v1 import planning_pb2, view_pb2
+from wattfleet_simulation.report_figures import percent
 from wattfleet_simulation.run import Snapshot
 
 _STATE_STYLE = {
@@ -172,6 +173,19 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             end_section=True,
         )
     return [devices, rounds]
+
+
+def closing_line(run: Mapping[str, Any]) -> str:
+    """The result of one run in one line."""
+    errors = run["median_error"]
+    epoch, watts = (percent(errors[quantity]["share"]) for quantity in ("epoch_s", "power_w"))
+    held = sum(one["site_budget_held"] for one in run["rounds"])
+    return (
+        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epoch} and"
+        f" watts {watts} over {errors['epoch_s']['trainings']} trainings,"
+        f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
+        f" watts held in {held} of {len(run['rounds'])} rounds"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -77,6 +77,7 @@ def _run(
         device.device_id: Offer(device.device_id, front_from_message(device.front), device.idle_w)
         for device in last.devices
     }
+    rounds = [_round(view, offers, settings) for view in last.rounds]
     return {
         "run": last.run_number,
         "network": app.network,
@@ -88,7 +89,8 @@ def _run(
             )
             for device in last.devices
         },
-        "rounds": [_round(view, offers, settings) for view in last.rounds],
+        "rounds": rounds,
+        "median_error": {quantity: _median_error(rounds, quantity) for quantity in ("epoch_s", "power_w")},
         "initial_accuracy": last.initial_metrics.get("accuracy"),
         "final_accuracy": last.rounds[-1].metrics["accuracy"],
     }
@@ -165,6 +167,7 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
                 "epoch_log_sd": assignment.epoch_log_sd,
                 "power_log_sd": assignment.power_log_sd,
                 "modes_profiled": assignment.profiled_modes,
+                "length_assumed": assignment.length_assumed,
             }
             for assignment in view.plan.assignments
         ],
@@ -181,6 +184,20 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
         "accuracy": view.metrics.get("accuracy"),
         "loss": view.metrics.get("loss"),
     }
+
+
+def _median_error(rounds: Sequence[Mapping[str, Any]], quantity: str) -> dict[str, Any]:
+    """The median error of predictions against observations, as a share, and the number of trainings that it is over.
+
+    A training counts if it was observed and the device knew its minibatches per epoch when it was planned.
+    """
+    errors = [
+        abs(part[f"observed_{quantity}"] / part[f"predicted_{quantity}"] - 1)
+        for one in rounds
+        for part in one["assignments"]
+        if part[f"observed_{quantity}"] is not None and not part["length_assumed"]
+    ]
+    return {"share": float(np.median(errors)) if errors else None, "trainings": len(errors)}
 
 
 def _random_draw(offers: Sequence[Offer], chosen: Sequence[str], site_budget_w: float, seed: int) -> dict[str, Any]:

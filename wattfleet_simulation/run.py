@@ -34,7 +34,7 @@ _POLL_S = 0.5
 _NO_RUN = RunSeen()
 LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
-PATIENCE_S = 45.0
+PATIENCE_S = 120.0
 """How long Flower's server waits for the SuperNodes and for a feasible first plan, seconds."""
 
 
@@ -58,18 +58,18 @@ class SimulatedApp:
 
 
 def app_named(text: str) -> SimulatedApp:
-    """Read an app such as `perceptron:4`.
+    """Read an app such as `perceptron:32`.
 
     Raises:
         InvalidInputError: there is no such network, or the minibatch size is not a whole number above 0.
     """
     network, _, batch_size = text.partition(":")
     if not batch_size.isdecimal():
-        raise InvalidInputError(f"--app {text!r}: write network:minibatch size, such as perceptron:4")
+        raise InvalidInputError(f"--app {text!r}: write network:minibatch size, such as perceptron:32")
     return SimulatedApp(network, int(batch_size))
 
 
-DEFAULT_APPS = (SimulatedApp("convolutional", 8), SimulatedApp("perceptron", 4))
+DEFAULT_APPS = (SimulatedApp("convolutional", 16), SimulatedApp("perceptron", 32))
 """Two runs that follow each other: the second network needs fewer measured modes than the first."""
 
 

@@ -17,7 +17,7 @@ from rich.live import Live
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
-from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_tables
+from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables
 from wattfleet_simulation.flower import HOST
 from wattfleet_simulation.report import build_report, write_json
 from wattfleet_simulation.report_html import write_html
@@ -87,7 +87,7 @@ def run_simulation(
         return
     for run in report["runs"]:
         console.print(*closing_tables(run), sep="\n")
-        console.print(f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}\n", highlight=False)
+        console.print(closing_line(run) + "\n", highlight=False)
     console.print(f"report: {out / REPORT_HTML}", highlight=False)
 
 
