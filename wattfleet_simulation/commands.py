@@ -26,7 +26,18 @@ def simulate(
         list[Path] | None,
         typer.Option(help="Add a device that replays this CSV file of measurements. Repeatable. Default: none."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Run this many federated rounds. Default: 3.", show_default=False)] = 3,
+    app_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--app",
+            help="Train this network, with this minibatch size, in a run of its own: convolutional or perceptron, for"
+            " example perceptron:32. Repeatable. Default: convolutional:16, then perceptron:32.",
+            show_default=False,
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Run this many federated rounds of each app. Default: 3.", show_default=False)
+    ] = 3,
     site_budget_w: Annotated[
         float,
         typer.Option(
@@ -83,11 +94,13 @@ def simulate(
 
     Runs federated rounds on this machine under one power budget. Only the boards are simulated.
     """
+    from wattfleet_simulation.run import DEFAULT_APPS, app_named
     from wattfleet_simulation.simulate import run_simulation
 
     run_simulation(
         kinds=devices,
         csv_files=device_csv or [],
+        apps=[app_named(text) for text in app_] if app_ else DEFAULT_APPS,
         rounds=rounds,
         site_budget_w=site_budget_w,
         profile_modes=modes,

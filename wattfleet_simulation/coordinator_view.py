@@ -40,9 +40,9 @@ class CoordinatorView:
     ) -> None:
         self._client.__exit__(kind, error, trace)
 
-    def devices(self) -> list[view_pb2.DeviceView]:
-        """Return all devices with their fronts, by id."""
-        return list(self._client.devices(with_fronts=True))
+    def devices(self, workload: str = "") -> list[view_pb2.DeviceView]:
+        """Return all devices with their fronts of a workload, by id; empty: each device's latest front."""
+        return list(self._client.devices(with_fronts=True, workload=workload))
 
     def newest_run(self) -> RunSeen:
         """Return the newest run and its rounds."""

@@ -22,14 +22,12 @@ class SimulatedDevice:
         spec: its virtual board, as for `wattfleet agent run --device`.
         seed: seed of its board's deviation and noise.
         partition: index of its part of the data.
-        minibatches_per_epoch: minibatches in one pass over its own data.
     """
 
     device_id: str
     spec: str
     seed: int
     partition: int
-    minibatches_per_epoch: int
 
 
 def device_specs(kinds: str, csv_files: Sequence[Path]) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from coordinator.cli.output.view_values import state_word
 from wattfleet.modes import PowerMode
-from wattfleet_proto.v1 import view_pb2
+from wattfleet_proto.v1 import planning_pb2, view_pb2
+from wattfleet_simulation.report_figures import percent
 from wattfleet_simulation.run import Snapshot
 
 _STATE_STYLE = {
@@ -44,7 +45,8 @@ class LineDisplay:
         """Print to a console."""
         self._console = console
         self._phase = ""
-        self._profiled: dict[str, int] = {}
+        self._ready: set[str] = set()
+        self._run_number = 0
         self._rounds_done = 0
         self._rounds_planned = 0
 
@@ -54,16 +56,17 @@ class LineDisplay:
         if snapshot.phase != self._phase:
             self._phase = snapshot.phase
             self._print(f"{stamp} {snapshot.phase}")
+        if snapshot.run_number != self._run_number:
+            self._run_number = snapshot.run_number
+            self._rounds_done = self._rounds_planned = 0
         for device in snapshot.devices:
-            ready = state_word(device.state) == "ready"
-            if ready and device.device_id not in self._profiled:
-                self._profiled[device.device_id] = device.profiled_modes
-                self._print(
-                    f"{stamp} {device.device_id}: {device.profiled_modes} of {device.mode_count} modes profiled,"
-                    f" a front of {len(device.front.points)}"
-                )
+            if state_word(device.state) == "ready" and device.device_id not in self._ready:
+                self._ready.add(device.device_id)
+                # Idle watts are reported with the first front, which may not be there yet.
+                idle = f", {device.idle_w:.1f} W idle" if device.idle_w else ""
+                self._print(f"{stamp} {device.device_id}: ready, {device.mode_count:,} modes{idle}")
         for view in snapshot.rounds[self._rounds_planned :]:
-            chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
+            chosen = ", ".join(map(_measured, view.plan.assignments))
             self._print(f"{stamp} round {view.round}: {'; '.join(filter(None, (chosen, _watts(view))))}")
             self._rounds_planned += 1
         for view in snapshot.rounds[self._rounds_done :]:
@@ -74,6 +77,11 @@ class LineDisplay:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _measured(assignment: planning_pb2.Assignment) -> str:
+    """A device, with the modes of the workload that it had measured before the round."""
+    return f"{assignment.device_id} ({assignment.profiled_modes} modes measured)"
 
 
 def _watts(view: view_pb2.RoundView) -> str:
@@ -112,9 +120,11 @@ def _round_line(view: view_pb2.RoundView) -> Text:
     return Text.assemble((f"round {view.round}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))
 
 
-def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
-    """The tables printed at the end of a run."""
-    devices = Table(title=f"Devices ({report['provenance']})", title_justify="left")
+def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
+    """The tables of one run, printed at the end."""
+    provenance = " and ".join(dict.fromkeys(device["provenance"] for device in run["devices"].values()))
+    title = f"Run {run['run']}: {run['network']} network, minibatches of {run['batch_size']}. Devices ({provenance})"
+    devices = Table(title=title, title_justify="left")
     for name, justify in (
         ("device", "left"),
         ("modes profiled", "right"),
@@ -124,14 +134,14 @@ def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
         ("rounds", "right"),
     ):
         devices.add_column(name, justify="right" if justify == "right" else "left")
-    for device_id, device in report["devices"].items():
+    for device_id, device in run["devices"].items():
         devices.add_row(
             device_id,
             f"{device['modes_profiled']} of {device['mode_space']}",
             f"{device['time_mape_pct']:.1f}",
             f"{device['power_mape_pct']:.1f}",
             f"{device['idle_w']:.1f}",
-            str(sum(device_id in one["selected"] for one in report["rounds"])),
+            str(sum(device_id in one["selected"] for one in run["rounds"])),
         )
     rounds = Table(
         title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory", title_justify="left"
@@ -141,7 +151,7 @@ def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
         rounds.add_column(name, no_wrap=True)
     for name in ("epoch s\nplan", "epoch s\nseen", "watts\nplan", "watts\nseen"):
         rounds.add_column(name, justify="right")
-    for one in report["rounds"]:
+    for one in run["rounds"]:
         for k, part in enumerate(one["assignments"]):
             rounds.add_row(
                 str(one["round"]) if k == 0 else "",
@@ -163,6 +173,19 @@ def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
             end_section=True,
         )
     return [devices, rounds]
+
+
+def closing_line(run: Mapping[str, Any]) -> str:
+    """The result of one run in one line."""
+    errors = run["median_error"]
+    epoch, watts = (percent(errors[quantity]["share"]) for quantity in ("epoch_s", "power_w"))
+    held = sum(one["site_budget_held"] for one in run["rounds"])
+    return (
+        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epoch} and"
+        f" watts {watts} over {errors['epoch_s']['trainings']} trainings,"
+        f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
+        f" watts held in {held} of {len(run['rounds'])} rounds"
+    )
 
 
 def _number(value: float | None) -> str:

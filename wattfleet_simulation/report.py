@@ -14,46 +14,41 @@ import numpy as np
 
 from coordinator.cli.output.view_values import state_word
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.paths import PREDICTOR_DIRECTORY
-from edge_agent.profiling.known_workload import BUILT_IN
-from edge_agent.profiling.stored_profile import read_profile
+from edge_agent.profiling.stored_profile import read_predictor, read_profile
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.modes import ModeArray
 from wattfleet.planning import Allowance, Offer, plan_round
 from wattfleet.planning.policies import FastestK
-from wattfleet.prediction import Prediction, read_artefact, restore_predictor, warmup_s
+from wattfleet.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
-from wattfleet_simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
+from wattfleet_simulation.run import LOCAL_EPOCHS, SimulatedApp, SimulationSettings, Snapshot
 
 _DRAWS = 200
 
 
 def build_report(
     settings: SimulationSettings,
-    last: Snapshot,
+    runs: Sequence[Snapshot],
     boards: Mapping[str, VirtualBoard],
     state_directories: Mapping[str, Path],
 ) -> dict[str, Any]:
-    """Everything about a completed run that `report.json` holds.
+    """Everything about a completed simulation that `report.json` holds.
 
     Args:
         settings: what was simulated.
-        last: the run's final snapshot.
+        runs: the last snapshot of each run.
         boards: each device's board, for its true values.
-        state_directories: each agent's state, for its fitted predictor.
+        state_directories: each agent's state, for its fitted predictors.
     """
-    offers = {
-        device.device_id: Offer(device.device_id, front_from_message(device.front), device.idle_w)
-        for device in last.devices
-    }
     kinds = {boards[device.device_id].provenance for device in settings.devices}
     return {
         "provenance": "simulated" if "simulated" in kinds else "replayed",
         "wattfleet_version": version("wattfleet"),
         "settings": {
             "devices": {device.device_id: device.spec for device in settings.devices},
+            "apps": [f"{app.network}:{app.batch_size}" for app in settings.apps],
             "rounds": settings.rounds,
             "site_budget_w": settings.site_budget_w,
             "modes": settings.profile_modes,
@@ -63,29 +58,57 @@ def build_report(
             "seed": settings.seed,
             "reference": settings.reference,
         },
-        "devices": {
-            device.device_id: _device(
-                device,
-                boards[device.device_id],
-                state_directories[device.device_id],
-                next(d.minibatches_per_epoch for d in settings.devices if d.device_id == device.device_id),
-            )
-            for device in last.devices
-        },
-        "rounds": [_round(view, offers, settings) for view in last.rounds],
-        "initial_accuracy": last.initial_metrics.get("accuracy"),
-        "final_accuracy": last.rounds[-1].metrics["accuracy"],
-        "elapsed_s": round(last.elapsed_s, 1),
+        "runs": [
+            _run(settings, app, last, boards, state_directories) for app, last in zip(settings.apps, runs, strict=True)
+        ],
+        "elapsed_s": round(runs[-1].elapsed_s, 1),
     }
 
 
-def _device(view: view_pb2.DeviceView, board: VirtualBoard, state: Path, minibatches_per_epoch: int) -> dict[str, Any]:
-    """One device: its profile, its front, and the errors of its predictors."""
-    stored = WorkloadFolders(state).stored()[0]
-    predicted = restore_predictor(read_artefact(stored.folder / PREDICTOR_DIRECTORY)).predict(board.modes)
-    true_ms, true_mw = board.truth(board.modes, None if stored.name == BUILT_IN else stored.known.workload)
-    profile = read_profile(stored.folder)
-    first_gcycles = 0.0 if profile is None else profile.first_gcycles
+def _run(
+    settings: SimulationSettings,
+    app: SimulatedApp,
+    last: Snapshot,
+    boards: Mapping[str, VirtualBoard],
+    state_directories: Mapping[str, Path],
+) -> dict[str, Any]:
+    """One run: its workload, its devices and its rounds."""
+    offers = {
+        device.device_id: Offer(device.device_id, front_from_message(device.front), device.idle_w)
+        for device in last.devices
+    }
+    rounds = [_round(view, offers, settings) for view in last.rounds]
+    return {
+        "run": last.run_number,
+        "network": app.network,
+        "batch_size": app.batch_size,
+        "workload": last.workload,
+        "devices": {
+            device.device_id: _device(
+                device, last.workload, boards[device.device_id], state_directories[device.device_id]
+            )
+            for device in last.devices
+        },
+        "rounds": rounds,
+        "median_error": {quantity: _median_error(rounds, quantity) for quantity in ("epoch_s", "power_w")},
+        "initial_accuracy": last.initial_metrics.get("accuracy"),
+        "final_accuracy": last.rounds[-1].metrics["accuracy"],
+    }
+
+
+def _device(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state: Path) -> dict[str, Any]:
+    """One device: its profile and front of a workload, and the errors of its predictors."""
+    folder = WorkloadFolders(state).folder(workload)
+    artefact, measured = read_predictor(folder), read_profile(folder)
+    known = WorkloadFolders(state).known(workload)
+    assert artefact is not None and known is not None, "a device with a front keeps its predictor"
+    batch = known.workload.facts.batch
+    predicted = restore_predictor(artefact).predict(
+        board.modes, None if batch is None else np.full(len(board.modes), batch)
+    )
+    true_ms, true_mw = board.truth(board.modes, known.workload)
+    first_gcycles = 0.0 if measured is None else measured.first_gcycles
+    minibatches_per_epoch = known.counted_minibatches
     return {
         "board": view.board,
         "provenance": board.provenance,
@@ -141,6 +164,10 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
                 "predicted_power_w": assignment.power_w,
                 "observed_power_w": seen[assignment.device_id].power_w if assignment.device_id in seen else None,
                 "power_limit_w": assignment.power_limit_w,
+                "epoch_log_sd": assignment.epoch_log_sd,
+                "power_log_sd": assignment.power_log_sd,
+                "modes_profiled": assignment.profiled_modes,
+                "length_assumed": assignment.length_assumed,
             }
             for assignment in view.plan.assignments
         ],
@@ -157,6 +184,20 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
         "accuracy": view.metrics.get("accuracy"),
         "loss": view.metrics.get("loss"),
     }
+
+
+def _median_error(rounds: Sequence[Mapping[str, Any]], quantity: str) -> dict[str, Any]:
+    """The median error of predictions against observations, as a share, and the number of trainings that it is over.
+
+    A training counts if it was observed and the device knew its minibatches per epoch when it was planned.
+    """
+    errors = [
+        abs(part[f"observed_{quantity}"] / part[f"predicted_{quantity}"] - 1)
+        for one in rounds
+        for part in one["assignments"]
+        if part[f"observed_{quantity}"] is not None and not part["length_assumed"]
+    ]
+    return {"share": float(np.median(errors)) if errors else None, "trainings": len(errors)}
 
 
 def _random_draw(offers: Sequence[Offer], chosen: Sequence[str], site_budget_w: float, seed: int) -> dict[str, Any]:

@@ -50,22 +50,31 @@ def device_styles(devices: Iterable[str]) -> dict[str, Style]:
 
 def figures(report: Report) -> dict[str, Figure]:
     """All figures of the page, by the id of the element that each is drawn in."""
-    styles = device_styles(report["devices"])
     return {
-        **{f"front-{k}": _front(report, device, style) for k, (device, style) in enumerate(styles.items())},
-        "seconds": _agreement(report, styles, "epoch_s", "seconds per epoch"),
-        "watts": _agreement(report, styles, "power_w", "watts while training"),
-        "timeline": _timeline(report, styles),
-        "site": _site(report, styles),
-        "accuracy": _accuracy(report),
+        f"run-{run['run']}-{name}": figure
+        for run in report["runs"]
+        for name, figure in _figures_of(run, report["settings"]["local_epochs"]).items()
     }
 
 
-def _front(report: Report, device: str, style: Style) -> Figure:
+def _figures_of(run: Report, local_epochs: int) -> dict[str, Figure]:
+    """The figures of one run."""
+    styles = device_styles(run["devices"])
+    return {
+        **{f"front-{k}": _front(run, device, style) for k, (device, style) in enumerate(styles.items())},
+        "seconds": _agreement(run, styles, "epoch_s", "seconds per epoch"),
+        "watts": _agreement(run, styles, "power_w", "watts while training"),
+        "timeline": _timeline(run, styles, local_epochs),
+        "site": _site(run, styles),
+        "accuracy": _accuracy(run),
+    }
+
+
+def _front(run: Report, device: str, style: Style) -> Figure:
     """One device's mode space, its front and the modes that rounds selected."""
-    cloud, front = report["devices"][device]["space_sample"], report["devices"][device]["front"]
+    cloud, front = run["devices"][device]["space_sample"], run["devices"][device]["front"]
     rounds: dict[tuple[str, float, float], list[int]] = defaultdict(list)
-    for one, part in _parts(report, device):
+    for one, part in _parts(run, device):
         seconds = part["predicted_warmup_s"] + part["predicted_epoch_s"]
         rounds[mode_label(part["mode"]), seconds, part["predicted_power_w"]].append(one["round"])
     data = [
@@ -95,7 +104,7 @@ def _front(report: Report, device: str, style: Style) -> Figure:
         ),
     ]
     # All devices' panels share their axes, so that they compare; logarithmic, as seconds span three decades.
-    shown = [each[kind] for each in report["devices"].values() for kind in ("space_sample", "front")]
+    shown = [each[kind] for each in run["devices"].values() for kind in ("space_sample", "front")]
     reach_s = [seconds for points in shown for seconds in _one_epoch_s(points)]
     reach_w = [watts for points in shown for watts in _column(points, "power_w")]
     title = "seconds for one epoch, warm-up included"
@@ -104,13 +113,13 @@ def _front(report: Report, device: str, style: Style) -> Figure:
     return {"data": data, "layout": {"xaxis": time_axis, "yaxis": watts_axis, "height": 270}}
 
 
-def _agreement(report: Report, styles: Mapping[str, Style], quantity: str, title: str) -> Figure:
+def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: str) -> Figure:
     """Predicted against observed; a bar reaches the diagonal where the observation is within the 90 % interval."""
     data = []
     for device, style in styles.items():
-        parts = [(one, part) for one, part in _parts(report, device) if part[f"observed_{quantity}"] is not None]
+        parts = [(one, part) for one, part in _parts(run, device) if part[f"observed_{quantity}"] is not None]
         predicted = [part[f"predicted_{quantity}"] for _, part in parts]
-        spread = [log_sd(report, part, quantity) or 0.0 for _, part in parts]
+        spread = [log_sd(part, quantity) for _, part in parts]
         data.append(
             _points(
                 *(predicted, [part[f"observed_{quantity}"] for _, part in parts]),
@@ -135,9 +144,9 @@ def _agreement(report: Report, styles: Mapping[str, Style], quantity: str, title
     return {"data": data, "layout": layout}
 
 
-def _timeline(report: Report, styles: Mapping[str, Style]) -> Figure:
+def _timeline(run: Report, styles: Mapping[str, Style], epochs: int) -> Figure:
     """Rounds laid end to end, each as long as its slowest device; what a device does not train, it idles."""
-    epochs, rounds = report["settings"]["local_epochs"], report["rounds"]
+    rounds = run["rounds"]
     trained, unseen, idle, expected = (_Spans([], [], [], []) for _ in range(4))
     shapes, notes, start_s = [], [], 0.0
     for one in rounds:
@@ -199,16 +208,16 @@ class _Spans(NamedTuple):
         return {**shape, "marker": marker, "hovertemplate": f"{words}<extra></extra>", **more}
 
 
-def _site(report: Report, styles: Mapping[str, Style]) -> Figure:
+def _site(run: Report, styles: Mapping[str, Style]) -> Figure:
     """Two stacks per round, planned and observed; what the selected devices do not draw, the others idle at."""
     data: list[Figure] = []
-    budgets = [(one["round"], one["site_budget_w"]) for one in report["rounds"]]
+    budgets = [(one["round"], one["site_budget_w"]) for one in run["rounds"]]
     top_w = max(watts for _, watts in budgets)
     for word, offset, part_w, opacity in (
         ("planned", -0.21, "power_limit_w", 0.5),
         ("observed", 0.21, "observed_power_w", 1.0),
     ):
-        known = [one for one in report["rounds"] if one[f"{word}_site_w"] is not None]
+        known = [one for one in run["rounds"] if one[f"{word}_site_w"] is not None]
         at, total_w = [one["round"] + offset for one in known], [one[f"{word}_site_w"] for one in known]
         drawn = [{part["device"]: part[part_w] for part in one["assignments"]} for one in known]
         idle_w = [total - sum(watts.values()) for total, watts in zip(total_w, drawn, strict=True)]
@@ -226,7 +235,7 @@ def _site(report: Report, styles: Mapping[str, Style]) -> Figure:
         top_w = max(top_w, *above_w, 0.0)
     layout = {
         "barmode": "stack",
-        "xaxis": _round_axis(report),
+        "xaxis": _round_axis(run),
         "yaxis": _axis("watts of the site", range=[0, 1.15 * top_w]),
         "shapes": [_line((at - 0.5, at + 0.5), (watts, watts), _BUDGET, "solid") for at, watts in budgets],
         "height": 340,
@@ -234,11 +243,11 @@ def _site(report: Report, styles: Mapping[str, Style]) -> Figure:
     return {"data": data, "layout": layout}
 
 
-def _accuracy(report: Report) -> Figure:
-    accuracy = [report["initial_accuracy"], *_column(report["rounds"], "accuracy")]
+def _accuracy(run: Report) -> Figure:
+    accuracy = [run["initial_accuracy"], *_column(run["rounds"], "accuracy")]
     few = len(accuracy) <= _FEW_ROUNDS + 1
     line = _points(
-        *([0, *_column(report["rounds"], "round")], accuracy),
+        *([0, *_column(run["rounds"], "round")], accuracy),
         mode="lines+markers+text",
         line={"color": INK, "width": 2},
         marker={"size": 8, "color": INK},
@@ -248,7 +257,7 @@ def _accuracy(report: Report) -> Figure:
         hovertemplate="round %{x}: %{y:.1%}<extra></extra>",
     )
     axis = _axis("accuracy on held-out digits", tickformat=".0%", range=[0, 1.12], dtick=0.2)
-    return {"data": [line], "layout": {"xaxis": _round_axis(report, start=-0.9), "yaxis": axis, "height": 340}}
+    return {"data": [line], "layout": {"xaxis": _round_axis(run, start=-0.9), "yaxis": axis, "height": 340}}
 
 
 def _points(x: Sequence[float], y: Sequence[float], **more: Any) -> Figure:
@@ -278,8 +287,8 @@ def _line(x: tuple[float, float], y: tuple[float, float], colour: str, dash: str
     return {"type": "line", **ends, "line": {"color": colour, "width": 2 if dash == "solid" else 1, "dash": dash}}
 
 
-def _round_axis(report: Report, start: float = 0.4) -> Figure:
-    last = len(report["rounds"])
+def _round_axis(run: Report, start: float = 0.4) -> Figure:
+    last = len(run["rounds"])
     ticks = {"dtick": 1} if last <= 2 * _FEW_ROUNDS else {"nticks": 10}
     return _axis("round", range=[start, last + 0.6], showgrid=False, **ticks)
 
@@ -295,9 +304,9 @@ def _log_range(values: Sequence[float], above: float = 0.08) -> list[float]:
     return [math.log10(min(values)) - 0.08, math.log10(max(values)) + above]
 
 
-def _parts(report: Report, device: str) -> Iterator[tuple[Report, Report]]:
+def _parts(run: Report, device: str) -> Iterator[tuple[Report, Report]]:
     """Every round that selected a device, and the part it was given."""
-    for one in report["rounds"]:
+    for one in run["rounds"]:
         for part in one["assignments"]:
             if part["device"] == device:
                 yield one, part
@@ -307,10 +316,9 @@ def _column(points: Points, name: str) -> list[Any]:
     return list(points[name]) if isinstance(points, Mapping) else [point[name] for point in points]
 
 
-def log_sd(report: Report, part: Report, quantity: str) -> float | None:
-    """How sure the prediction behind an assignment was; None where the device's last front lacks the mode."""
-    front = report["devices"][part["device"]]["front"]
-    return next((p[quantity.rpartition("_")[0] + "_log_sd"] for p in front if p["mode"] == part["mode"]), None)
+def log_sd(part: Report, quantity: str) -> float:
+    """The standard deviation of the logarithm of an assignment's prediction."""
+    return float(part[quantity.rpartition("_")[0] + "_log_sd"])
 
 
 def _label(device: str) -> str:

@@ -32,9 +32,15 @@ def write_html(report: Report, path: Path) -> None:
         figures(report),
         {"percent": percent, "mean": _mean, "mode": mode_label, "span": rounds_text},
         report=report,
-        styles=device_styles(report["devices"]),
-        selections=_selections(report),
-        within={quantity: _within_interval(report, quantity) for quantity in ("epoch_s", "power_w")},
+        parts=[
+            {
+                "run": run,
+                "styles": device_styles(run["devices"]),
+                "selections": _selections(run),
+                "within": {quantity: _within_interval(run, quantity) for quantity in ("epoch_s", "power_w")},
+            }
+            for run in report["runs"]
+        ],
         command=repeat_command(report["settings"]),
     )
 
@@ -47,29 +53,31 @@ def repeat_command(settings: Report) -> str:
     for kind, which in specs:
         if kind == "replay":
             command += ["--device-csv", which]
+    for app in settings["apps"]:
+        command += ["--app", app]
     for option in ("rounds", "site_budget_w", "modes", "policy", "clients", "seed", "reference"):
         if (value := settings[option]) is not None:
             command += [f"--{option.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
     return shlex.join(command)
 
 
-def _within_interval(report: Report, quantity: str) -> tuple[int, int]:
+def _within_interval(run: Report, quantity: str) -> tuple[int, int]:
     """How many observations lay within their 90 % interval, and how many there were."""
     within = []
-    for part in (part for one in report["rounds"] for part in one["assignments"]):
-        spread, observed = log_sd(report, part, quantity), part[f"observed_{quantity}"]
-        if spread is not None and observed is not None:
-            within.append(abs(math.log(observed / part[f"predicted_{quantity}"])) <= SD_OF_90_PCT * spread)
+    for part in (part for one in run["rounds"] for part in one["assignments"]):
+        if (observed := part[f"observed_{quantity}"]) is not None:
+            distance = abs(math.log(observed / part[f"predicted_{quantity}"]))
+            within.append(distance <= SD_OF_90_PCT * log_sd(part, quantity))
     return sum(within), len(within)
 
 
-def _selections(report: Report) -> list[dict[str, Any]]:
+def _selections(run: Report) -> list[dict[str, Any]]:
     """What was selected and why, rounds of equal decisions taken together."""
     groups: list[dict[str, Any]] = []
-    for one in report["rounds"]:
+    for one in run["rounds"]:
         alike = next((group for group in groups if group["round"]["decisions"] == one["decisions"]), None)
         if alike is None:
-            sets = math.comb(len(report["devices"]), len(one["selected"]))
+            sets = math.comb(len(run["devices"]), len(one["selected"]))
             groups.append({"rounds": [one["round"]], "round": one, "sets": sets})
         else:
             alike["rounds"].append(one["round"])

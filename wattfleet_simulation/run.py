@@ -22,6 +22,7 @@ from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
+from wattfleet_simulation.digits_app.task import NETWORKS
 from wattfleet_simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
 from wattfleet_simulation.processes import PartFailedError, Parts, program
 from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
@@ -30,11 +31,46 @@ _READY_WITHIN_S = 180.0
 _RUN_WITHIN_S = 60.0
 _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
-_MEASURED_FIRST = 10_000  # all modes that the coordinator asks for
+_NO_RUN = RunSeen()
 LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
-PATIENCE_S = 45.0
+PATIENCE_S = 120.0
 """How long Flower's server waits for the SuperNodes and for a feasible first plan, seconds."""
+
+
+@dataclass(frozen=True)
+class SimulatedApp:
+    """What one run trains.
+
+    Attributes:
+        network: one of the digits app's networks.
+        batch_size: samples in a minibatch.
+    """
+
+    network: str
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.network not in NETWORKS:
+            raise InvalidInputError(f"unknown network {self.network!r}: choose one of {', '.join(NETWORKS)}")
+        if self.batch_size < 1:
+            raise InvalidInputError(f"a minibatch must have at least 1 sample, not {self.batch_size}")
+
+
+def app_named(text: str) -> SimulatedApp:
+    """Read an app such as `perceptron:32`.
+
+    Raises:
+        InvalidInputError: there is no such network, or the minibatch size is not a whole number above 0.
+    """
+    network, _, batch_size = text.partition(":")
+    if not batch_size.isdecimal():
+        raise InvalidInputError(f"--app {text!r}: write network:minibatch size, such as perceptron:32")
+    return SimulatedApp(network, int(batch_size))
+
+
+DEFAULT_APPS = (SimulatedApp("convolutional", 16), SimulatedApp("perceptron", 32))
+"""Two runs that follow each other: the second network needs fewer measured modes than the first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +79,8 @@ class SimulationSettings:
 
     Attributes:
         devices: the fleet.
-        rounds: federated rounds.
+        apps: the runs, one after the other.
+        rounds: federated rounds of each run.
         site_budget_w: watts for the whole fleet.
         profile_modes: largest number of modes that each agent measures.
         policy: name of the client-selection policy.
@@ -55,6 +92,7 @@ class SimulationSettings:
     """
 
     devices: Sequence[SimulatedDevice]
+    apps: Sequence[SimulatedApp]
     rounds: int
     site_budget_w: float
     profile_modes: int
@@ -75,19 +113,23 @@ class SimulationSettings:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The progress of a run.
+    """The progress of a simulation.
 
     Attributes:
         phase: the current step, in words.
+        run_number: the current run, from 1; 0 before the first.
         devices: all devices, as the coordinator reports them.
-        rounds: the rounds planned so far.
-        initial_metrics: metrics before the first round.
+        rounds: the rounds of the current run that are planned so far.
+        workload: the workload of the current run; empty before the first.
+        initial_metrics: metrics before its first round.
         elapsed_s: seconds since the start.
     """
 
     phase: str
+    run_number: int
     devices: Sequence[view_pb2.DeviceView]
     rounds: Sequence[view_pb2.RoundView]
+    workload: str
     initial_metrics: dict[str, float]
     elapsed_s: float
 
@@ -126,14 +168,14 @@ def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict
     return boards
 
 
-class SimulatedRun:
-    """Starts the processes of one run, and waits for its end."""
+class Simulation:
+    """Starts the processes of a fleet, and waits for the end of its runs."""
 
     def __init__(self, settings: SimulationSettings, logs: Path, scratch: Path, display: Display) -> None:
-        """Prepare a run.
+        """Prepare a simulation.
 
         Args:
-            settings: the simulation.
+            settings: what to simulate.
             logs: a directory for the parts' logs.
             scratch: a directory with a short path, for sockets and state.
             display: shows every step.
@@ -143,13 +185,17 @@ class SimulatedRun:
         self._scratch = scratch
         self._display = display
         self._started_s = time.monotonic()
+        self._run_number = 0
 
     def state_directory(self, device_id: str) -> Path:
         """The state directory of a device's agent."""
         return self._scratch / "agents" / device_id
 
-    def complete(self) -> Snapshot:
+    def complete(self) -> list[Snapshot]:
         """Run to the end; all processes are ended, also after an error.
+
+        Returns:
+            The last snapshot of each run.
 
         Raises:
             PartFailedError: a part failed or took too long; the text names it.
@@ -169,7 +215,7 @@ class SimulatedRun:
                 flower.start()
                 try:
                     self._await_ready(parts, view)
-                    return self._await_rounds(parts, view, flower, address)
+                    return [self._await_rounds(parts, view, flower, address, app) for app in self._settings.apps]
                 except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
                     parts.check()
                     raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
@@ -210,15 +256,13 @@ class SimulatedRun:
                 *("--seed", str(device.seed), "--coordinator", address),
                 *("--state-dir", str(self.state_directory(device.device_id))),
                 *("--socket", str(self._socket(device.device_id))),
-                *("--minibatches-per-epoch", str(device.minibatches_per_epoch)),
-                *("--modes-first", str(_MEASURED_FIRST)),
             ],
             OFFLINE,
         )
 
     def _await_ready(self, parts: Parts, view: CoordinatorView) -> None:
         def poll(_: Sequence[view_pb2.DeviceView]) -> None:
-            self._show("profiling and transferring the reference", view)
+            self._show("measuring idle power", view)
             parts.check()
 
         try:
@@ -226,9 +270,13 @@ class SimulatedRun:
         except NotInTimeError as error:
             raise PartFailedError(f"{error} (logs: {self._logs})") from None
 
-    def _await_rounds(self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str) -> Snapshot:
+    def _await_rounds(
+        self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, app: SimulatedApp
+    ) -> Snapshot:
         settings = self._settings
-        self._show("starting the Flower run", view)
+        self._run_number += 1
+        what = f"{app.network} network, minibatches of {app.batch_size}"
+        self._show(f"starting run {self._run_number}: {what}", None)
         run_id = flower.submit(
             APP_DIRECTORY,
             {
@@ -238,26 +286,35 @@ class SimulatedRun:
                 "local-epochs": LOCAL_EPOCHS,
                 "seed": settings.seed,
                 "patience-s": settings.patience_s,
+                "network": app.network,
+                "batch-size": app.batch_size,
             },
         )
 
         def poll(seen: RunSeen) -> None:
-            self._show("training", view)
+            self._show(f"training in run {self._run_number}", view, seen)
             if seen.run.error:
                 raise PartFailedError(f"the Flower run failed: {seen.run.error} (log: {self._logs / 'superlink.log'})")
             parts.check()
 
         within_s = _RUN_WITHIN_S + settings.rounds * _ROUND_WITHIN_S
         try:
-            await_run(view, run_id, flower.completed, within_s, _POLL_S, poll, check=require_observed)
+            last = await_run(view, run_id, flower.completed, within_s, _POLL_S, poll, check=require_observed)
         except NotInTimeError as error:
             raise PartFailedError(f"{error} (logs: {self._logs})") from None
-        return self._show("done", view)
+        return self._show(f"run {self._run_number} is done", view, last)
 
-    def _show(self, phase: str, view: CoordinatorView | None) -> Snapshot:
-        devices = view.devices() if view else []
-        seen = view.newest_run() if view else RunSeen()
+    def _show(self, phase: str, view: CoordinatorView | None, seen: RunSeen = _NO_RUN) -> Snapshot:
+        devices = view.devices(seen.run.workload.name) if view else []
         elapsed_s = time.monotonic() - self._started_s
-        snapshot = Snapshot(phase, devices, seen.rounds, dict(seen.run.initial_metrics), elapsed_s)
+        snapshot = Snapshot(
+            phase,
+            self._run_number,
+            devices,
+            seen.rounds,
+            seen.run.workload.name,
+            dict(seen.run.initial_metrics),
+            elapsed_s,
+        )
         self._display.show(snapshot)
         return snapshot

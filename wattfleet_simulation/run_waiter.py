@@ -113,19 +113,23 @@ def require_trained(run: RunSeen) -> None:
 
 
 def require_observed(run: RunSeen) -> None:
-    """Refuse a run that Flower calls completed although no device was observed in some round, or none was planned.
+    """Refuse a run that Flower calls completed although some round was unplanned, or no device trained in it.
+
+    A round in which modes are measured may leave too little of its trainings to observe. At least half of the rounds
+    must be observed.
 
     Raises:
-        PartFailedError: there is such a round.
+        PartFailedError: there is such a round, or too few were observed.
     """
+    require_trained(run)
     if unplanned := [each.round for each in run.rounds if each.unplanned]:
         raise PartFailedError(
             f"{rounds_text(unplanned)} unplanned: no budget was kept, since the coordinator did not answer; see its log"
         )
-    lost = [str(each.round) for each in run.rounds if not each.observations]
-    if lost:
+    unseen = [each.round for each in run.rounds if not each.observations]
+    if 2 * len(unseen) > len(run.rounds):
         raise PartFailedError(
-            f"no device's training was observed in round {', '.join(lost)}: see the logs of the SuperNodes"
+            f"no device's training was observed in {rounds_text(unseen)}: see the logs of agents and SuperNodes"
         )
 
 

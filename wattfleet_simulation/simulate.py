@@ -15,15 +15,21 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.live import Live
 
-from coordinator.references import open_reference
 from wattfleet.errors import InvalidInputError
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
-from wattfleet_simulation.digits_app.task import sample_counts
-from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_tables
+from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables
 from wattfleet_simulation.flower import HOST
 from wattfleet_simulation.report import build_report, write_json
 from wattfleet_simulation.report_html import write_html
-from wattfleet_simulation.run import PATIENCE_S, Display, SimulatedRun, SimulationSettings, open_fleet
+from wattfleet_simulation.run import (
+    DEFAULT_APPS,
+    PATIENCE_S,
+    Display,
+    SimulatedApp,
+    Simulation,
+    SimulationSettings,
+    open_fleet,
+)
 
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"
@@ -33,6 +39,7 @@ def run_simulation(
     *,
     kinds: str,
     csv_files: Sequence[Path],
+    apps: Sequence[SimulatedApp] = DEFAULT_APPS,
     rounds: int,
     site_budget_w: float,
     profile_modes: int,
@@ -52,12 +59,9 @@ def run_simulation(
         PartFailedError: a part of the run failed; the logs are kept, no report is written.
     """
     specs = device_specs(kinds, csv_files)
-    minibatches = _minibatches_per_epoch(len(specs), seed, reference)
     settings = SimulationSettings(
-        devices=[
-            SimulatedDevice(device_id, spec, 1000 * seed + k, k, minibatches[k])
-            for k, (device_id, spec) in enumerate(specs)
-        ],
+        devices=[SimulatedDevice(device_id, spec, 1000 * seed + k, k) for k, (device_id, spec) in enumerate(specs)],
+        apps=apps,
         rounds=rounds,
         site_budget_w=site_budget_w,
         profile_modes=profile_modes,
@@ -73,28 +77,18 @@ def run_simulation(
     console = Console(stderr=as_json)
     logs = _prepared(out)
     with _terminable(), _scratch() as scratch, _display(console) as display:
-        run = SimulatedRun(settings, logs, scratch, display)
-        last = run.complete()
-        states = {device.device_id: run.state_directory(device.device_id) for device in settings.devices}
-        report = build_report(settings, last, boards, states)
+        simulation = Simulation(settings, logs, scratch, display)
+        runs = simulation.complete()
+        states = {device.device_id: simulation.state_directory(device.device_id) for device in settings.devices}
+        report = build_report(settings, runs, boards, states)
     _write(report, out)
     if as_json:
         print((out / REPORT_JSON).read_text(), end="")
         return
-    for table in closing_tables(report):
-        console.print(table)
-    console.print(f"final accuracy {report['final_accuracy']:.1%}; report: {out / REPORT_HTML}", highlight=False)
-
-
-def _minibatches_per_epoch(devices: int, seed: int, reference: str) -> list[int]:
-    """Each device's share of the reference workload's epoch, as large as its share of the digits.
-
-    The digits are trained for real; the boards pace the reference workload, of which each digit stands for the same
-    number of samples.
-    """
-    epoch = open_reference(reference).artefact.details.workload.minibatches_per_epoch
-    counts = sample_counts(devices, seed)
-    return [max(1, round(epoch * count / sum(counts))) for count in counts]
+    for run in report["runs"]:
+        console.print(*closing_tables(run), sep="\n")
+        console.print(closing_line(run) + "\n", highlight=False)
+    console.print(f"report: {out / REPORT_HTML}", highlight=False)
 
 
 def _require_free(port: int) -> None:

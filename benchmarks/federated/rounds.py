@@ -154,6 +154,7 @@ class _Trained:
     minibatches_per_epoch: int
     first_gcycles: float = 0.0
     paced: Workload | None = None
+    is_length_known: bool = True
 
     def productive(self, power_limit_w: float) -> NoReturn:
         raise AssertionError("no app reports minibatches here")

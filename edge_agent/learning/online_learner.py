@@ -95,6 +95,11 @@ class OnlineLearner:
         return self.known.counted_minibatches
 
     @property
+    def is_length_known(self) -> bool:
+        """Whether that number is the device's own."""
+        return self.known.minibatches_per_epoch is not None
+
+    @property
     def paced(self) -> Workload | None:
         """The workload that a virtual board is to pace; None for its own."""
         return None if self.known.workload.name == BUILT_IN else self.known.workload

@@ -36,6 +36,9 @@ class ProductiveProfiler:
         modes: modes to measure, in this order; those in the journal are skipped.
         journal: receives the records.
         settings: how long to measure each mode.
+
+    Attributes:
+        measured: number of modes measured so far.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ProductiveProfiler:
         self._journal = journal
         self._settings = settings
         self._pending = journal.remaining(modes)
+        self.measured = 0
         self._attempts = 0
         self._temperature_known = False
         self._measurement: ModeMeasurement | None = None
@@ -128,6 +132,7 @@ class ProductiveProfiler:
             return False
         # The app has been training for long, so its first minibatch in this mode has no warm-up.
         self._journal.append(replace(record, first_minibatch_ms=None))
+        self.measured += 1
         self._leave()
         self._measure_next()
         return True

@@ -22,7 +22,11 @@ _log = logging.getLogger(__name__)
 
 # Limits on what an app may request, so that seconds per epoch remain usable numbers.
 _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
-# Waiting for the first choice of modes for longer than this spoils the observation.
+# Once so much of a training is done, no further mode is measured, so that its own mode is observed.
+_MEASURING_SHARE = 0.5
+# A shorter rest after measurements tells too little of the assigned mode.
+_FEWEST_MINIBATCHES = 40
+# The observation begins again if the app has waited for the first choice of modes for longer than this.
 _NEGLIGIBLE_S = 0.1
 
 
@@ -40,6 +44,11 @@ class TrainedWorkload(Protocol):
         ...
 
     @property
+    def is_length_known(self) -> bool:
+        """Whether that number is the device's own, and not assumed."""
+        ...
+
+    @property
     def first_gcycles(self) -> float:
         """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
         ...
@@ -50,15 +59,29 @@ class TrainedWorkload(Protocol):
 
 
 @dataclass
+class _Undisturbed:
+    """The part of a training that is in its own mode until its end.
+
+    Attributes:
+        since_s: when it began, device-clock seconds.
+        minibatches_before: minibatches that were trained before.
+    """
+
+    since_s: float
+    minibatches_before: int = 0
+
+
+@dataclass
 class _Running:
     trained: TrainedWorkload
     mode: PowerMode
     epochs: float
     power_limit_w: float
     app: AppTraining
-    started_s: float
+    undisturbed: _Undisturbed | None
     meter: PowerMeter
     profiler: ProductiveProfiler | None = None
+    reported: int = 0
     unobservable: bool = False
     loader_seen: bool = False
     measurements_ended: bool = False
@@ -102,7 +125,13 @@ class TrainingWatch:
         self._device.apply(mode)
         app = self._device.begin_training(trained.paced)
         self._running = _Running(
-            trained, mode, epochs, power_limit_w, app, self._device.clock.now_s(), self._device.start_meter()
+            trained,
+            mode,
+            epochs,
+            power_limit_w,
+            app,
+            _Undisturbed(self._device.clock.now_s()),
+            self._device.start_meter(),
         )
 
     def loader_seen(self, changed: bool) -> None:
@@ -141,16 +170,15 @@ class TrainingWatch:
         if running.profiler is None:
             asked_s = self._device.clock.now_s()
             running.profiler = running.trained.productive(running.power_limit_w)
-            # The app has waited for the profiler instead of training.
-            running.unobservable |= self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S
+            if self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S:
+                # The app has waited for the profiler instead of training.
+                running.undisturbed = _Undisturbed(self._device.clock.now_s())
         try:
             self._measure(running, running.profiler, times, paused)
         except JournalError as error:
             _log.error("measuring modes ended for this training: %s", error)
-            running.measurements_ended = True
-            running.profiler.pause()
-            return False
-        return running.profiler.measuring
+            self._end_measurements(running, running.profiler)
+        return running.profiler.measuring and not running.measurements_ended
 
     def reassign(self, mode: PowerMode | None, power_limit_w: float) -> None:
         """Continue in another mode, as the watts have changed; observation and measurements end.
@@ -181,13 +209,26 @@ class TrainingWatch:
     ) -> None:
         if not times and not paused:
             profiler.begin()
-            running.unobservable |= profiler.measuring
+            if profiler.measuring:
+                running.undisturbed = None
+        running.reported += len(times)
         running.app.minibatches_ended(
             [(time.fetch_stall_ms + time.compute_ms) / 1e3 for time in times],
             lambda index, ended_s: profiler.minibatch_ended(times[index], ended_s),
         )
-        if paused:
+        assigned = running.epochs * running.trained.minibatches_per_epoch
+        if running.trained.is_length_known and profiler.measured and running.reported >= _MEASURING_SHARE * assigned:
+            self._end_measurements(running, profiler)
+        elif paused:
             profiler.pause()
+        if running.undisturbed is None and (paused or not profiler.measuring):
+            running.undisturbed = _Undisturbed(self._device.clock.now_s(), running.reported)
+
+    def _end_measurements(self, running: _Running, profiler: ProductiveProfiler) -> None:
+        """Train the rest in the training's own mode."""
+        running.measurements_ended = True
+        profiler.pause()
+        running.undisturbed = running.undisturbed or _Undisturbed(self._device.clock.now_s(), running.reported)
 
     def finish(self, epochs_done: float | None = None) -> Observed | None:
         """End the training that was started, and park the device.
@@ -197,8 +238,9 @@ class TrainingWatch:
                 assigned.
 
         Returns:
-            What was observed of the assigned mode. None if other modes were in force meanwhile, too few epochs were
-            trained, or the training was too short to sample its power or to separate its warm-up.
+            What was observed of the assigned mode, after the measurements of other modes. None if too little of the
+            training was left for that, another grant was in force meanwhile, too few epochs were trained, or the
+            training was too short to sample its power or to separate its warm-up.
 
         Raises:
             PowerNotReadError: too few power samples could be read.
@@ -225,17 +267,24 @@ class TrainingWatch:
             )
         if running.unobservable or changed or epochs < _MIN_EPOCHS:
             return None
-        training_s = ended_s - running.started_s
+        trained = max(1.0, epochs * per_epoch)
+        part = running.undisturbed
+        if part is None:
+            return None
+        left, lasted_s = trained - part.minibatches_before, ended_s - part.since_s
+        is_rest = part.minibatches_before > 0
+        if is_rest and (not running.trained.is_length_known or left < _FEWEST_MINIBATCHES or lasted_s < MAX_SILENCE_S):
+            _log.info("no observation: too little of the training was left after the measurements of other modes")
+            return None
         # The app does not report its first minibatch's time; it is known from the profile.
-        observed_first = running.app.first_minibatch_observed
+        observed_first = running.app.first_minibatch_observed and not is_rest
         first_s = first_minibatch_s(running.mode, running.trained.first_gcycles) if observed_first else 0.0
         # The warm-up is the CPU's work; its power is not that of training.
-        power_w = mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
+        power_w = mean_power_w(trace, part.since_s + min(first_s, lasted_s / 2), ended_s)
         if power_w is None:
             _log.warning("no observation: the training ended before power was sampled %d times", MIN_SAMPLES)
             return None
-        trained = max(1.0, epochs * per_epoch)
-        steady_s = steady_minibatch_s(training_s, trained, first_s)
+        steady_s = steady_minibatch_s(lasted_s, left, first_s)
         if steady_s is None:
             _log.warning("no observation: warm-up may have taken half of the training or more")
             return None

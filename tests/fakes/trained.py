@@ -21,6 +21,7 @@ class Trained:
     profiler: Callable[[float], Any] = _nothing
     first_gcycles: float = 0.0
     paced: Workload | None = None
+    is_length_known: bool = True
 
     def productive(self, power_limit_w: float) -> Any:
         return self.profiler(power_limit_w)

@@ -1,4 +1,4 @@
-"""The device's side. Wattfleet's part is the mod."""
+"""The device's side. Wattfleet's part is the mod, and the wrapper of the loader that lets the agent measure modes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from wattfleet_flower import power_mode_mod
-from wattfleet_simulation.digits_app.task import DigitsNet, device_data, train
+from wattfleet_flower import power_mode_mod, profiled, until_deadline
+from wattfleet_simulation.digits_app.task import NETWORKS, Minibatches, device_data, scaled_learning_rate, train
 
 app = ClientApp(mods=[power_mode_mod])
 
@@ -18,14 +18,14 @@ def train_locally(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     config = context.run_config
     data = device_data(int(context.node_config["partition-id"]), int(config["devices"]), int(config["seed"]))
-    network = DigitsNet()
+    network = NETWORKS[str(config["network"])]()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    seed = int(config["seed"]) + int(message.content["config"]["server-round"])
+    loader = until_deadline(profiled(Minibatches(data, int(config["batch-size"]), seed)))
     loss = train(
         network,
-        data,
-        epochs=int(config["local-epochs"]),
-        learning_rate=float(config["learning-rate"]),
-        seed=int(config["seed"]) + int(message.content["config"]["server-round"]),
+        [loader] * int(config["local-epochs"]),
+        learning_rate=scaled_learning_rate(float(config["learning-rate"]), int(config["batch-size"])),
     )
     metrics = MetricRecord({"train-loss": loss, "num-examples": len(data[1])})
     content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from torch import nn
 
 from wattfleet_flower import PowerAware
-from wattfleet_simulation.digits_app.task import DigitsNet, evaluate
+from wattfleet_simulation.digits_app.task import NETWORKS, evaluate
 
 app = ServerApp()
 
@@ -18,6 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train over the fleet, and evaluate the global model on the server after every round."""
     config = context.run_config
     torch.manual_seed(int(config["seed"]))
+    network = NETWORKS[str(config["network"])]()
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=int(config["devices"]))
     strategy = PowerAware(
         strategy,
@@ -30,14 +34,13 @@ def main(grid: Grid, context: Context) -> None:
     )
     strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(DigitsNet().state_dict()),
+        initial_arrays=ArrayRecord(network.state_dict()),
         num_rounds=int(config["rounds"]),
-        evaluate_fn=_evaluated,
+        evaluate_fn=partial(_evaluated, network),
     )
 
 
-def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    network = DigitsNet()
+def _evaluated(network: nn.Module, server_round: int, arrays: ArrayRecord) -> MetricRecord:
     network.load_state_dict(arrays.to_torch_state_dict())
     loss, accuracy = evaluate(network)
     return MetricRecord({"loss": loss, "accuracy": accuracy})

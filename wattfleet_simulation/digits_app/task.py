@@ -1,7 +1,8 @@
-"""The learning task: scikit-learn's digits, split unevenly, and a small convolutional network."""
+"""The learning task: scikit-learn's digits, split unevenly, and two small networks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,6 +18,7 @@ _TEST_SHARE = 0.2
 # Lower is more uneven: at 0.5 a device of six typically holds half its samples from three classes.
 _CONCENTRATION = 0.5
 _FEWEST_SAMPLES = 2 * MINIBATCH
+_SHIFTS_PER_EPOCH = 64
 
 
 class DigitsNet(nn.Module):
@@ -38,6 +40,23 @@ class DigitsNet(nn.Module):
         """Logits, `[n, 10]`."""
         logits: Tensor = self.layers(images)
         return logits
+
+
+class DigitsPerceptron(nn.Module):
+    """Two linear layers, for `[n, 1, 8, 8]` images of 10 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, _CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, `[n, 10]`."""
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+NETWORKS: dict[str, type[nn.Module]] = {"convolutional": DigitsNet, "perceptron": DigitsPerceptron}
+"""The networks by the name that the run config gives."""
 
 
 @cache
@@ -88,22 +107,64 @@ def device_data(partition: int, devices: int, seed: int) -> tuple[Tensor, Tensor
     return images[index], labels[index]
 
 
-def train(network: nn.Module, data: tuple[Tensor, Tensor], epochs: int, learning_rate: float, seed: int) -> float:
-    """Train in place and return the mean loss of the last epoch."""
-    images, labels = data
-    generator = torch.Generator().manual_seed(seed)
+class Minibatches:
+    """A device's digits in minibatches, shuffled anew for each epoch.
+
+    An epoch shows each digit several times, each time shifted by up to a pixel. The boards' modes are measured during
+    training, and a measurement takes hundreds of minibatches.
+
+    Args:
+        data: images and labels.
+        batch_size: samples in a minibatch.
+        seed: of the order.
+    """
+
+    def __init__(self, data: tuple[Tensor, Tensor], batch_size: int, seed: int) -> None:
+        self._images, self._labels = data
+        self.batch_size = batch_size
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return -(-_SHIFTS_PER_EPOCH * len(self._images) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        count = len(self._images)
+        for chosen in torch.randperm(_SHIFTS_PER_EPOCH * count, generator=self._generator).split(self.batch_size):
+            down, right = torch.randint(-1, 2, (2,), generator=self._generator).tolist()
+            yield self._images[chosen % count].roll((down, right), dims=(2, 3)), self._labels[chosen % count]
+
+
+def scaled_learning_rate(learning_rate: float, batch_size: int) -> float:
+    """The learning rate of a minibatch size, in proportion to it (Goyal et al., arXiv 1706.02677, section 2.1).
+
+    Args:
+        learning_rate: of minibatches of `MINIBATCH` samples.
+        batch_size: samples in a minibatch.
+    """
+    return learning_rate * batch_size / MINIBATCH
+
+
+def train(network: nn.Module, epochs: Sequence[Iterable[tuple[Tensor, Tensor]]], learning_rate: float) -> float:
+    """Train in place and return the mean loss of the last epoch.
+
+    Args:
+        network: the network.
+        epochs: the minibatches of each epoch.
+        learning_rate: step size.
+    """
     optimiser = torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=0.9)
     network.train()
-    loss_sum = 0.0
-    for _ in range(epochs):
-        loss_sum = 0.0
-        for batch in torch.randperm(len(images), generator=generator).split(MINIBATCH):
+    loss_sum = samples = 0.0
+    for epoch in epochs:
+        loss_sum = samples = 0.0
+        for images, labels in epoch:
             optimiser.zero_grad()
-            loss = nn.functional.cross_entropy(network(images[batch]), labels[batch])
+            loss = nn.functional.cross_entropy(network(images), labels)
             loss.backward()
             optimiser.step()
-            loss_sum += loss.item() * len(batch)
-    return loss_sum / len(images)
+            loss_sum += loss.item() * len(labels)
+            samples += len(labels)
+    return loss_sum / samples
 
 
 def evaluate(network: nn.Module) -> tuple[float, float]:

@@ -21,6 +21,10 @@ class SteppedBoard(Protocol):
         """Train another workload from now on."""
         ...
 
+    def stay_warm(self) -> None:
+        """Train the next minibatch without a warm-up, though the mode has changed."""
+        ...
+
     def step(self) -> None:
         """Train one minibatch in the current mode."""
         ...
@@ -33,7 +37,8 @@ class SteppedBoard(Protocol):
 class VirtualTraining:
     """Advances a virtual board by the minibatches that an app trains elsewhere (an `AppTraining`).
 
-    The first minibatch is trained at once, so that nothing that is observed includes it.
+    The first minibatch is trained at once, so that nothing that is observed includes it. When the mode changes during
+    the training, the app's process goes on, so there is no other warm-up.
 
     Args:
         board: the board, in the mode to train in.
@@ -51,6 +56,7 @@ class VirtualTraining:
     def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
         """Train as many minibatches as were reported, each in its current mode; the reported times are ignored."""
         for index in range(len(seconds)):
+            self._board.stay_warm()
             self._board.step()
             self._reported += 1
             ended(index, self._board.clock.now_s())
@@ -61,4 +67,5 @@ class VirtualTraining:
 
     def finish(self, minibatches: int) -> None:
         """Train the minibatches that were not reported."""
+        self._board.stay_warm()
         self._board.run(max(0, minibatches - self._reported))

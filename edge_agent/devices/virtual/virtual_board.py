@@ -165,6 +165,10 @@ class VirtualBoard(ABC):
         self._cold = was_cold
         self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
 
+    def stay_warm(self) -> None:
+        """Train the next minibatch without a warm-up: the process that trains has trained before."""
+        self._cold = False
+
     def current_mode(self) -> PowerMode:
         """The current mode."""
         return self._mode

@@ -105,14 +105,59 @@ def test_a_full_disk_ends_measuring_but_not_training(tmp_path: Path, caplog: pyt
         watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         assert watch.minibatches_ended([], paused=False)
         full = True
+        reported, wanted = 0, True
         with caplog.at_level(logging.ERROR):
-            for _ in range(20):
+            while wanted:
                 board.clock.sleep_s(0.5)
                 wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
-        assert not wanted
+                reported += 5
         assert (board.mode, board.held, board.meters) == (MODE, 0, 1)
         assert not watch.minibatches_ended([], paused=False), "the next epoch measures nothing either"
         assert board.mode == MODE
         assert ["No space left" in record.message for record in caplog.records] == [True]
-        assert watch.finish() is None
+        board.clock.sleep_s(0.1 * (500 - reported))
+        observed = watch.finish()
+        assert observed is not None and observed.epoch_s == pytest.approx(50)
     assert (board.mode, board.meters) == (PARKED, 0)
+
+
+@pytest.mark.parametrize(("left", "is_length_known"), [(39, True), (400, False)])
+def test_a_short_rest_or_one_of_unknown_length_is_no_observation(
+    tmp_path: Path, left: int, is_length_known: bool
+) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        trained = measured_with(board, journal)
+        trained.minibatches_per_epoch, trained.is_length_known = 45 + left, is_length_known
+        watch.start(trained, MODE, epochs=1, power_limit_w=30)
+        reported, wanted = 0, watch.minibatches_ended([], paused=False)
+        while wanted:
+            board.clock.sleep_s(0.5)
+            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+            reported += 5
+        assert reported == 45 and len(journal.records) == 1
+        board.clock.sleep_s(0.1 * left)
+        assert watch.finish() is None
+
+
+def test_the_rest_of_a_training_after_measurements_is_observed_in_its_own_mode(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        trained = measured_with(board, journal)
+        trained.profiler = lambda power_limit_w: ProductiveProfiler(board, [OTHER, PARKED], journal)  # type: ignore[arg-type]
+        trained.minibatches_per_epoch = 100
+        watch.start(trained, MODE, epochs=1, power_limit_w=30)
+        reported, wanted = 0, watch.minibatches_ended([], paused=False)
+        while wanted:
+            board.clock.sleep_s(0.5)
+            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+            reported += 5
+        assert [record.mode for record in journal.records] == [OTHER]
+        assert reported == 50, "the second half of the training belongs to its own mode"
+        assert board.mode == MODE
+        board.clock.sleep_s(0.08 * (100 - reported))  # faster than in the measured mode
+        observed = watch.finish()
+        assert observed is not None and observed.mode == MODE
+        assert observed.epoch_s == pytest.approx(8) and observed.power_w == pytest.approx(12)

@@ -19,7 +19,7 @@ from tests.fakes.agent_socket import (
     context,
     granted,
 )
-from wattfleet.modes import PowerMode, array_to_modes
+from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 from wattfleet_flower import AgentUnreachableError, power_mode_mod, profiled
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING
 from wattfleet_proto.device_state import DeviceState
@@ -51,8 +51,11 @@ def test_modes_are_measured_during_training_and_no_batch_is_lost(agent: Agent, m
     assert measured and set(measured) < set(modes)
     assert modes[-1] == MODE, "after the loader the assigned mode is in force again"
     assert agent.board.current_mode() == parked_mode(agent.board)
-    # What the round needed says nothing of the assigned mode, so it is no observation; the front is newer.
-    assert agent.reports.observations == []
+    # The rest of the training was in the assigned mode alone.
+    (observed,) = agent.reports.observations
+    minibatch_ms, power_mw = agent.board.truth(modes_to_array([MODE]))
+    assert observed.epoch_s == pytest.approx(len(seen) * minibatch_ms[0] / 1e3, rel=0.05)
+    assert observed.power_w == pytest.approx(power_mw[0] / 1e3, rel=0.05)
     assert len(agent.reports.fronts) == 1
 
 

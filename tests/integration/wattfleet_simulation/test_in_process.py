@@ -26,7 +26,14 @@ from wattfleet_simulation.digits_app.client_app import app as client_app
 from wattfleet_simulation.digits_app.task import DigitsNet, evaluate
 
 FLEET = {"agx-orin-0": "simulated:agx-orin", "orin-nano-0": "simulated:orin-nano", "xavier-0": "simulated:xavier-agx"}
-CONFIG = {"devices": 3, "seed": 0, "local-epochs": 1, "learning-rate": 0.05}
+CONFIG = {
+    "devices": 3,
+    "seed": 0,
+    "local-epochs": 1,
+    "learning-rate": 0.05,
+    "network": "convolutional",
+    "batch-size": 16,
+}
 
 
 @pytest.fixture(scope="module")

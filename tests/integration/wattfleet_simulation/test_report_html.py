@@ -80,6 +80,10 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
             "predicted_power_w": point["power_w"],
             "observed_power_w": point["power_w"] * 0.95,
             "power_limit_w": point["power_w"] * 1.03,
+            "epoch_log_sd": LOG_SD,
+            "power_log_sd": LOG_SD,
+            "modes_profiled": 12,
+            "length_assumed": False,
         }
         for device, point in points.items()
     ]
@@ -119,6 +123,7 @@ def report() -> dict[str, Any]:
         "wattfleet_version": "0.1.0",
         "settings": {
             "devices": {device: f"simulated:{board}" for device, (board, *_) in FLEET.items()},
+            "apps": ["convolutional:4"],
             "rounds": 3,
             "site_budget_w": 130.0,
             "modes": 50,
@@ -128,10 +133,22 @@ def report() -> dict[str, Any]:
             "seed": 7,
             "reference": "agx_orin_resnet18",
         },
-        "devices": devices,
-        "rounds": [_round(number, devices) for number in (1, 2, 3)],
-        "initial_accuracy": 0.1,
-        "final_accuracy": 0.85,
+        "runs": [
+            {
+                "run": 1,
+                "network": "convolutional",
+                "batch_size": 4,
+                "workload": "wattfleet/digits#0badcafe",
+                "devices": devices,
+                "rounds": [_round(number, devices) for number in (1, 2, 3)],
+                "median_error": {
+                    "epoch_s": {"share": 0.02, "trainings": 9},
+                    "power_w": {"share": 0.05, "trainings": 9},
+                },
+                "initial_accuracy": 0.1,
+                "final_accuracy": 0.85,
+            }
+        ],
         "elapsed_s": 89.2,
     }
 
@@ -140,12 +157,12 @@ def report() -> dict[str, Any]:
 def unfinished(report: dict[str, Any]) -> dict[str, Any]:
     """The same run, but one device never reported in round 2, and nothing was known before round 1."""
     report = copy.deepcopy(report)
-    one = report["rounds"][1]
+    one = report["runs"][0]["rounds"][1]
     one["assignments"][2] |= {"observed_epoch_s": None, "observed_power_w": None}
     one |= {"observed_site_w": None, "site_budget_held": False, "observed_duration_s": None}
     one |= {"failed": ["orin-nx-0"], "accuracy": None, "loss": None}
     one["random_draw"] |= {"mean_duration_s": None, "worst_duration_s": None}
-    report["initial_accuracy"] = None
+    report["runs"][0]["initial_accuracy"] = None
     return report
 
 
@@ -192,10 +209,25 @@ def test_page_says_what_it_is(report: dict[str, Any], tmp_path: Path) -> None:
     assert repeat_command(report["settings"]) in text
 
 
+def test_runs_of_two_networks_have_a_part_each(report: dict[str, Any], tmp_path: Path) -> None:
+    second = {**copy.deepcopy(report["runs"][0]), "run": 2, "network": "perceptron", "workload": "wattfleet/digits#2"}
+    for device in second["devices"].values():
+        device["modes_profiled"] = 7
+    report["runs"].append(second)
+
+    page = _page(report, tmp_path)
+
+    assert "1 convolutional 4 300 6.2 3.5 85.0%" in _text(page)
+    assert "2 perceptron 4 42 6.2 3.5 85.0%" in _text(page)
+    for number, network in ((1, "convolutional"), (2, "perceptron")):
+        assert f"Run {number}: {network} network, minibatches of 4" in _text(page)
+        assert f'id="run-{number}-accuracy"' in page
+
+
 def test_devices_reasons_and_modes_appear(report: dict[str, Any], tmp_path: Path) -> None:
     text = _text(_page(report, tmp_path))
 
-    for device, decision in report["rounds"][0]["decisions"].items():
+    for device, decision in report["runs"][0]["rounds"][0]["decisions"].items():
         assert re.search(rf"{device} (yes|no) {re.escape(decision['reason'])}", text), device
         assert re.search(rf"{device} \S+ simulated 50 18,096 6\.2 3\.5", text), device
     assert "6c 1.73/0.92/2.13" in text
@@ -228,7 +260,7 @@ def test_no_advantage_is_claimed_where_there_is_none(
     policy: str, chosen: int, draw: dict[str, Any], words: str, report: dict[str, Any], tmp_path: Path
 ) -> None:
     report["settings"]["policy"] = policy
-    for one in report["rounds"]:
+    for one in report["runs"][0]["rounds"]:
         one["selected"] = list(FLEET)[:chosen]
         one["random_draw"] |= draw
 
@@ -244,13 +276,13 @@ def test_no_advantage_is_claimed_where_there_is_none(
 )
 def test_replayed_boards_are_said_to_be(replayed: set[str], words: str, report: dict[str, Any], tmp_path: Path) -> None:
     for device in replayed:
-        report["devices"][device]["provenance"] = "replayed"
+        report["runs"][0]["devices"][device]["provenance"] = "replayed"
 
     assert words in _text(_page(report, tmp_path))
 
 
 def test_rounds_with_other_decisions_are_told_apart(report: dict[str, Any], tmp_path: Path) -> None:
-    report["rounds"][1]["decisions"]["orin-nano-0"]["reason"] = "too hungry"
+    report["runs"][0]["rounds"][1]["decisions"]["orin-nano-0"]["reason"] = "too hungry"
 
     text = _text(_page(report, tmp_path))
 
@@ -274,7 +306,7 @@ def test_unknown_values_are_dashes(unfinished: dict[str, Any], tmp_path: Path) -
 
 
 def test_watts_that_were_exceeded_are_named(report: dict[str, Any], tmp_path: Path) -> None:
-    report["rounds"][2] |= {"observed_site_w": 131.0, "site_budget_held": False}
+    report["runs"][0]["rounds"][2] |= {"observed_site_w": 131.0, "site_budget_held": False}
 
     text = _text(_page(report, tmp_path))
 
@@ -285,7 +317,7 @@ def test_watts_that_were_exceeded_are_named(report: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize("hostile", ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "a&b'\""])
 def test_markup_is_escaped(report: dict[str, Any], hostile: str, tmp_path: Path) -> None:
     report = _rename(report, "orin-nx-0", hostile)
-    report["rounds"][0]["decisions"][hostile]["reason"] = f"because {hostile}"
+    report["runs"][0]["rounds"][0]["decisions"][hostile]["reason"] = f"because {hostile}"
 
     page = _page(report, tmp_path)
 
@@ -316,22 +348,22 @@ def test_figures_are_what_plotly_accepts(which: str, request: pytest.FixtureRequ
 
 
 def test_error_bars_are_the_90_percent_interval(report: dict[str, Any]) -> None:
-    report["devices"]["agx-orin-0"]["front"][0]["power_log_sd"] = math.log(1.25) / 1.645
+    report["runs"][0]["devices"]["agx-orin-0"]["front"][0]["power_log_sd"] = math.log(1.25) / 1.645
 
-    bars = figures(report)["front-0"]["data"][1]["error_y"]
+    bars = figures(report)["run-1-front-0"]["data"][1]["error_y"]
 
     assert bars["array"][0] == pytest.approx(0.25 * 48.0)
     assert bars["arrayminus"][0] == pytest.approx(0.2 * 48.0)
 
 
 def test_site_stacks_reach_the_reported_totals(report: dict[str, Any]) -> None:
-    bars = [trace for trace in figures(report)["site"]["data"] if trace["type"] == "bar"]
+    bars = [trace for trace in figures(report)["run-1-site"]["data"] if trace["type"] == "bar"]
     heights: dict[float, float] = {}
     for trace in bars:
         for at, watts in zip(trace["x"], trace["y"], strict=True):
             heights[at] = heights.get(at, 0.0) + watts
 
-    expected = [one[key] for one in report["rounds"] for key in ("planned_site_w", "observed_site_w")]
+    expected = [one[key] for one in report["runs"][0]["rounds"] for key in ("planned_site_w", "observed_site_w")]
     assert [heights[at] for at in sorted(heights)] == pytest.approx(expected)
 
 
@@ -339,6 +371,7 @@ def test_command_repeats_the_fleet() -> None:
     specs = device_specs("orin-nx:1,agx-orin:2", [Path("my data/a.csv"), Path("b.csv")])
     settings = {
         "devices": dict(specs),
+        "apps": ["convolutional:4", "perceptron:8"],
         "rounds": 5,
         "site_budget_w": 82.5,
         "modes": 20,
@@ -355,6 +388,7 @@ def test_command_repeats_the_fleet() -> None:
     assert words[:2] == ["wattfleet", "simulate"]
     assert device_specs(dict(given)["--devices"], files) == specs
     assert [pair for pair in given if pair[0] not in ("--devices", "--device-csv")] == [
+        *(("--app", "convolutional:4"), ("--app", "perceptron:8")),
         *(("--rounds", "5"), ("--site-budget-w", "82.5"), ("--modes", "20"), ("--policy", "random")),
         *(("--clients", "2"), ("--seed", "3"), ("--reference", "agx_orin_resnet18")),
     ]

@@ -1,0 +1,42 @@
+"""What a simulation prints where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet_simulation.display import LineDisplay, closing_line
+from wattfleet_simulation.run import Snapshot
+
+
+def shown(*devices: view_pb2.DeviceView) -> str:
+    out = io.StringIO()
+    LineDisplay(Console(file=out, width=200)).show(Snapshot("measuring idle power", 0, devices, [], "", {}, 11.0))
+    return out.getvalue()
+
+
+def ready(**more: float) -> view_pb2.DeviceView:
+    return view_pb2.DeviceView(
+        device_id="orin-nx-0", state=session_pb2.DEVICE_STATE_READY, mode_count=5824, idle_w=more.get("idle_w", 0.0)
+    )
+
+
+def test_idle_watts_are_shown_once_they_are_known() -> None:
+    assert "orin-nx-0: ready, 5,824 modes\n" in shown(ready())
+    assert "orin-nx-0: ready, 5,824 modes, 4.8 W idle\n" in shown(ready(idle_w=4.81))
+
+
+def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
+    run = {
+        "run": 2,
+        "final_accuracy": 0.912,
+        "median_error": {"epoch_s": {"share": 0.021, "trainings": 4}, "power_w": {"share": None, "trainings": 0}},
+        "devices": {"a": {"modes_profiled": 5}, "b": {"modes_profiled": 3}},
+        "rounds": [{"site_budget_held": True}, {"site_budget_held": False}],
+    }
+    assert closing_line(run) == (
+        "run 2: final accuracy 91.2%, median error of an epoch's seconds 2.1% and watts – over 4 trainings, 8 modes"
+        " measured, watts held in 1 of 2 rounds"
+    )
