@@ -22,7 +22,7 @@ RATE = 0.05  # the app's own, for minibatches of 16
 def test_a_network_learns_with_small_and_large_minibatches(network: str, batch_size: int) -> None:
     torch.manual_seed(0)
     module = NETWORKS[network]()
-    loader = Minibatches(device_data(0, 40, 0), batch_size, 0)
+    loader = Minibatches(device_data(0, 16, 0), batch_size, 0)
     train(module, [loader], scaled_learning_rate(RATE, batch_size))
     _, accuracy = evaluate(module)
     assert accuracy > 0.4
