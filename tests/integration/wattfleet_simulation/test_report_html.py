@@ -217,8 +217,8 @@ def test_runs_of_two_networks_have_a_part_each(report: dict[str, Any], tmp_path:
 
     page = _page(report, tmp_path)
 
-    assert "1 convolutional 4 300 6.2 3.5 85.0%" in _text(page)
-    assert "2 perceptron 4 42 6.2 3.5 85.0%" in _text(page)
+    assert "1 convolutional 4 300 2.0% 5.0% 85.0%" in _text(page)
+    assert "2 perceptron 4 42 2.0% 5.0% 85.0%" in _text(page)
     for number, network in ((1, "convolutional"), (2, "perceptron")):
         assert f"Run {number}: {network} network, minibatches of 4" in _text(page)
         assert f'id="run-{number}-accuracy"' in page
