@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.session.grants import Grants
-from edge_agent.session.held_grant import Grant, HeldGrant
+from edge_agent.session.held_grant import Grant
 from edge_agent.session.outbox import Outbox
+from tests.worlds.agent_state import MemoryFile, OpenGrants, at_once
 from tests.worlds.oracle import PARKING_S
 from tests.worlds.timeline import CLOSED, Stream
 from tests.worlds.workloads import workload_of
@@ -27,36 +25,6 @@ SILENCE_S = 15.0
 GRANT_TIMEOUT_S = 10.0
 APPLYING_S = 2.0
 """Seconds that setting a power mode takes at most."""
-
-
-class MemoryFile:
-    """Keeps an outbox's reports across restarts of the agent, as its file does."""
-
-    def __init__(self) -> None:
-        self._kept: list[session_pb2.SessionRequest] = []
-
-    def load(self) -> list[session_pb2.SessionRequest]:
-        return deepcopy(self._kept)
-
-    def store(self, requests: list[session_pb2.SessionRequest]) -> None:
-        self._kept = [deepcopy(each) for each in requests if each.HasField("observation")]
-
-
-class OpenGrants(Grants):
-    """The agent's grants, with their state machine in the open: a world has no event loop to wait in."""
-
-    @property
-    def held(self) -> HeldGrant:
-        return self._held
-
-
-def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that has nothing to wait for."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("a coroutine waits, although nothing contends with it")
 
 
 @dataclass(eq=False)

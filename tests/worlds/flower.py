@@ -28,7 +28,6 @@ class FlowerServer:
         self._runs = self._life = self.number = 0
         self.open: dict[str, set[str]] = {}
         self.sent: list[tuple[str, str]] = []
-        self.run_id = ""
         self._begin_run()
 
     def _begin_run(self) -> None:

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ Row = tuple[str, PowerMode, int]
 """A row of a journal: its kind, mode and batch; time and watts follow from these."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def physics(device: str, workload: str, mode: PowerMode, batch: int) -> tuple[float, float]:
     """True milliseconds per minibatch, and true watts; no two workloads of a device have the same.
 

@@ -47,14 +47,13 @@ class LearningDevice(Device):
     # --- lives of the agent -------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self.learning = Learning(
-            self.id, self._folder, self.idle_w, self._settings, self._report_removed, self._rows
-        )
+        self.learning = Learning(self.id, self._folder, self.idle_w, self._settings, self._report_removed, self._rows)
         self._learner: OnlineLearner | None = None
         self._profiler: ProductiveProfiler | None = None
 
     def _dies(self) -> None:
         self.learning.workloads.close()
+        self._many.draws_changed = True
         self._learner = self._profiler = None
 
     @property
@@ -96,6 +95,7 @@ class LearningDevice(Device):
         """As `LocalAgentServicer` begins a training, and the app's loader tells of itself."""
         assert grant.mode is not None
         learning = self.learning
+        self._many.draws_changed = True
         self._learner = learner = learning.workloads.learner(grant.workload)
         batch = self._many.batch_of(grant.plan_id)
         learning.board.trained = (grant.workload, batch)
@@ -144,6 +144,7 @@ class LearningDevice(Device):
     def _change_mode(self, grant: Grant) -> None:
         assert grant.mode is not None
         self._pause()
+        self._many.draws_changed = True
         if self._learner is not None:
             self.learning.board.apply(grant.mode)
 
@@ -173,4 +174,3 @@ class LearningDevice(Device):
         if self._profiler is not None:
             self._profiler.pause()
             self._profiler = None
-

@@ -27,7 +27,6 @@ from tests.worlds.learning_device import LearningDevice
 from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.random_runs import RandomRuns
 from tests.worlds.rules import RULES, Step
-from tests.worlds.workloads import workload_of
 from tests.worlds.world import World
 from wattfleet.choosing import Front
 from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH
@@ -37,6 +36,7 @@ from wattfleet_proto.v1 import session_pb2
 
 MOST_WORKLOADS = len(string.ascii_lowercase)
 _SWEPT_EVERY_S = 60.0
+_CHECKED_EVERY_S = 0.5
 _W_PER_DEVICE = 15.0
 
 # What happens besides runs, with weights. Budgets change by a rule of their own, since a fleet draws more than a few
@@ -133,6 +133,7 @@ class ManyWorkloads(World):
         workloads: their names, a letter each.
         batches: samples in a minibatch, by run.
         counts: what has happened.
+        draws_changed: whether a device draws other watts than before.
     """
 
     announces = True
@@ -154,6 +155,7 @@ class ManyWorkloads(World):
         self.workloads = string.ascii_lowercase[:workloads]
         self.counts: Counter[str] = Counter()
         self.batches: dict[str, int] = {}
+        self.draws_changed, self._checked_s = True, 0.0
         self.max_fronts = max_workloads + 2
         self._stored = WorkloadSettings(max_workloads=max_workloads)
         super().__init__(seed)
@@ -170,7 +172,7 @@ class ManyWorkloads(World):
         return WorkloadOracle(self)
 
     def _new_devices(self, rng: random.Random, seed: int) -> Mapping[str, Device]:
-        self.learning_devices = {}
+        self.learning_devices: dict[str, LearningDevice] = {}
         self.devices = self.learning_devices
         for k in range(self._device_count):
             name = f"d{k:02}"
@@ -183,6 +185,12 @@ class ManyWorkloads(World):
         self.servers = []
         self.servers = [RandomRuns(self) for _ in range(self._server_count)]
         return self.servers
+
+    def _check(self) -> None:
+        """Check when a device may have begun to draw more, and twice a second: a hundred devices take a while."""
+        if self.draws_changed or self.timeline.now_s - self._checked_s > _CHECKED_EVERY_S:
+            self.draws_changed, self._checked_s = False, self.timeline.now_s
+            self.oracle.check()
 
     def batch_of(self, plan_id: str) -> int:
         """Samples in a minibatch of a plan's run."""

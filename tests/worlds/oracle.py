@@ -17,8 +17,8 @@ PARKING_S = 3.0
 
 if TYPE_CHECKING:
     from coordinator.state.records import RoundRecord
-    from coordinator.state.rounds.request import RoundRequest
     from coordinator.state.rounds.device_grant import Grant
+    from coordinator.state.rounds.request import RoundRequest
     from tests.worlds.agent import Device
     from tests.worlds.world import World
     from wattfleet.choosing import Front

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.state.records import RoundRecord
@@ -11,7 +12,8 @@ from tests.worlds.learning_device import BATCHES
 if TYPE_CHECKING:
     from tests.worlds.many_workloads import ManyWorkloads
 
-_LONGEST_ROUND_S = 240.0
+_LONGEST_ROUND_S = 90.0
+_FORGOTTEN_S = 60.0
 _ASKS_AGAIN_S = 3.0
 _SMALL = 6
 
@@ -22,12 +24,15 @@ class RandomRuns(FlowerServer):
     def __init__(self, world: ManyWorkloads) -> None:
         self._many = world
         self._left = 0
+        self.run_id = ""
         self._sent_s = 0.0
         super().__init__(world, "")
         self._tick()
 
     def _begin_run(self) -> None:
         rng, many = self._many.rng, self._many
+        if self.run_id:  # an operator ends what a restarted server has forgotten
+            many.timeline.after(_FORGOTTEN_S, partial(many.coordinator.finish_run, self.run_id))
         self._left = rng.randint(2, 6)
         many.counts["runs"] += 1
         self.run_id, self.number = f"{rng.choice(many.workloads)}{many.counts['runs']}", 0
