@@ -1,6 +1,7 @@
 """Measure how long planning a round takes on one core, and how far the plan is from the exact optimum.
 
-    python -m benchmarks.plan [--devices 100 1000 10000 100000] [--points 64] [--repeats 5] [--instances 200] [--json]
+    python -m benchmarks.plan [--devices 100 1000 10000 100000] [--points 64] [--workloads 1] [--repeats 5]
+        [--instances 200] [--json]
 
 Fleets are random: fronts follow power laws like those of boards, racks of twenty devices hang on circuits of a site,
 and the budgets cover a part of what all devices would draw. Each time is the minimum of several repeats:
@@ -8,6 +9,9 @@ and the budgets cover a part of what all devices would draw. Each time is the mi
 - `ms`: the allocation of half the fleet with the least makespan.
 - `curves_ms`: the power curves, computed from the fronts before the allocation.
 - `plan_ms`: the whole plan, including a reason for every device.
+- `coordinator_ms`: processor time for the plan of a run at a coordinator, with its snapshot of the fleet, in fleets of
+  up to ten thousand. Each device has fronts of `--workloads` workloads, and as many runs are planned in turn.
+- `coordinator_of_one_ms`: the same with one workload.
 - `useful_ms`: the most useful set that meets a deadline, in fleets of up to ten thousand. It takes seconds if a solver
   is needed.
 
@@ -37,6 +41,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from benchmarks.coordinator_plan import coordinator_plan_ms
 from wattfleet.budgets import Supplies, Supply
 from wattfleet.choosing import Front
 from wattfleet.planning import (
@@ -56,6 +61,7 @@ _RACK = 20
 _RACKS_ON_A_CIRCUIT = 10
 _SMALL_RACK = 5
 _MOST_USEFUL_OF = 10_000
+_MOST_COORDINATED = 10_000
 
 Result = TypeVar("Result")
 Values = NDArray[np.float64]
@@ -106,9 +112,15 @@ def _front(chance: np.random.Generator, points: int) -> Front:
     )
 
 
-def measure(devices: Sequence[int], points: int, repeats: int, instances: int) -> dict[str, object]:
+def measure(devices: Sequence[int], points: int, repeats: int, instances: int, workloads: int = 1) -> dict[str, object]:
     """All figures."""
     with threadpool_limits(limits=1), _solver_on_stderr():
+        coordinator_ms = [
+            coordinator_plan_ms(size, workloads, repeats, lambda chance: _front(chance, points))
+            if size <= _MOST_COORDINATED
+            else (None, None)
+            for size in devices
+        ]
         timed = [_times(size, points, repeats) for size in devices]
         gaps = np.array([gap for seed in range(instances) for gap in _gaps(seed)])
     curves_ms, ms, plan_ms, useful_ms = map(list, zip(*timed, strict=True))
@@ -119,6 +131,9 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int) -
         "ms": ms,
         "curves_ms": curves_ms,
         "plan_ms": plan_ms,
+        "coordinator_ms": [several_ms for _, several_ms in coordinator_ms],
+        "coordinator_of_one_ms": [one_ms for one_ms, _ in coordinator_ms],
+        "workloads": workloads,
         "useful_ms": useful_ms,
         "growth": _growth(devices, ms),
         "gap_pct": gap_pct,
@@ -240,7 +255,14 @@ def _most_utility(extra_w: Values, utility: Values, headroom: Headroom, feeds: N
 def _table(figures: dict[str, object]) -> Table:
     table = Table(title=f"Planning a round, {figures['points']} points per device, one core")
     table.add_column("Devices", justify="right")
-    columns = {"ms": "Allocation", "curves_ms": "Curves", "plan_ms": "Whole plan", "useful_ms": "Most useful set"}
+    columns = {
+        "ms": "Allocation",
+        "curves_ms": "Curves",
+        "plan_ms": "Whole plan",
+        "coordinator_of_one_ms": "At a coordinator",
+        "coordinator_ms": f"The same, workloads: {figures['workloads']}",
+        "useful_ms": "Most useful set",
+    }
     for title in columns.values():
         table.add_column(f"{title}, ms", justify="right")
     rows = zip(*(figures[name] for name in ("devices", *columns)), strict=True)
@@ -260,17 +282,18 @@ def main() -> None:
         "--devices", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000], help="set the fleet sizes"
     )
     parser.add_argument("--points", type=int, default=64, help="set the number of points of each front, 2 to 64")
+    parser.add_argument("--workloads", type=int, default=1, help="set the number of fronts of each device, and of runs")
     parser.add_argument("--repeats", type=int, default=5, help="set how often each step is timed")
     parser.add_argument(
         "--instances", type=int, default=200, help="set the number of small fleets to compare with the optimum"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    if min(*arguments.devices, arguments.repeats, arguments.instances) < 1:
-        parser.error("--devices, --repeats and --instances: give 1 or more")
+    if min(*arguments.devices, arguments.repeats, arguments.instances, arguments.workloads) < 1:
+        parser.error("--devices, --repeats, --instances and --workloads: give 1 or more")
     if not 2 <= arguments.points <= 64:
         parser.error("--points: give 2 to 64")
-    figures = measure(arguments.devices, arguments.points, arguments.repeats, arguments.instances)
+    figures = measure(arguments.devices, arguments.points, arguments.repeats, arguments.instances, arguments.workloads)
     if arguments.json:
         print(json.dumps(figures, indent=2))
         return

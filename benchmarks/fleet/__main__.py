@@ -1,6 +1,6 @@
 """Measure many agents on one coordinator and on a bare grpc.aio server: latency, memory, throughput, reconnects.
 
-    python -m benchmarks.fleet [--agents 100,1000,10000] [--json]
+    python -m benchmarks.fleet [--agents 100,1000,10000] [--workloads 1] [--json]
 
 The real coordinator runs with a store in a temporary folder. Every simulated agent has its own connection and sends the
 same messages at the same times as a real agent. All processes share two cores, including the load generator, which is
@@ -86,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats", type=int, default=Settings.repeats, help="set the number of such phases per server"
     )
+    parser.add_argument(
+        "--workloads",
+        type=_count,
+        default=Settings.workloads,
+        help="set the number of workloads: fronts of each agent, and runs that are planned in turn",
+    )
     parser.add_argument("--reference-kib", type=int, default=4096, help="set the size of the reference in KiB")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -96,6 +102,11 @@ def _counts(text: str) -> list[int]:
     if min(counts) < 1:
         raise argparse.ArgumentTypeError("give 1 or more")
     return counts
+
+
+def _count(text: str) -> int:
+    [count] = _counts(text)
+    return count
 
 
 def _allow_connections(count: int, parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from benchmarks.fleet import requests
@@ -21,7 +21,6 @@ SILENT_LEASES = 3
 """Equal to those of `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet_io.backoff`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
-_FRONT = requests.front()
 _STATE = requests.state(1)
 _LEASE_SHARES = (0.5, 0.8)
 TRAINS_WITHIN_S = 5.0
@@ -46,18 +45,28 @@ class Agent:
         address: host and port of the server.
         pace: the server's lease and reconnection times; None if the server states them.
         observer: receives the agent's events.
+        fronts: the reports of its fronts.
 
     Attributes:
         settled: whether this session has been welcomed and a lease of it acknowledged; kept by the observer.
     """
 
     __slots__ = (
-        "_address", "_attempt", "_backoff_s", "_connection", "_grant", "_heard_s", "_hello", "_leases", "_loop",
-        "_observer", "_pace", "_phase", "_send", "_sent", "_stated_pace", "_timer", "_training", "_welcomed", "settled",
+        "_address", "_attempt", "_backoff_s", "_connection", "_fronts", "_grant", "_heard_s", "_hello", "_leases",
+        "_loop", "_observer", "_pace", "_phase", "_send", "_sent", "_stated_pace", "_timer", "_training", "_welcomed",
+        "settled",
     )  # fmt: skip
 
-    def __init__(self, number: int, address: tuple[str, int], pace: Pace | None, observer: Observer) -> None:
+    def __init__(
+        self,
+        number: int,
+        address: tuple[str, int],
+        pace: Pace | None,
+        observer: Observer,
+        fronts: Sequence[bytes] = requests.fronts(1),
+    ) -> None:
         self._address = address
+        self._fronts = fronts
         self._hello = requests.hello(number)
         self._stated_pace = pace
         self._pace = Pace(0.0, 0.0)
@@ -127,7 +136,8 @@ class Agent:
             self._welcomed = True
             self._say_lease()
             self._say(_STATE)
-            self._say(_FRONT)
+            for front in self._fronts:
+                self._say(front)
             self._next_lease()
             return
         sent_s, is_lease = self._sent.popleft()

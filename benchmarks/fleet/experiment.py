@@ -30,6 +30,7 @@ class Settings:
         downloads: downloads of the reference at once.
         window_s: how long each turn of reports or downloads is measured, s.
         repeats: turns of each server.
+        workloads: fronts of each agent, and runs that are planned in turn.
     """
 
     rate_per_s: float = 300.0
@@ -39,6 +40,7 @@ class Settings:
     downloads: int = 4
     window_s: float = 2.0
     repeats: int = 5
+    workloads: int = 1
 
 
 async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) -> dict[str, Any]:
@@ -55,7 +57,7 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
     with Parts(folder / "logs") as parts:
         ours, other = coordinator(parts, folder, reference), bare(parts, folder, len(artefact.weights))
         await ours.start()
-        swarm = Swarm(count, ours.address)
+        swarm = Swarm(count, ours.address, workloads=settings.workloads)
         try:
             found = await _live(swarm, ours, settings)
             found |= await _storm(swarm, settings)
@@ -67,7 +69,7 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
         found["ended"] = dict(swarm.ended)
         await ours.quiet(settings.limit_s)
         await other.start()
-        swarm = Swarm(count, other.address, pace_of(count))
+        swarm = Swarm(count, other.address, pace_of(count), settings.workloads)
         try:
             beside = await _live(swarm, other, settings)
             beside |= await _storm(swarm, settings)
@@ -109,7 +111,7 @@ async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, A
 
 async def _in_use(swarm: Swarm, server: Server, settings: Settings, count: int) -> dict[str, Any]:
     """Rounds are planned and metrics scraped while leases are renewed."""
-    async with Use(server, count) as use:
+    async with Use(server, count, settings.workloads) as use:
         swarm.measure_anew()
         await asyncio.sleep(settings.steady_s)
         latencies_s = swarm.latencies_s

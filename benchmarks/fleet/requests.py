@@ -7,7 +7,8 @@ import numpy as np
 from coordinator.settings import GrantSettings, SessionSettings
 from coordinator.state.leases import Pace
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
-from wattfleet_proto.convert import front_to_message, phase_to_message
+from wattfleet.modes import Workload, WorkloadFacts
+from wattfleet_proto.convert import front_to_message, phase_to_message, workload_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version
@@ -65,17 +66,31 @@ def hello(number: int) -> bytes:
     ).SerializeToString()
 
 
-def front() -> bytes:
-    """A front of as many points as one may have."""
-    slowdown = np.linspace(1.0, 6.0, MAX_FRONT_POINTS)
-    rng = np.random.default_rng(0)
+def workload(number: int) -> Workload:
+    """What the runs of one number train."""
+    return Workload(f"workload-{number}", WorkloadFacts(batch=16, parameters=11e6))
+
+
+def fronts(workloads: int) -> list[bytes]:
+    """A front of each workload, of as many points as one may have, to follow the first state."""
+    return [_front(number) for number in range(workloads)]
+
+
+def _front(number: int) -> bytes:
+    slowdown = np.linspace(1.0, 6.0 + number, MAX_FRONT_POINTS)
+    rng = np.random.default_rng(number)
     modes = np.column_stack([rng.choice(values, MAX_FRONT_POINTS) for values in _KNOBS]).round()
     spread = np.full(MAX_FRONT_POINTS, 0.03)
     reported = Front(modes, 40.0 * slowdown, 10.0 + 40.0 / slowdown, spread, spread, np.full(MAX_FRONT_POINTS, 4.0))
     return session_pb2.SessionRequest(
-        sequence=2,
+        sequence=2 + number,
         front=session_pb2.FrontReport(
-            front=front_to_message(reported), idle_w=5.0, profiled_modes=50, reference_digest="0" * 64
+            front=front_to_message(reported),
+            idle_w=5.0,
+            profiled_modes=50,
+            reference_digest="0" * 64,
+            workload=workload_to_message(workload(number)),
+            minibatches_per_epoch=500,
         ),
     ).SerializeToString()
 

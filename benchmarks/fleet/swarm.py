@@ -7,6 +7,7 @@ import re
 from array import array
 from collections import Counter
 
+from benchmarks.fleet import requests
 from benchmarks.fleet.agent import Agent
 from coordinator.state.leases import Pace
 
@@ -20,14 +21,16 @@ class Swarm:
         count: how many.
         address: host and port of the server.
         pace: the server's lease and reconnection times; None if the server states them.
+        workloads: fronts that each agent reports.
 
     Attributes:
         latencies_s: of leases, send to acknowledgement, since `measure_anew`.
         ended: how many sessions and attempts ended, by the reason.
     """
 
-    def __init__(self, count: int, address: tuple[str, int], pace: Pace | None = None) -> None:
-        self._agents = [Agent(number, address, pace, self) for number in range(count)]
+    def __init__(self, count: int, address: tuple[str, int], pace: Pace | None = None, workloads: int = 1) -> None:
+        fronts = requests.fronts(workloads)
+        self._agents = [Agent(number, address, pace, self, fronts) for number in range(count)]
         self._unsettled = count
         self._all_settled = asyncio.Event()
         self.latencies_s = array("d")

@@ -15,6 +15,7 @@ from benchmarks.fleet import requests
 from benchmarks.fleet.load import Figures, percentiles_ms
 from benchmarks.fleet.servers import Server
 from coordinator.state.records import plan_id_of
+from wattfleet_proto.convert import workload_to_message
 from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -24,7 +25,6 @@ SCRAPED_EVERY_S = 5.0
 PLANNED_EVERY_S = 10.0
 """Seconds between plans, as in a fleet with short rounds."""
 
-_RUN = "benchmark"
 _BOUND_AT_ONCE = 1_000
 _PLAN = "/wattfleet.v1.PlanningService/PlanRound"
 
@@ -35,15 +35,18 @@ class Use:
     Args:
         server: the coordinator.
         count: devices.
+        workloads: runs, which are planned in turn.
     """
 
-    def __init__(self, server: Server, count: int) -> None:
+    def __init__(self, server: Server, count: int, workloads: int = 1) -> None:
         self._server = server
         self._count = count
+        self._workloads = workloads
         self._plans_s = array("d")
         self._scrapes_s = array("d")
         self._tasks: list[asyncio.Task[None]] = []
-        self._number = 0
+        self._planned = 0
+        self._plan_id = ""
 
     @property
     def figures(self) -> dict[str, Figures]:
@@ -63,7 +66,11 @@ class Use:
         ]
         for begin in range(0, self._count, _BOUND_AT_ONCE):
             await self._stub.BindNodes(planning_pb2.BindNodesRequest(bindings=nodes[begin : begin + _BOUND_AT_ONCE]))
-        await self._stub.StartRun(planning_pb2.StartRunRequest(run_id=_RUN, strategy="FedAvg", rounds=1_000))
+        for number in range(self._workloads):
+            trained = workload_to_message(requests.workload(number))
+            await self._stub.StartRun(
+                planning_pb2.StartRunRequest(run_id=_run(number), strategy="FedAvg", rounds=1_000, workload=trained)
+            )
         self._tasks = [
             asyncio.create_task(_every(PLANNED_EVERY_S, self._plan)),
             asyncio.create_task(_every(SCRAPED_EVERY_S, self._scrape)),
@@ -82,12 +89,13 @@ class Use:
                 raise outcome
 
     async def _plan(self) -> None:
-        if self._number:
-            plan_id = plan_id_of(_RUN, self._number)
-            await self._stub.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=PLANNED_EVERY_S))
-        self._number += 1
+        if self._plan_id:
+            finished = planning_pb2.FinishRoundRequest(plan_id=self._plan_id, wall_s=PLANNED_EVERY_S)
+            await self._stub.FinishRound(finished)
+        run_id, number = _run(self._planned % self._workloads), 1 + self._planned // self._workloads
+        self._planned, self._plan_id = self._planned + 1, plan_id_of(run_id, number)
         request = planning_pb2.PlanRoundRequest(
-            run_id=_RUN, round=self._number, node_ids=range(1, self._count + 1), epochs=1.0
+            run_id=run_id, round=number, node_ids=range(1, self._count + 1), epochs=1.0
         )
         begun_s = time.perf_counter()
         await self._plan_round(request)
@@ -97,6 +105,10 @@ class Use:
         begun_s = time.perf_counter()
         await asyncio.to_thread(_read, self._server.metrics_url)
         self._scrapes_s.append(time.perf_counter() - begun_s)
+
+
+def _run(number: int) -> str:
+    return f"benchmark-{number}"
 
 
 async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:

@@ -235,16 +235,18 @@ class OnlineLearner:
         Args:
             power_limit_w: watts set aside for the device; modes that may draw more are excluded.
         """
-        affordable = self._prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
         known = len(own_rows(self._profile(), self._journal.batch))
         settled_at, settled_w = self._settled
         if known >= most or (known == settled_at and power_limit_w <= settled_w):
             return ProductiveProfiler(self._device, [], self._journal)
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
-        exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
         try:
             with self._open_fitting(self.known) as fitting:
+                if self._is_outdated:  # another batch draws other watts
+                    self._take(fitting.fit(self._profile(), self.profiled_modes))
+                affordable = self._prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
+                exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
             _log.error("no modes are measured during this training: %s", error or "the agent is stopping")

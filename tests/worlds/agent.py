@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.session.grants import Grants
-from edge_agent.session.held_grant import Grant, HeldGrant
+from edge_agent.session.held_grant import Grant
 from edge_agent.session.outbox import Outbox
+from tests.worlds.agent_state import MemoryFile, OpenGrants, at_once
 from tests.worlds.oracle import PARKING_S
 from tests.worlds.timeline import CLOSED, Stream
 from tests.worlds.workloads import workload_of
@@ -27,36 +25,6 @@ SILENCE_S = 15.0
 GRANT_TIMEOUT_S = 10.0
 APPLYING_S = 2.0
 """Seconds that setting a power mode takes at most."""
-
-
-class MemoryFile:
-    """Keeps an outbox's reports across restarts of the agent, as its file does."""
-
-    def __init__(self) -> None:
-        self._kept: list[session_pb2.SessionRequest] = []
-
-    def load(self) -> list[session_pb2.SessionRequest]:
-        return deepcopy(self._kept)
-
-    def store(self, requests: list[session_pb2.SessionRequest]) -> None:
-        self._kept = [deepcopy(each) for each in requests if each.HasField("observation")]
-
-
-class OpenGrants(Grants):
-    """The agent's grants, with their state machine in the open: a world has no event loop to wait in."""
-
-    @property
-    def held(self) -> HeldGrant:
-        return self._held
-
-
-def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that has nothing to wait for."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("a coroutine waits, although nothing contends with it")
 
 
 @dataclass(eq=False)
@@ -94,6 +62,7 @@ class Device:
         self.unreachable_until_s = self.flaps_until_s = 0.0
         self.next_lost_after: int | None = None
         self._world, self._timeline, self._drift = world, world.timeline, drift
+        self._silence_s = max(SILENCE_S, 3 * world.lease_s)
         self._file = MemoryFile()
         self._heard_s = 0.0
         self._life = 0
@@ -136,8 +105,16 @@ class Device:
         self._is_changing = False
         self._is_up = True
         self._report(DeviceState.READY)
-        self.outbox.add(session_pb2.SessionRequest(front=session_pb2.FrontReport(idle_w=self.idle_w)))
+        self._prepare()
         self._reconnect_soon()
+
+    def _prepare(self) -> None:
+        """Predict: these devices know their fronts of all workloads from the beginning."""
+        self.outbox.add(session_pb2.SessionRequest(front=session_pb2.FrontReport(idle_w=self.idle_w)))
+
+    def reported_fronts(self, workload: str) -> list[Front]:
+        """The fronts of a workload that plans may use now: the newest one that was reported, and the one before."""
+        return [self.fronts[workload]]
 
     def _take_grants(self) -> None:
         self.grants = OpenGrants(self.clock_s)
@@ -154,9 +131,13 @@ class Device:
             self.stream = None
         self.app = None
         self._waiting.clear()
+        self._dies()
         self._take_grants()  # none until it is back
         self.is_profiling = False
         self._in_this_life(down_s, self._boot)
+
+    def _dies(self) -> None:
+        """What a killed agent leaves behind."""
 
     def _in_this_life(self, seconds: float, action: Any) -> None:
         life = self._life
@@ -188,13 +169,13 @@ class Device:
         self.grants.greeting()
         self._world.oracle.greeted(self)
         stream.up.send(session_pb2.SessionRequest(hello=session_pb2.Hello(device_id=self.id, installation=self.id)))
-        self._in_this_life(SILENCE_S, lambda: self._listen(stream))
+        self._in_this_life(self._silence_s, lambda: self._listen(stream))
 
     def _listen(self, stream: Stream) -> None:
         """Give a silent session up."""
         if self.stream is not stream:
             return
-        left_s = self._heard_s + SILENCE_S - self._timeline.now_s
+        left_s = self._heard_s + self._silence_s - self._timeline.now_s
         if left_s > 0:
             self._in_this_life(left_s, lambda: self._listen(stream))
         else:
@@ -227,6 +208,8 @@ class Device:
         elif body == "grant":
             self._world.oracle.received(self, message.grant)
             at_once(self.grants.receive(message.grant))
+        elif body == "announced":
+            self._announced(message.announced)
         else:
             ack = message.ack
             if ack.lease_number:
@@ -234,6 +217,9 @@ class Device:
                 at_once(self.grants.acknowledged(ack.lease_number, ack.grant_lifetime_s, ack.is_renewed))
             self.outbox.acknowledge(ack.sequence)
         self._look()
+
+    def _announced(self, announced: session_pb2.WorkloadsAnnounced) -> None:
+        """Predict the workloads of live runs."""
 
     def _beat(self, stream: Stream) -> None:
         if self.stream is stream:
@@ -292,10 +278,14 @@ class Device:
         grant = self.held.begin(app.plan_id, now_s)
         self._world.note(f"{self.id}: begins {grant.plan_id} at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
         self._world.oracle.began(self, grant)
+        self._training_began(app, grant)
         self.grants.on_change()
         self._report(DeviceState.TRAINING)
         self._in_this_life(app.lasts_s, lambda: self._app_ends(app))
         self._watch(app)
+
+    def _training_began(self, app: App, grant: Grant) -> None:
+        """Put the mode of a grant in force."""
 
     def _look(self) -> None:
         """What the training's side of the agent does when something has changed."""
@@ -318,9 +308,13 @@ class Device:
         self._is_changing = False
         if self.app is app and self.training is not None:
             self._world.note(f"{self.id}: goes on at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
+            self._change_mode(grant)
             self.held.apply(grant)
             self.grants.on_change()
             self._look()
+
+    def _change_mode(self, grant: Grant) -> None:
+        """Put the mode of another grant in force during a training."""
 
     def _watch(self, app: App) -> None:
         """Look at the training when its grant lapses, or it has lasted too long."""
@@ -358,16 +352,21 @@ class Device:
             self._world.note(f"{self.id}: parked, {training.plan_id} is over")
             self.grants.ended()
             self.app = None
-            if is_finished:
-                seen = session_pb2.Observation(
-                    plan_id=training.plan_id, epoch_s=self._epoch_s(training), power_w=training.power_limit_w
-                )
-                self.outbox.add(session_pb2.SessionRequest(observation=seen))
+            self._training_ended(training, is_finished)
             self._report(DeviceState.READY)
             self._world.answer(self.id, training.plan_id)
             self._look()
 
         self._in_this_life(PARKING_S * self.rng.random(), parked)
+
+    def _training_ended(self, training: Grant, is_finished: bool) -> None:
+        """Report what a finished training has shown."""
+        if is_finished:
+            self._observed(training, self._epoch_s(training), training.power_limit_w)
+
+    def _observed(self, training: Grant, epoch_s: float, power_w: float) -> None:
+        seen = session_pb2.Observation(plan_id=training.plan_id, epoch_s=epoch_s, power_w=power_w)
+        self.outbox.add(session_pb2.SessionRequest(observation=seen))
 
     def _epoch_s(self, training: Grant) -> float:
         """The predicted seconds per epoch, which are true in these worlds."""

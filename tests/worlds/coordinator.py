@@ -21,7 +21,13 @@ from wattfleet.budgets import InForce
 from wattfleet.modes import Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.offers import SITE
-from wattfleet_proto.convert import phase_from_message, state_from_message
+from wattfleet_proto.convert import (
+    front_from_message,
+    phase_from_message,
+    state_from_message,
+    workload_from_message,
+    workload_to_message,
+)
 from wattfleet_proto.v1 import session_pb2
 
 if TYPE_CHECKING:
@@ -66,6 +72,7 @@ class Coordinator:
             grants=world.grant_settings,
             now_s=self._now_s,
             stored_grants=stored.grants,
+            max_workloads=world.max_fronts,
         )
         settings = SessionSettings(lease_s=world.lease_s, return_grace_s=20.0)
         self._leases = Leases(self._now_s(), self._connected_before, settings)
@@ -153,6 +160,12 @@ class Coordinator:
             self._repository.save(
                 "device", device_id, self.fleet.agents.report_state(device_id, state, 50, ""), acknowledge
             )
+        elif body == "front" and message.front.HasField("front"):
+            self._repository.save("device", device_id, self._take_front(device_id, message.front), acknowledge)
+        elif body == "removed":
+            record = self.fleet.agents.remove_workload(device_id, message.removed.workload)
+            self._world.oracle.removal_heard(device_id, message.removed.workload)
+            self._repository.save("device", device_id, record, acknowledge)
         elif body == "front":
             for name, front in self._world.devices[device_id].fronts.items():
                 record = self.fleet.agents.report_front(
@@ -168,6 +181,23 @@ class Coordinator:
                 acknowledge()
             else:
                 self._repository.save_round(seen.plan_id, acknowledge)
+
+    def _take_front(self, device_id: str, report: session_pb2.FrontReport) -> DeviceRecord:
+        assert self.fleet is not None
+        workload = workload_from_message(report.workload)
+        length = report.minibatches_per_epoch if report.HasField("minibatches_per_epoch") else None
+        front = front_from_message(report.front)
+        self._world.oracle.front_heard(device_id, workload.name, front)
+        return self.fleet.agents.report_front(
+            device_id, front, report.idle_w, report.profiled_modes, "", workload, length
+        )
+
+    def _announce(self, stream: Stream) -> None:
+        """Tell a device the workloads of all live runs."""
+        assert self.fleet is not None
+        workloads = self.fleet.flower.live_workloads()[: self._world.max_fronts]
+        announced = session_pb2.WorkloadsAnnounced(workloads=map(workload_to_message, workloads))
+        stream.down.send(session_pb2.SessionResponse(announced=announced))
 
     def _begin(self, stream: Stream, hello: session_pb2.Hello) -> None:
         assert self.fleet is not None
@@ -190,6 +220,8 @@ class Coordinator:
             if self._lease_of.get(stream) is lease:
                 self._orders_to[device_id] = stream
                 self.fleet.rounds.grants.session_began(device_id, self._now_s())
+                if self._world.announces:
+                    self._announce(stream)
 
         # Writing the Welcome waits for the connection.
         self._in_this_life(0.0 if self._world.rng.random() < 0.8 else 0.3 * self._world.rng.random(), written)
@@ -239,7 +271,8 @@ class Coordinator:
 
     def _send(self, due: list[tuple[Stream, Any]]) -> None:
         for stream, grant in due:
-            stream.down.send(session_pb2.SessionResponse(grant=grant_to_message(grant)))
+            message = grant_to_message(grant, workload_of(grant.plan_id) if grant.plan_id else "")
+            stream.down.send(session_pb2.SessionResponse(grant=message))
 
     def _send_due(self) -> None:
         """Send grants in steps: anything may happen between the first grants of two devices."""
@@ -288,6 +321,9 @@ class Coordinator:
             workload = Workload(workload_of(run_id))
             started = self.fleet.flower.start_run(run_id, "FedAvg", 100, workload=workload)
             self._repository.save("run", run_id, started, then)
+            if self._world.announces:
+                for device_id in sorted(self._orders_to):
+                    self._announce(self._orders_to[device_id])
 
     def finish_run(self, run_id: str) -> None:
         """Finish a run."""

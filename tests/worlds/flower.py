@@ -28,7 +28,6 @@ class FlowerServer:
         self._runs = self._life = self.number = 0
         self.open: dict[str, set[str]] = {}
         self.sent: list[tuple[str, str]] = []
-        self.run_id = ""
         self._begin_run()
 
     def _begin_run(self) -> None:
@@ -63,7 +62,7 @@ class FlowerServer:
         """Ask for the next round over nodes that it does not wait for."""
         world, life = self._world, self._life
         awaited = set().union(*self.open.values())
-        free = [k for k, device in enumerate(world.devices) if device not in awaited and world.rng.random() < 0.8]
+        free = self._sampled([k for k, device in enumerate(world.devices) if device not in awaited])
         if self.run_id not in world.run_ids:  # the coordinator was away when it began
             world.coordinator.start_run(self.run_id, lambda: None)
         if not free:
@@ -74,6 +73,10 @@ class FlowerServer:
             world.timeline.after(0.2 * world.rng.random(), partial(self._send, record, life))
 
         world.coordinator.plan(self.run_id, self.number, free, replied)
+
+    def _sampled(self, free: list[int]) -> list[int]:
+        """The nodes to ask for."""
+        return [k for k in free if self._world.rng.random() < 0.8]
 
     def _send(self, record: RoundRecord, life: int) -> None:
         if self._life != life:

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edge_agent.session.held_grant import Grant as AgentGrant
+from tests.worlds.plan_oracle import MOST_TRIED, better_plan, is_on, points_of
+from tests.worlds.workloads import workload_of
 from wattfleet_proto.v1 import session_pb2
 
 PARKING_S = 3.0
 """Seconds in which a device parks, which the margin of a grant covers."""
 
 if TYPE_CHECKING:
+    from coordinator.state.records import RoundRecord
     from coordinator.state.rounds.device_grant import Grant
+    from coordinator.state.rounds.request import RoundRequest
     from tests.worlds.agent import Device
     from tests.worlds.world import World
+    from wattfleet.choosing import Front
+    from wattfleet.planning import Offer
 
 _EPS_W = 1e-6
 _DRIFT = 0.01
@@ -117,6 +125,45 @@ class Oracle:
     def has_trained(self, device_id: str, plan_id: str) -> bool:
         """Whether a device has begun the training of a plan in this life of its agent."""
         return plan_id in self._ledgers[device_id].trained_plans
+
+    def planned(self, request: RoundRequest, record: RoundRecord) -> None:
+        """A plan is put in force."""
+        workload = workload_of(record.run_id)
+        factors = {each.device_id: self.factor(each.device_id, workload) for each in request.offers}
+        for assigned in record.plan.assignments:
+            fronts = self._world.devices[assigned.device_id].reported_fronts(workload)
+            self._require(
+                "own front",
+                any(is_on(assigned, front, factors[assigned.device_id]) for front in fronts),
+                f"{assigned.device_id} is planned for {record.plan_id} with another front than that of {workload}",
+            )
+        if len(request.offers) > MOST_TRIED:
+            return
+        fronts_of = {
+            each.device_id: points_of(
+                self._front_of(each, workload, factors[each.device_id]), each.idle_w, factors[each.device_id]
+            )
+            for each in request.offers
+        }
+        better = better_plan(request, record, fronts_of)
+        self._require("best plan", better is None, f"{record.plan_id} has {better}")
+
+    def _front_of(self, offer: Offer, workload: str, factor: float) -> Front:
+        """The reported front that a device was offered with."""
+        reported = self._world.devices[offer.device_id].reported_fronts(workload)
+        found = [each for each in reported if np.allclose(each.epoch_s[0] * factor, offer.front.epoch_s[0])]
+        self._require("own front", bool(found), f"{offer.device_id} is offered with another front than of {workload}")
+        return found[0]
+
+    def factor(self, device_id: str, workload: str) -> float:
+        """Minibatches of a device's epoch, as a share of those that its front counts."""
+        return 1.0
+
+    def front_heard(self, device_id: str, workload: str, front: Front) -> None:
+        """The coordinator takes a front."""
+
+    def removal_heard(self, device_id: str, workload: str) -> None:
+        """The coordinator hears that a device has removed a workload."""
 
     # --- what holds ---------------------------------------------------------------------------------------------
 

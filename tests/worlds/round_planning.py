@@ -83,6 +83,7 @@ class RoundPlanning:
                 return
             self._is_planning = False
             self._fleet.flower.accept_plan(request, record)
+            self._world.oracle.planned(request, record)
             parts = {each.device_id: each.power_limit_w for each in record.plan.assignments}
             self._world.note(f"planned {record.plan_id}: {parts} within {self._world.budget_w:.0f} W")
             self._fleet.rounds.grants.pending.hold_back(record.plan_id)

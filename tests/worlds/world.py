@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from unittest.mock import patch
 
@@ -29,7 +29,14 @@ class World:
         budget_w: what the site may draw now.
         date_s: how far the date is off.
         focus: the device that something has happened to last.
+        announces: whether the coordinator announces workloads.
+        max_fronts: fronts of a device that the coordinator keeps at most.
     """
+
+    announces = False
+    max_fronts = 32
+    devices: Mapping[str, Device]
+    servers: Sequence[FlowerServer]
 
     def __init__(self, seed: int, notes: list[str] | None = None) -> None:
         """Make a world.
@@ -38,31 +45,44 @@ class World:
             seed: decides on its devices, settings and the first details.
             notes: takes a line for every event, to read.
         """
-        self.rng = rng = random.Random(seed)
+        self.rng = random.Random(seed)
         self._notes = notes
         self.timeline = Timeline(self._check)
         self.date_s = 0.0
-        self.budget_w = float(rng.randint(30, 120))
-        policies: list[Policy] = [AllDevices(), AllDevices(), FastestK(2), RandomK(2, seed=seed)]
-        self.policy = rng.choice(policies)
-        self.lifetime_s = rng.choice([20.0, 30.0])
-        self.margin_s = 5.0
-        self.lease_s, self.slowest_s = 5.0, rng.choice([0.05, 0.5])
+        self._draw_settings(self.rng, seed)
         self.grant_settings = GrantSettings(
             lifetime_s=self.lifetime_s, stop_margin_s=self.margin_s, confirm_timeout_s=8.0
         )
-        self.devices: dict[str, Device] = {}
-        self.oracle = Oracle(self)
+        self.oracle = self._new_oracle()
         self.coordinator = Coordinator(self)
+        self.devices = self._new_devices(self.rng, seed)
+        self.focus = next(iter(self.devices.values()))
+        self.servers = self._new_servers()
+        self.timeline.advance(4.0)
+
+    def _draw_settings(self, rng: random.Random, seed: int) -> None:
+        self.budget_w = float(rng.randint(30, 120))
+        policies: list[Policy] = [AllDevices(), AllDevices(), FastestK(2), RandomK(2, seed=seed)]
+        self.policy: Policy = rng.choice(policies)
+        self.lifetime_s = rng.choice([20.0, 30.0])
+        self.margin_s = 5.0
+        self.lease_s, self.slowest_s = 5.0, rng.choice([0.05, 0.5])
+
+    def _new_oracle(self) -> Oracle:
+        return Oracle(self)
+
+    def _new_devices(self, rng: random.Random, seed: int) -> Mapping[str, Device]:
+        devices = {}
         others = random.Random(-1 - seed)
         for k in range(rng.randint(2, 4)):
             fronts = {"a": _front(rng), "b": _front(others)}
             device = Device(self, f"d{k}", fronts, float(rng.randint(1, 4)), rng.uniform(-0.009, 0.009))
-            self.devices[device.id] = device
+            devices[device.id] = device
             self.coordinator.enrol(device, k)
-        self.focus = next(iter(self.devices.values()))
-        self.servers = [FlowerServer(self, "a"), FlowerServer(self, "b")]
-        self.timeline.advance(4.0)
+        return devices
+
+    def _new_servers(self) -> Sequence[FlowerServer]:
+        return [FlowerServer(self, "a"), FlowerServer(self, "b")]
 
     def _check(self) -> None:
         self.oracle.check()

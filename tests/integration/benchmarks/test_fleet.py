@@ -26,7 +26,7 @@ from edge_agent.session import coordinator_session
 from edge_agent.settings import SessionSettings
 from tests.fakes.served import serving_client
 from wattfleet_io import backoff
-from wattfleet_proto.convert import front_from_message
+from wattfleet_proto.convert import front_from_message, workload_from_message, workload_to_message
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 AGENTS = 8
@@ -50,10 +50,10 @@ def children() -> set[int]:
 
 def test_it_tells_every_figure_and_leaves_no_process(capsys: pytest.CaptureFixture[str]) -> None:
     before = children()
-    assert main(["--agents", str(AGENTS), *SHORT, "--json"]) == 0
+    assert main(["--agents", str(AGENTS), "--workloads", "2", *SHORT, "--json"]) == 0
     assert children() == before
     document = json.loads(capsys.readouterr().out)
-    assert document["provenance"] == "simulated"
+    assert document["provenance"] == "simulated" and document["settings"]["workloads"] == 2
     (fleet,) = document["fleets"]
     assert fleet["agents"] == fleet["ramp_settled"] == fleet["storm_settled"] == fleet["restart_settled"] == AGENTS
     for path in (
@@ -83,8 +83,10 @@ def test_interrupted_it_ends_its_servers() -> None:
 
 
 def test_what_agents_say_is_what_the_coordinator_takes() -> None:
-    front = session_pb2.SessionRequest.FromString(requests.front())
-    assert len(front_from_message(front.front.front)) == 64
+    fronts = [session_pb2.SessionRequest.FromString(front) for front in requests.fronts(3)]
+    assert [len(front_from_message(front.front.front)) for front in fronts] == [64] * 3
+    assert [front.sequence for front in fronts] == [2, 3, 4]
+    assert [workload_from_message(front.front.workload) for front in fronts] == [*map(requests.workload, range(3))]
     private, settings = vars(coordinator_session), SessionSettings()
     assert (agent.FIRST_BACKOFF_S, agent.MAX_BACKOFF_S) == (backoff.FIRST_S, backoff.MAX_S)
     assert agent.MAX_BACKOFF_OF_A_SMALL_FLEET_S == private["_MAX_BACKOFF_OF_A_SMALL_FLEET_S"]
@@ -103,7 +105,9 @@ async def test_agents_train_what_they_are_granted(config: CoordinatorSettings, m
         nodes = {number + 1: requests.device_id(number) for number in range(2)}
         bindings = [planning_pb2.NodeBinding(node_id=node, device_id=device_id) for node, device_id in nodes.items()]
         await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
-        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="1", strategy="FedAvg", rounds=2))
+        trained = workload_to_message(requests.workload(0))
+        started = planning_pb2.StartRunRequest(run_id="1", strategy="FedAvg", rounds=2, workload=trained)
+        await client.planning.StartRun(started)
         for number in (1, 2, 3):
             asked = planning_pb2.PlanRoundRequest(run_id="1", round=number, node_ids=nodes, epochs=1.0)
             assert len((await client.planning.PlanRound(asked)).assignments) == 2, "their last trainings are over"

@@ -17,9 +17,10 @@ def figures(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_it_prints_its_figures_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = json.loads(figures(capsys, monkeypatch, "--json", "--devices", "3", "30"))
+    found = json.loads(figures(capsys, monkeypatch, "--json", "--devices", "3", "30", "--workloads", "2"))
+    assert found["workloads"] == 2
     assert found["devices"] == [3, 30]
-    for name in ("ms", "curves_ms", "plan_ms", "useful_ms"):
+    for name in ("ms", "curves_ms", "plan_ms", "coordinator_ms", "coordinator_of_one_ms", "useful_ms"):
         assert len(found[name]) == 2 and all(ms > 0 for ms in found[name])
     assert isinstance(found["growth"], float)
     assert 0 <= found["gap_pct"]["median"] <= found["gap_pct"]["max"] <= 0.1

@@ -1,0 +1,68 @@
+"""How long a coordinator takes for the plan of a run, if its devices know several workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import process_time
+
+import numpy as np
+
+from coordinator.state.fleet import Fleet
+from wattfleet.choosing import Front
+from wattfleet.modes import Workload
+from wattfleet.planning import Allowance
+from wattfleet.planning.policies import FastestK
+from wattfleet_proto.device_state import DeviceState
+
+_W_PER_DEVICE = 20.0
+
+MakeFront = Callable[[np.random.Generator], Front]
+
+
+def coordinator_plan_ms(devices: int, workloads: int, repeats: int, make_front: MakeFront) -> tuple[float, float]:
+    """Milliseconds of one core for a plan of half the devices, with one workload and with several.
+
+    They count the snapshot of the fleet, the offers and the plan itself. Both fleets are planned in turn, so that a
+    busy machine slows down both. Each time is the least of several repeats.
+
+    Args:
+        devices: devices of the fleet, all ready.
+        workloads: fronts of each device, and runs that are planned in turn.
+        repeats: plans of each fleet.
+        make_front: makes a random front.
+    """
+    one, several = (_fleet(devices, count, make_front) for count in (1, workloads))
+    nodes = list(range(devices))
+    times_ms = [
+        (_plan_ms(one, _name(0), nodes), _plan_ms(several, _name(repeat % workloads), nodes))
+        for repeat in range(repeats)
+    ]
+    of_one, of_several = zip(*times_ms, strict=True)
+    return min(of_one), min(of_several)
+
+
+def _fleet(devices: int, workloads: int, make_front: MakeFront) -> Fleet:
+    chance = np.random.default_rng(devices)
+    fleet = Fleet(Allowance.of_site(_W_PER_DEVICE * devices), FastestK((devices + 1) // 2))
+    for number in range(devices):
+        device_id = f"device-{number:06}"
+        fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
+        front = make_front(chance)
+        for workload in range(workloads):
+            known = Workload(_name(workload))
+            fleet.agents.report_front(device_id, front.scaled(1.0 + workload), 5.0, 50, "", known, 500)
+        fleet.agents.report_state(device_id, DeviceState.READY, 50, "")
+        fleet.flower.bind_node(number, device_id)
+    for workload in range(workloads):
+        fleet.flower.start_run(_name(workload), "FedAvg", 100, workload=Workload(_name(workload)))
+    return fleet
+
+
+def _name(workload: int) -> str:
+    return f"workload-{workload}"
+
+
+def _plan_ms(fleet: Fleet, run_id: str, nodes: list[int]) -> float:
+    begun_s = process_time()
+    fleet.copy().flower.request_round(run_id, 1, nodes, 1.0).planned()
+    return 1e3 * (process_time() - begun_s)

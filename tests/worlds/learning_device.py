@@ -1,0 +1,176 @@
+"""A device whose agent learns the workloads that are announced to it, and measures their modes while it trains them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_agent.learning.observation import Observed
+from edge_agent.learning.online_learner import OnlineLearner
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.session.held_grant import Grant
+from edge_agent.settings import WorkloadSettings
+from edge_agent.workloads.step import StepTimes
+from tests.worlds.agent import App, Device
+from tests.worlds.learning import Learning, Row, physics
+from wattfleet.choosing import Front
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.convert import workload_from_message
+from wattfleet_proto.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from tests.worlds.many_workloads import ManyWorkloads
+
+BATCHES = (8, 16, 32)
+_MEASURING_STEPS = 2_000
+
+
+class LearningDevice(Device):
+    """A device with several workloads.
+
+    Attributes:
+        learning: what it knows of them.
+        heard: the newest fronts of each workload at the coordinator, the latest first.
+    """
+
+    def __init__(
+        self, world: ManyWorkloads, device_id: str, folder: Path, settings: WorkloadSettings, idle_w: float
+    ) -> None:
+        self._folder, self._settings = folder, settings
+        self._rows: dict[str, Counter[Row]] = {}
+        self.heard: dict[str, list[Front]] = {}
+        self._many = world
+        super().__init__(world, device_id, {}, idle_w, world.rng.uniform(-0.009, 0.009))
+
+    # --- lives of the agent -------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self.learning = Learning(self.id, self._folder, self.idle_w, self._settings, self._report_removed, self._rows)
+        self._learner: OnlineLearner | None = None
+        self._profiler: ProductiveProfiler | None = None
+
+    def _dies(self) -> None:
+        self.learning.workloads.close()
+        self._many.draws_changed = True
+        self._learner = self._profiler = None
+
+    @property
+    def drawn_w(self) -> float:
+        training = self.training
+        if training is None or self._learner is None:
+            return super().drawn_w
+        return max(training.power_limit_w, self.learning.board.drawn_w)
+
+    # --- session ------------------------------------------------------------------------------------------------
+
+    def reported_fronts(self, workload: str) -> list[Front]:
+        return self.heard.get(workload, [])
+
+    def length_of(self, workload: str) -> int:
+        """Minibatches of an epoch: the device's own data."""
+        return random.Random(f"length {self.id} {workload}").randint(20, 120)
+
+    def _announced(self, announced: session_pb2.WorkloadsAnnounced) -> None:
+        for message in announced.workloads:
+            self.learning.ready.announced(workload_from_message(message))
+            self._report_fronts()
+
+    def _report_fronts(self) -> None:
+        for report in self.learning.ready.due_fronts():
+            self._many.reported(self, report)
+            self.outbox.add(session_pb2.SessionRequest(front=report))
+        self._send_soon()
+
+    def _report_removed(self, workload: str) -> None:
+        self._many.removed(self, workload)
+        removed = session_pb2.WorkloadRemoved(workload=workload)
+        self.outbox.add(session_pb2.SessionRequest(removed=removed))
+        self._send_soon()
+
+    # --- trainings ----------------------------------------------------------------------------------------------
+
+    def _training_began(self, app: App, grant: Grant) -> None:
+        """As `LocalAgentServicer` begins a training, and the app's loader tells of itself."""
+        assert grant.mode is not None
+        learning = self.learning
+        self._many.draws_changed = True
+        self._learner = learner = learning.workloads.learner(grant.workload)
+        batch = self._many.batch_of(grant.plan_id)
+        learning.board.trained = (grant.workload, batch)
+        try:
+            learner.require_within(grant.mode, grant.power_limit_w)
+        except InvalidInputError as error:
+            self._world.note(f"{self.id}: refuses {grant.plan_id}: {error}")
+            self._many.counts["refused trainings"] += 1
+            app.lasts_s, app.is_failing = 0.0, True
+            self._learner = None
+            return
+        learning.workloads.trains(learner)
+        learning.board.apply(grant.mode)
+        has_length = self.rng.random() < 0.95
+        learner.loader_seen(batch, 2, self.length_of(grant.workload) if has_length else None)
+        self._profiler = learner.productive(grant.power_limit_w)
+        self._profiler.begin()
+        app.lasts_s = self.length_of(grant.workload) * physics(self.id, grant.workload, grant.mode, batch)[0] / 1e3
+        life = self._life
+        self._timeline.after(0.5 * app.lasts_s, lambda: self._measure(app, life))
+
+    def _measure(self, app: App, life: int) -> None:
+        """Measure a mode, half-way through the training; the rest follows in later ones."""
+        profiler, training = self._profiler, self.training
+        if self._life != life or self.app is not app or profiler is None or training is None:
+            return
+        board = self.learning.board
+        assert board.trained is not None
+        workload, batch = board.trained
+        mode = None
+        for _ in range(_MEASURING_STEPS):
+            if not profiler.measuring:
+                return
+            if board.in_force is not mode:
+                mode = board.in_force
+                self._world.oracle.check()
+            begin_s = board.clock.now_s()
+            board.minibatch()
+            took_ms = (board.clock.now_s() - begin_s) * 1e3
+            if profiler.minibatch_ended(StepTimes(0.0, took_ms)):
+                assert mode is not None
+                self.learning.happened(workload, ("mode", mode, batch))
+                self._many.counts["measured modes"] += 1
+        raise AssertionError("a mode is measured without end")
+
+    def _change_mode(self, grant: Grant) -> None:
+        assert grant.mode is not None
+        self._pause()
+        self._many.draws_changed = True
+        if self._learner is not None:
+            self.learning.board.apply(grant.mode)
+
+    def _training_ended(self, training: Grant, is_finished: bool) -> None:
+        self._pause()
+        learner, self._learner = self._learner, None
+        if learner is None or training.mode is None:
+            return
+        if is_finished:
+            mode, workload, board = training.mode, training.workload, self.learning.board
+            assert board.trained is not None
+            true_ms, true_w = physics(self.id, workload, mode, board.trained[1])
+            epoch_s = true_ms * learner.minibatches_per_epoch / 1e3
+            self._observed(training, epoch_s, true_w)
+            self._many.counts["trainings"] += 1
+            if learner.known.minibatches_per_epoch is not None:
+                self.learning.happened(workload, ("round", mode, board.trained[1]))
+            if learner.observe(Observed(mode, epoch_s, true_w)) is not None:
+                self._many.counts["drifts"] += 1
+                learner.reprofile(lambda progress: None)
+        else:
+            learner.refit()
+        self._many.check_journal(self, training.workload)
+        self._report_fronts()
+
+    def _pause(self) -> None:
+        if self._profiler is not None:
+            self._profiler.pause()
+            self._profiler = None

@@ -1,0 +1,115 @@
+"""What a plan must be: of the devices' own fronts for the run's workload, and as good as any other plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from statistics import NormalDist
+
+from coordinator.state.records import RoundRecord
+from coordinator.state.rounds.request import RoundRequest
+from wattfleet.choosing import Front
+from wattfleet.planning import SITE, Assignment, History
+from wattfleet.planning.policies import FastestK, RandomK
+
+MOST_TRIED = 6
+"""Devices up to which every set of them is tried."""
+
+_Z_WATTS = NormalDist().inv_cdf(0.95)
+_Z_TIME = NormalDist().inv_cdf(0.9)
+_CLOSE = 1e-9
+
+Points = Sequence[tuple[float, float]]
+"""The seconds and watts of each mode that a device may train in."""
+
+
+def points_of(front: Front, idle_w: float, factor: float = 1.0) -> Points:
+    """The modes of a front, as plans count them: 90 % of the trainings take less time, 95 % draw fewer watts."""
+    return [
+        (
+            float(front.warmup_s[k] + factor * front.epoch_s[k] * math.exp(_Z_TIME * front.epoch_log_sd[k])),
+            max(idle_w, float(front.power_w[k] * math.exp(_Z_WATTS * front.power_log_sd[k]))),
+        )
+        for k in range(len(front))
+    ]
+
+
+def is_on(assignment: Assignment, front: Front, factor: float) -> bool:
+    """Whether what a device was assigned is a point of a front.
+
+    Args:
+        assignment: the device's.
+        front: a front that it reported.
+        factor: minibatches of an epoch, as a share of those that the front counts.
+    """
+    for k in range(len(front)):
+        told = (front.epoch_s[k] * factor, front.power_w[k], front.warmup_s[k])
+        planned = (assignment.epoch_s, assignment.power_w, assignment.warmup_s)
+        is_close = all(math.isclose(*pair, rel_tol=_CLOSE, abs_tol=_CLOSE) for pair in zip(told, planned, strict=True))
+        if front.mode(k) == assignment.mode and is_close:
+            return True
+    return False
+
+
+def better_plan(request: RoundRequest, record: RoundRecord, fronts: Mapping[str, Points]) -> str | None:
+    """What would be a better plan for a few devices, in words; None if none is.
+
+    The best plan has as many devices as the policy asks for and the watts carry, and then the least makespan. All sets
+    of devices are tried with all times as the limit.
+
+    Args:
+        request: what was planned.
+        record: the plan.
+        fronts: the modes of each offered device.
+    """
+    chosen = {each.device_id for each in record.plan.assignments}
+    candidates = _candidates(request)
+    wanted = len(candidates)
+    if isinstance(request.policy, RandomK):  # chance decides on the set
+        candidates, wanted = sorted(chosen), len(chosen)
+    elif isinstance(request.policy, FastestK) and request.policy.count is not None:
+        wanted = min(wanted, request.policy.count)
+    idle_w = {offer.device_id: offer.idle_w for offer in request.offers}
+    used_w = sum(request.allowance.elsewhere_w.values()) + sum(request.allowance.left_w.values())
+    spare_w = request.allowance.budget_w[SITE] - used_w - sum(idle_w.values())
+    extra = {each: [(seconds, watts - idle_w[each]) for seconds, watts in fronts[each]] for each in candidates}
+    best = min(((-len(found), seconds) for found, seconds in _plans(extra, wanted, spare_w)), default=(0, 0.0))
+    longest_s = max(map(_seconds_of, record.plan.assignments))
+    if len(chosen) < -best[0] or (len(chosen) == -best[0] and longest_s > best[1] * (1 + _CLOSE)):
+        return f"{len(chosen)} devices in {longest_s:.2f} s, and {-best[0]} in {best[1]:.2f} s are possible"
+    return None
+
+
+def _candidates(request: RoundRequest) -> list[str]:
+    """The offered devices that no rule excludes before the policy selects."""
+    selection, ids = request.selection, [offer.device_id for offer in request.offers]
+    failing = {each for each in ids if _backs_off(request.history, each, request.number)}
+    if failing == set(ids):
+        failing = set()
+    return sorted(set(ids) - selection.drained - selection.left_out.keys() - failing)
+
+
+def _backs_off(history: History, device_id: str, number: int) -> bool:
+    """Whether a device skips a round, as it has failed in the run's last rounds: one round after two failures, ..."""
+    failures, last = history.consecutive_failures.get(device_id, (0, 0))
+    return failures > 0 and number < last + min(2 ** (failures - 1), 16)
+
+
+def _plans(extra: Mapping[str, Points], wanted: int, spare_w: float) -> Iterator[tuple[tuple[str, ...], float]]:
+    limits_s = sorted({seconds for points in extra.values() for seconds, _ in points})
+    for count in range(1, wanted + 1):
+        for devices in combinations(extra, count):
+            for limit_s in limits_s:
+                least_w = [
+                    min((watts for seconds, watts in extra[each] if seconds <= limit_s), default=math.inf)
+                    for each in devices
+                ]
+                if sum(least_w) <= spare_w:
+                    yield devices, limit_s
+                    break
+
+
+def _seconds_of(assignment: Assignment) -> float:
+    """Seconds of a training that 90 % of them stay within."""
+    return assignment.warmup_s + assignment.epoch_s * math.exp(_Z_TIME * assignment.epoch_log_sd)
