@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, QuotaExceededError, UnknownRecordError
@@ -275,7 +275,7 @@ class FlowerRuns:
         lengths = self._agents.usual_lengths()
         found = [offer for device in ready if (offer := self._draw.offer_of(device, workload, lengths)) is not None]
         if all(self._operator.overrides_of(offer.device_id).drained for offer in found):
-            raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id)}")
+            raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id, nodes)}")
         share = self.contention.waiting.share_of(run_id, self._live())
         not_offered = share.leaves(_fastest_first(found)) if share.ahead else {}
         offers = [offer for offer in found if offer.device_id not in not_offered]
@@ -360,11 +360,14 @@ class FlowerRuns:
             return None
         return grant.plan_id
 
-    def _occupations(self, run_id: str) -> str:
+    def _occupations(self, run_id: str, asked: Container[str]) -> str:
         """What all devices are doing, in words; for many devices the count in each state."""
         if not self._agents.devices:
             return "none ever connected"
-        texts = [f"{each.device_id} is {self.occupation(each, run_id)}" for each in self._agents.devices.values()]
+        texts = []
+        for each in self._agents.devices.values():
+            has_no_node = each.state is DeviceState.READY and each.device_id not in asked
+            texts.append(f"{each.device_id} is {self.occupation(each, run_id)}{_NO_NODE if has_no_node else ''}")
         if len(texts) <= MAX_LISTED:
             return first_few(texts)
         counts = Counter(device.state.value for device in self._agents.devices.values()).most_common()
@@ -373,6 +376,9 @@ class FlowerRuns:
     def _put(self, record: RunRecord) -> RunRecord:
         self.runs[record.run_id] = record
         return record
+
+
+_NO_NODE = ", but no Flower node of this round has its name"
 
 
 def _no_prediction(workload: str) -> str:

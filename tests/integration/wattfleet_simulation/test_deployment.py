@@ -84,7 +84,7 @@ def test_a_failing_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The budget never rises; the nodes are there within this time even on a busy machine.
-    impatient = functools.partial(simulate.run_simulation, patience_s=25.0)
+    impatient = functools.partial(simulate.run_simulation, patience_s=60.0)
     monkeypatch.setattr(simulate, "run_simulation", impatient)
 
     def fails(out: Path, *arguments: str) -> tuple[int, str]:
@@ -114,7 +114,7 @@ def test_terminated_half_way_leaves_no_process(tmp_path: Path) -> None:
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout
         for said in run.stdout:
-            if "modes profiled" in said:
+            if "training in run" in said:
                 break
         assert len(processes_of(mark)) > 4
         run.send_signal(signal.SIGTERM)

@@ -82,11 +82,18 @@ def test_with_nobody_ready_every_device_is_said_to_be_what_it_is() -> None:
     fleet = small_fleet()
     fleet.agents.report_state("orin", DeviceState.PROFILING, 3, "")
     fleet.agents.disconnect("nano")
-    with pytest.raises(NoDevicesError, match="no device is ready to train: orin is profiling, nano is offline"):
+    with pytest.raises(NoDevicesError, match="no device is ready to train: orin is profiling, nano is offline$"):
         fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert not fleet.rounds.records
     fleet.agents.report_state("orin", DeviceState.READY, 50, "")
     assert chosen(fleet.flower.plan(RUN, 1, NODES, 1.0)) == {"orin"}, "it can be planned once a device is ready"
+
+
+def test_a_ready_device_without_a_node_is_said_to_lack_one() -> None:
+    fleet = small_fleet()
+    fleet.agents.disconnect("nano")
+    with pytest.raises(NoDevicesError, match=r"orin is ready, but no Flower node of this round has its name"):
+        fleet.flower.plan(RUN, 1, [NANO_NODE], 1.0)
 
 
 def test_of_a_large_fleet_the_states_are_counted_and_a_few_devices_named() -> None:
