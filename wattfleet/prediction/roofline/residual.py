@@ -51,15 +51,18 @@ class Points:
     Attributes:
         settings: `[n, 5]` modes and batch sizes.
         gpu_share: `[n]` by how many percent the quantity grows with 1 % more GPU work; 0 if batch sizes do not matter.
+        effects: `[n, r]` by how much the quantity's logarithm changes with `r` independent standard normal unknowns
+            that all rows share; `r` may be 0.
     """
 
     settings: Settings
     gpu_share: Values
+    effects: Values
 
     @classmethod
     def none(cls) -> Points:
-        """No rows."""
-        return cls(np.empty((0, 5)), np.empty(0))
+        """No rows, and no shared unknowns."""
+        return cls(np.empty((0, 5)), np.empty(0), np.empty((0, 0)))
 
 
 def _squared_distances(a: Settings, b: Settings, lengths: Values = _LENGTHS) -> Values:
@@ -174,11 +177,13 @@ class Process:
         """Covariance of the residuals at `n` and `m` rows, `[n, m]`."""
         squares = _squared_distances(a.settings, b.settings)
         smooth = self.amplitude**2 * np.exp(-0.5 * squares)
-        return np.asarray(smooth + self.nugget_sd**2 * (squares < _SAME_SETTING) + _batch_covariance(a, b))
+        own = self.nugget_sd**2 * (squares < _SAME_SETTING)
+        return np.asarray(smooth + own + _batch_covariance(a, b) + a.effects @ b.effects.T)
 
     def variance(self, points: Points) -> Values:
         """Variances of the residuals at `n` rows, `[n]`."""
-        return np.asarray(self.amplitude**2 + self.nugget_sd**2 + (_BATCH_SD * points.gpu_share) ** 2)
+        of_effects = (points.effects**2).sum(1)
+        return np.asarray(self.amplitude**2 + self.nugget_sd**2 + (_BATCH_SD * points.gpu_share) ** 2 + of_effects)
 
     def measurement_var(self, row_weights: Values) -> Values:
         """Variances of `n` measurements with `[n]` weights in (0, 1], `[n]`."""
@@ -198,7 +203,7 @@ def expected_process(points: Points, target: Values, row_weights: Values, parame
         parametric: `[n, n]` covariance of the residuals due to uncertain parameters.
     """
     smooth, own = _correlation(points.settings, points.settings), np.eye(len(target))
-    known = parametric + _batch_covariance(points, points)
+    known = parametric + _batch_covariance(points, points) + points.effects @ points.effects.T
     candidates = np.array(list(itertools.product(_AMPLITUDES, _NUGGETS)))
 
     def log_posterior(candidate: Values) -> float:
@@ -250,6 +255,13 @@ class Correction:
             nothing,
             known_batches=known_batches,
         )
+
+    def parameter_root(self) -> Values:
+        """`[k, k]` a root of the parameters' covariance given the measurements; a column is one independent part."""
+        spread = self.gradient @ self.prior_root
+        precision = np.eye(spread.shape[1]) + spread.T @ np.linalg.solve(self.residual_covariance(), spread)
+        inverse_root = solve_triangular(np.linalg.cholesky(precision), np.eye(len(precision)), lower=True)
+        return np.asarray(self.prior_root @ inverse_root.T)
 
     def residual_covariance(self) -> Values:
         """Covariance of the measured residuals if the parameters were known, `[n, n]`."""
