@@ -135,8 +135,9 @@ def fit_time(rows: Rows, assumed: Assumptions) -> FittedQuantity:
 def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probability: float) -> Hypothesis:
     """Fit the power to few rows, or none, after the time."""
     theta = TimeParameters.from_log(time.log_parameters)
-    probe = assumed.surfaces[1].settings if len(assumed.surfaces[1].settings) else rows.settings
-    unknowns = _time_unknowns(time, theta, assumed.power.mean, probe)
+    # The effects are linear only for a prior that was learned. General priors are far too wide for that.
+    is_learned = assumed.time.samples is not None
+    unknowns = _time_unknowns(time, theta, assumed) if is_learned else no_unknowns()
     power = fit_rows(
         power_physics(theta, rows.settings),
         rows.settings,
@@ -197,12 +198,12 @@ def time_effects(time: TimeParameters, unknowns: Values, log_power: Values, sett
     return jacobian(log_mw, np.zeros(r)) if r else no_effects(settings)
 
 
-def _time_unknowns(time: FittedQuantity, theta: TimeParameters, log_power: Values, probe: Settings) -> Values:
+def _time_unknowns(time: FittedQuantity, theta: TimeParameters, assumed: Assumptions) -> Values:
     """What the measured times leave open about the time parameters, as far as it matters for the power, `[k, r]`."""
     root = time.remainder.correction.parameter_root()[:-1]
-    if not len(probe):
-        return root
-    effects = time_effects(theta, root, log_power, probe)
+    # The rows that carry the residual of other workloads are spread over the modes of a board.
+    probe = assumed.surfaces[1].settings
+    effects = time_effects(theta, root, assumed.power.mean, probe) if len(probe) else root
     _, sizes, directions = np.linalg.svd(effects, full_matrices=False)
     share = np.cumsum(sizes[::-1] ** 2)[::-1] / (sizes**2).sum()
     return np.asarray(root @ directions[share > _NEGLIGIBLE].T)

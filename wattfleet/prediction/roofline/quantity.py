@@ -26,7 +26,6 @@ from wattfleet.prediction.roofline.residual import (
     Remainder,
     Surface,
     expected_process,
-    log_evidence,
 )
 from wattfleet.prediction.roofline.unknown_scale import unknown_scale
 from wattfleet.prediction.tensors import LARGEST_LOG
@@ -87,38 +86,35 @@ def fit_rows(
     Raises:
         InvalidInputError: no plausible parameters explain the rows.
     """
-    learned, prior = prior, prior.extended(*SHARE)
+    learned = prior.extended(*SHARE)
     model = with_surface(physics, surface.at(settings))
-    parameters = prior.mean
+    parameters = learned.mean
     _require_plausible(parameters, value_at(model, parameters))
     if len(observed):
-        parameters = robust_fit(model, observed, prior, width / 5, "soft_l1", starts=1)
+        parameters = robust_fit(model, observed, learned, width / 5, "soft_l1", starts=1)
     residuals, gradient = observed - value_at(model, parameters), jacobian(model, parameters)
     row_weights = residual_weights(residuals, width)
     # The model is nearly linear around these parameters, so residuals around the prior's mean are nearly normal.
-    target, spread = residuals + gradient @ (parameters - prior.mean), gradient @ prior.root
+    target, spread = residuals + gradient @ (parameters - learned.mean), gradient @ learned.root
     found = no_effects(settings) if effects is None else effects(parameters[:-1])
     points = Points(settings, gpu(gradient), found)
     process = expected_process(points, target, row_weights, spread @ spread.T)
     measurement_var = process.measurement_var(row_weights)
-    if learned.samples is not None:
-        rest = process.covariance(points, points) + np.diag(measurement_var)
-        scale = unknown_scale(target, spread @ spread.T, rest, learned.samples)
-        prior = learned.scaled(scale.factor).extended(*SHARE)
+    covariance = process.covariance(points, points) + np.diag(measurement_var)
+    scaled = prior.scaled(unknown_scale(target, spread @ spread.T, covariance, prior.samples).factor).extended(*SHARE)
     if len(observed):
-        covariance = process.covariance(points, points) + np.diag(measurement_var)
-        parameters = generalised_fit(model, observed, prior, covariance, parameters)
+        parameters = generalised_fit(model, observed, scaled, covariance, parameters)
     residuals, gradient = observed - value_at(model, parameters), jacobian(model, parameters)
     _require_plausible(parameters, residuals)
     found = no_effects(settings) if effects is None else effects(parameters[:-1])
     points = Points(settings, gpu(gradient), found)
     covariance = process.covariance(points, points) + np.diag(measurement_var)
-    spread = gradient @ prior.root
+    spread = gradient @ learned.root
     correction = Correction(
-        process, points, gradient, prior.root, measurement_var, np.asarray(np.linalg.solve(covariance, residuals))
+        process, points, gradient, scaled.root, measurement_var, np.asarray(np.linalg.solve(covariance, residuals))
     )
-    target = residuals + gradient @ (parameters - prior.mean)
-    evidence = log_evidence(covariance + spread @ spread.T, target) if len(observed) else 0.0
+    target = residuals + gradient @ (parameters - learned.mean)
+    evidence = unknown_scale(target, spread @ spread.T, covariance, prior.samples).log_evidence
     remainder = Remainder(float(parameters[-1]), surface, _scaled(correction))
     return FittedQuantity(parameters[:-1], remainder, evidence)
 

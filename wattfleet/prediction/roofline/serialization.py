@@ -200,7 +200,9 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int, unknowns: in
     batches = tensor_size(tensors, f"{prefix}.known_batches")
     if batches > MAX_BATCHES:
         raise corrupt_weights(f"hold {batches:,} batch sizes in {prefix!r}; at most {MAX_BATCHES} are allowed")
-    effects = read_array(tensors, f"{prefix}.effects", n, unknowns) if n and unknowns else np.empty((n, unknowns))
+    # `read_array` refuses effects of unknowns that are not stored, and unknowns without effects.
+    has_effects = n * unknowns > 0 or f"{prefix}.effects" in tensors
+    effects = read_array(tensors, f"{prefix}.effects", n, unknowns) if has_effects else np.empty((n, unknowns))
     correction = Correction(
         process=Process(*process.tolist()),
         points=Points(read_array(tensors, f"{prefix}.settings", n, 5, positive=True), gpu_share, effects),

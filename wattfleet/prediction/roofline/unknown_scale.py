@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 from scipy.optimize import brentq
-from scipy.special import chdtri, logsumexp, ndtr, ndtri
+from scipy.special import chdtri, logsumexp, ndtr, ndtri, softmax
 
 Values = NDArray[np.float64]
 
@@ -37,24 +37,20 @@ class UnknownScale:
     log_evidence: float
 
 
-def unknown_scale(target: Values, parametric: Values, rest: Values, samples: float) -> UnknownScale:
+def unknown_scale(target: Values, parametric: Values, rest: Values, samples: float | None) -> UnknownScale:
     """Weigh the possible factors of a covariance by measured rows, or none.
 
     Args:
         target: `[n]` residuals around the prior's mean.
         parametric: `[n, n]` covariance of the residuals due to uncertain parameters; it has the factor.
         rest: `[n, n]` covariance of the residuals if the parameters were known.
-        samples: number of samples from which the covariance of the parameters was estimated.
+        samples: number of samples from which the covariance of the parameters was estimated; None if it is known.
     """
-    factors = samples / chdtri(samples, (np.arange(_NODES) + 0.5) / _NODES)
-    log_densities = np.zeros(_NODES)
-    if len(target):
-        sizes, vectors = eigh(parametric, rest)
-        variances = 1 + np.maximum(sizes, 0) * factors[:, None]
-        squares = (vectors.T @ target) ** 2
-        log_densities = -0.5 * ((squares / variances).sum(1) + np.log(variances).sum(1))
-        log_densities -= 0.5 * np.linalg.slogdet(rest)[1]
-    weights = np.exp(log_densities - logsumexp(log_densities))
+    if samples is None:
+        return UnknownScale(1.0, float(_log_densities(target, parametric, rest, np.ones(1))[0]))
+    factors = np.asarray(samples / chdtri(samples, (np.arange(_NODES) + 0.5) / _NODES), dtype=np.float64)
+    log_densities = _log_densities(target, parametric, rest, factors)
+    weights = softmax(log_densities)
     upper = (1 + _INTERVAL) / 2
     normal = float(ndtri(upper))
     roots = np.sqrt(factors)
@@ -64,3 +60,14 @@ def unknown_scale(target: Values, parametric: Values, rest: Values, samples: flo
         normal * float(roots.max()),
     )
     return UnknownScale((float(quantile) / normal) ** 2, float(logsumexp(log_densities)) - float(np.log(_NODES)))
+
+
+def _log_densities(target: Values, parametric: Values, rest: Values, factors: Values) -> Values:
+    """Log densities of `[n]` normal values without their constant, `[f]`, if one covariance has `[f]` factors."""
+    if not len(target):
+        return np.zeros(len(factors))
+    sizes, vectors = eigh(parametric, rest)
+    variances = 1 + np.maximum(sizes, 0) * factors[:, None]
+    squares = (vectors.T @ target) ** 2
+    log_determinants = np.log(variances).sum(1) + np.linalg.slogdet(rest)[1]
+    return np.asarray(-0.5 * ((squares / variances).sum(1) + log_determinants))
