@@ -72,7 +72,7 @@ def drawn(prior: Prior, rng: np.random.Generator) -> Values:
     return prior.parameters(np.sqrt(size) * rng.normal(size=len(prior.mean)))
 
 
-def test_a_plan_before_any_measurement_keeps_its_budget() -> None:
+def test_a_choice_before_any_measurement_keeps_its_budget() -> None:
     reference = restore_predictor(load("agx_orin_resnet18"), ORIN)
     assert isinstance(reference, RooflinePredictor) and reference.population is not None
     modes = ORIN.space.array()[::53]
@@ -86,18 +86,18 @@ def test_a_plan_before_any_measurement_keeps_its_budget() -> None:
     of_time = reference.population.time_prior(WORKERS, ORIN.hardware)
     of_power = reference.population.power_prior(WORKERS, ORIN.hardware)
     rng = np.random.default_rng(1)
-    over, within = np.zeros((2, WORKLOADS, 3))
-    time_within = np.zeros(WORKLOADS)
+    over = np.zeros((WORKLOADS, 3))
+    within, time_within = np.zeros((2, WORKLOADS, len(modes)))
     for k in range(WORKLOADS):
         time = TimeParameters.from_log(drawn(of_time, rng))
         power = PowerParameters.from_log(drawn(of_power, rng))
         measured = power_mw(power, time, settings) * np.exp(rng.normal(0, MEASUREMENT_SD, len(modes)))
         over[k] = measured[chosen] > budgets_mw
         deviation = np.log(measured / predicted.power_mw) / predicted.power_log_sd
-        within[k] = np.abs(deviation[chosen]) <= 1.645
+        within[k] = np.abs(deviation) <= 1.645
         log_ratio = np.log(step_time_ms(time, settings) / predicted.minibatch_ms)
-        time_within[k] = np.mean(np.abs(log_ratio) <= 1.645 * predicted.time_log_sd)
+        time_within[k] = np.abs(log_ratio) <= 1.645 * predicted.time_log_sd
     # Three standard errors of 400 workloads are 3.3 percentage points of 5 %, and 4.5 of 90 %.
     assert (over.mean(0) <= 0.05 + 0.033).all()
-    assert (within.mean(0) >= 0.9 - 0.045).all()
+    assert within.mean(0).min() >= 0.9 - 0.045
     assert 0.9 - 0.045 <= time_within.mean() <= 0.9 + 0.06
