@@ -49,7 +49,7 @@ class FleetMachine(RuleBasedStateMachine):
     def begin(self, policy: Policy, ready: list[tuple[str, Front]]) -> None:
         self.policy = policy
         self.budget_w = BUDGET_W
-        self.now_s = 0.0
+        self.now_s, self.is_starting = 0.0, True
         self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy, grants=GRANTS, now_s=lambda: self.now_s)
         self.stored_devices: dict[str, DeviceRecord] = {}
         self.stored_runs: dict[str, RunRecord] = {run: self.fleet.flower.start_run(run, "FedAvg", 4) for run in RUNS}
@@ -123,7 +123,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule()
     def lapse(self) -> None:
         """Time passes: grants of devices without a session lapse."""
-        self.now_s += LAPSED_S
+        self.now_s, self.is_starting = self.now_s + LAPSED_S, False
         for device in self.connected:
             self.fleet.rounds.grants.renew(device, self.now_s)
         away = {device: part for device, part in self.granted.items() if device not in self.connected}
@@ -284,6 +284,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        self.is_starting = True
         self.fleet = Fleet(
             Allowance.of_site(self.budget_w),
             self.policy,
@@ -346,8 +347,8 @@ class FleetMachine(RuleBasedStateMachine):
     def expected_of_w(self, device: str) -> float:
         """What a device draws once it has obeyed, if it can be told anything."""
         part = self.granted.get(device)
-        # After a restart, devices are expected to come back and to obey.
-        if part is None or (device not in self.connected and part.was_sent):
+        # Shortly after a start, devices are expected to come back and to obey.
+        if part is None or (device not in self.connected and (part.was_sent or not self.is_starting)):
             return self.drawn_w(device)
         return self.drawn_w(device, 0.0 if part.is_over else part.told_w)
 
