@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.live import Live
 
+from coordinator.references import open_reference
 from wattfleet.errors import InvalidInputError
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
 from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables
@@ -58,6 +59,7 @@ def run_simulation(
         InvalidInputError: an option cannot be used; nothing was started or written.
         PartFailedError: a part of the run failed; the logs are kept, no report is written.
     """
+    open_reference(reference)  # a reference that the coordinator would refuse is refused here
     specs = device_specs(kinds, csv_files)
     settings = SimulationSettings(
         devices=[SimulatedDevice(device_id, spec, 1000 * seed + k, k) for k, (device_id, spec) in enumerate(specs)],

@@ -277,7 +277,7 @@ async def test_a_reference_is_published_pinned_and_unpinned(
             another.digest[:12]: "in force, pinned",
         }
         assert start == f"{artefact.digest[:12]} comes from `serve --reference`"
-        assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
+        assert (await asked(shell, "reference", "unpin"))["digests"] == [artefact.digest]
         removed = await shell("reference", "remove", another.digest[:12])
         assert removed.stdout == f"{another.digest} is removed\n"
         assert [each["digest"] for each in await asked(shell, "reference", "list")] == [artefact.digest]

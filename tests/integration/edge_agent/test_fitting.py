@@ -73,7 +73,7 @@ def test_a_reference_that_cannot_be_used_is_named_as_such(opened):
     strange = pack_artefact(restore_predictor(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
     object.__setattr__(strange, "details", replace(strange.details, predictor="oracle"))
     with pytest.raises(UnusableReferenceError, match="unknown predictor 'oracle': installed are roofline"):
-        with opened(replace(TRANSFER, reference=strange))() as fitting:
+        with opened(replace(TRANSFER, references=(strange,)))() as fitting:
             fitting.fit(true_profile(8), 8)
 
 

@@ -59,11 +59,10 @@ def test_a_training_cut_by_its_deadline_is_reported_for_the_work_done(agent: Age
     assert not cut.has_error()
     assert work_in(cut) == {CUT_KEY: True, APP_WEIGHS_KEY: False, SHARE_KEY: 0.05}
     assert seen == [0]
-    # The simulated board trained a tenth of an epoch: its seconds are told per epoch all the same.
-    first, second = agent.reports.observations
-    assert whole.content[RECORD_KEY][OBSERVED_EPOCH_S_KEY] == first.epoch_s
-    assert whole.content[RECORD_KEY][OBSERVED_POWER_W_KEY] == first.power_w
-    assert second.epoch_s == pytest.approx(first.epoch_s, rel=0.3)
+    # One minibatch on the simulated board is too short to sample its power.
+    (only,) = agent.reports.observations
+    assert whole.content[RECORD_KEY][OBSERVED_EPOCH_S_KEY] == only.epoch_s
+    assert whole.content[RECORD_KEY][OBSERVED_POWER_W_KEY] == only.power_w
 
 
 def test_a_deadline_during_measuring_restores_the_assigned_mode(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
