@@ -181,7 +181,9 @@ class Agents:
             )
         reported = WorkloadFront(front, workload, minibatches_per_epoch, profiled_modes, sys.intern(reference_digest))
         self.claims.front_accepted(device_id, reported.name)
-        others = tuple(each for each in before.fronts if each.name != reported.name)
+        # A device that names its workloads has no front for every workload any more: it was upgraded meanwhile.
+        replaced = {reported.name, EVERY_WORKLOAD}
+        others = tuple(each for each in before.fronts if each.name not in replaced)
         known = next((each for each in before.fronts if each.name == reported.name), None)
         if known is not None and known.front.equals(front):
             reported = replace(reported, front=known.front)

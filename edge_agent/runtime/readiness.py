@@ -24,7 +24,7 @@ from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.settings import AgentSettings
 from edge_agent.workloads.step import OpenSteps
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import Artefact
 from wattfleet.prediction.roofline import BASE_BATCH
@@ -55,6 +55,7 @@ class Readiness:
     ahead: int
     _announced: dict[str, set[str]] = field(default_factory=dict)
     _reported: dict[tuple[str, str], session_pb2.FrontReport] = field(default_factory=dict)
+    _reporting: threading.Lock = field(default_factory=threading.Lock)
 
     def announced(self, workload: Workload) -> OnlineLearner:
         """Open the learner of a workload that a run is going to train; its front is reported from now on.
@@ -67,18 +68,24 @@ class Readiness:
         return learner
 
     def due_fronts(self) -> list[session_pb2.FrontReport]:
-        """The reports of all fronts that have changed since they were reported, and of the latest workload's."""
-        self._forget_removed()
-        latest = self.workloads.latest
-        due = []
-        for learner in self.workloads.opened:
-            own = learner.known.workload.name
-            for name in sorted(self._names_of(learner)):
-                report = self._report(learner, name)
-                if learner is latest or self._reported.get((own, name)) != report:
-                    self._reported[own, name] = report
-                    due.append(report)
-        return due
+        """The reports of all fronts that have changed since they were reported, and of the latest workload's.
+
+        A workload without a plausible front, such as one with an absurd number of minibatches, is logged and left out.
+        """
+        with self._reporting:
+            self._forget_removed()
+            return [report for learner in self.workloads.opened for report in self._due_of(learner)]
+
+    def _due_of(self, learner: OnlineLearner) -> list[session_pb2.FrontReport]:
+        own, is_latest = learner.known.workload.name, learner is self.workloads.latest
+        try:
+            reports = {name: self._report(learner, name) for name in sorted(self._names_of(learner))}
+        except WattfleetError as error:
+            _log.error("the front of the workload %r cannot be reported: %s", own, error)
+            return []
+        due = [name for name, report in reports.items() if is_latest or self._reported.get((own, name)) != report]
+        self._reported.update({(own, name): reports[name] for name in due})
+        return [reports[name] for name in due]
 
     def _forget_removed(self) -> None:
         """Report the front of a workload that was removed again once it is announced again."""

@@ -96,6 +96,8 @@ class RequestedWork:
         except WattfleetError as error:
             _log.error("the ordered measurement of %r is not possible: %s", order.workload.name, error)
             return
+        # Until a front is known, the coordinator cannot count what the measuring device draws.
+        await self._supervisor.report_fronts()
         reason = f"measuring the workload {order.workload.name!r}, as the coordinator has ordered"
         await self._supervisor.profile_ahead(reason, lambda report: learner.profile_ahead(order.modes, report, steps))
 

@@ -10,7 +10,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.node_predictions import predict_nodes
 from coordinator.state.records import RoundRecord
 from tests.fakes.fronts import front
-from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError, InvalidInputError
@@ -29,8 +29,10 @@ def report(fleet: Fleet, device_id: str, device_front: Front, workload: str, min
 
 
 def fleet_of_two_workloads() -> Fleet:
-    """Both devices know bert, and have the front of an agent that knows no workloads besides."""
+    """Both devices know bert, and what runs train that state no workload."""
     fleet = small_fleet()
+    report(fleet, "orin", ORIN_FRONT, "unnamed")
+    report(fleet, "nano", NANO_FRONT, "unnamed")
     report(fleet, "orin", BERT_ON_ORIN, "bert")
     report(fleet, "nano", BERT_ON_NANO, "bert")
     fleet.flower.start_run("b", "FedAvg", 3, workload=Workload("bert"))
@@ -47,8 +49,15 @@ def times(record: RoundRecord) -> dict[str, float]:
 def test_each_run_is_planned_with_the_fronts_of_its_own_workload() -> None:
     fleet = fleet_of_two_workloads()
     assert times(fleet.copy().flower.plan("b", 1, NODES, 1.0)) == {"orin": 200, "nano": 300}
-    # The run of an app that states no workload has the fronts of agents that know none.
     assert times(fleet.copy().flower.plan(RUN, 1, NODES, 1.0)) == {"orin": 20, "nano": 35}
+
+
+def test_the_front_of_before_an_upgrade_counts_until_the_device_names_its_workloads() -> None:
+    fleet = small_fleet()
+    fleet.flower.start_run("b", "FedAvg", 3, workload=Workload("gpt"))
+    assert times(fleet.copy().flower.plan("b", 1, NODES, 1.0)) == {"orin": 20, "nano": 35}
+    report(fleet, "orin", BERT_ON_ORIN, "bert")
+    assert times(fleet.copy().flower.plan("b", 1, NODES, 1.0)) == {"nano": 35}
 
 
 def test_a_plan_says_what_its_predictions_hold_for() -> None:
