@@ -345,9 +345,8 @@ class FleetMachine(RuleBasedStateMachine):
         return max(granted_w, hungriest_w, self.idle_w(device))
 
     def expected_of_w(self, device: str) -> float:
-        """What a device draws once it has obeyed, if it can be told anything."""
+        """What a device draws once it has obeyed; devices are expected back shortly after a start."""
         part = self.granted.get(device)
-        # Shortly after a start, devices are expected to come back and to obey.
         if part is None or (device not in self.connected and (part.was_sent or not self.is_starting)):
             return self.drawn_w(device)
         return self.drawn_w(device, 0.0 if part.is_over else part.told_w)
