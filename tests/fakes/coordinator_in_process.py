@@ -40,6 +40,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         self.further: list[Any] = []
         self._server: grpc.aio.Server | None = None
         self._sessions: list[Any] = []
+        self._writing = asyncio.Lock()  # a session cannot send two messages at once
         self._grants: list[session_pb2.Grant] = []
 
     async def Session(  # type: ignore[override]  # noqa: N802 - named by the protocol; it writes to its context
@@ -58,11 +59,11 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         self._sessions.append(context)
         try:
             for grant in self._grants[-1:]:
-                await context.write(session_pb2.SessionResponse(grant=grant))
+                await self._write(context, session_pb2.SessionResponse(grant=grant))
             async for request in request_iterator:
                 self.reports.append(request)
                 ack = session_pb2.Ack(sequence=request.sequence, lease_number=request.lease.number)
-                await context.write(session_pb2.SessionResponse(ack=ack))
+                await self._write(context, session_pb2.SessionResponse(ack=ack))
         finally:
             self._sessions.remove(context)
 
@@ -92,6 +93,10 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
 
     async def _send(self, response: session_pb2.SessionResponse) -> None:
         for session in self._sessions:
+            await self._write(session, response)
+
+    async def _write(self, session: Any, response: session_pb2.SessionResponse) -> None:
+        async with self._writing:
             await session.write(response)
 
     async def FetchReference(  # noqa: N802 - named by the protocol

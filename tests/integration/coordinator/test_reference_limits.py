@@ -53,7 +53,7 @@ def with_remainders(
             Surface(settings_rows(inducing), np.full(inducing, 1e-3)),
             Correction(
                 Process(0.01, 0.01),
-                Points(settings_rows(corrections), np.zeros(corrections), np.empty((corrections, 0))),
+                Points(settings_rows(corrections), np.zeros(corrections)),
                 np.full((corrections, k), 1e-3),
                 0.1 * np.eye(k),
                 np.full(corrections, 0.01),

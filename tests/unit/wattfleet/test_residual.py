@@ -26,7 +26,7 @@ SPACE = settings_of(BOARDS["agx-orin"].space.array(), None)
 
 
 def points(settings: Values, gpu_share: float = 0.0) -> Points:
-    return Points(settings, np.full(len(settings), gpu_share), np.empty((len(settings), 0)))
+    return Points(settings, np.full(len(settings), gpu_share))
 
 
 HERE, FAR = points(SPACE[-1:]), points(SPACE[:1])

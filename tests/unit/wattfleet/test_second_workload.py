@@ -105,7 +105,7 @@ def test_a_member_says_what_its_rows_say_if_the_model_is_linear() -> None:
     rng = np.random.default_rng(0)
     k, n, share, share_sd = len(PowerParameters.__dataclass_fields__), 30, 0.4, 0.25
     gradient = rng.normal(0, 1, (n, k + 1))
-    points = Points(settings_of(drawn(n, 0), None), np.zeros(n), np.empty((n, 0)))
+    points = Points(settings_of(drawn(n, 0), None), np.zeros(n))
     process, measurement_var = Process(0.1, 0.05), rng.uniform(1e-4, 1e-2, n)
     noise = process.covariance(points, points) + np.diag(measurement_var)
     observed = rng.normal(0, 1, n)

@@ -7,7 +7,7 @@ a relative error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -35,12 +35,10 @@ class Prior:
     Attributes:
         mean: `[k]` means.
         root: `[k, k]` lower Cholesky factor of the covariance.
-        samples: number of samples that the covariance was estimated from; None if it is known.
     """
 
     mean: Values
     root: Values
-    samples: float | None = None
 
     @classmethod
     def independent(cls, mean: Values, sd: Values) -> Prior:
@@ -48,20 +46,16 @@ class Prior:
         return cls(mean, np.asarray(np.diag(sd)))
 
     @classmethod
-    def correlated(cls, mean: Values, covariance: Values, samples: float | None = None) -> Prior:
-        """Parameters with `[k]` means and a `[k, k]` covariance, which is known or was estimated from samples."""
-        return cls(mean, np.asarray(np.linalg.cholesky(covariance + _JITTER * np.eye(len(mean)))), samples)
-
-    def scaled(self, factor: float) -> Prior:
-        """The same with a covariance that is a multiple."""
-        return replace(self, root=np.sqrt(factor) * self.root)
+    def correlated(cls, mean: Values, covariance: Values) -> Prior:
+        """Parameters with `[k]` means and a `[k, k]` covariance."""
+        return cls(mean, np.asarray(np.linalg.cholesky(covariance + _JITTER * np.eye(len(mean)))))
 
     def extended(self, mean: float, sd: float) -> Prior:
         """The same with one more, independent parameter."""
         k = len(self.mean)
         root = np.zeros((k + 1, k + 1))
         root[:k, :k], root[k, k] = self.root, sd
-        return replace(self, mean=np.append(self.mean, mean), root=root)
+        return Prior(np.append(self.mean, mean), root)
 
     def parameters(self, deviations: Values) -> Values:
         """The parameters at independent standard deviations from the mean; both `[k]`, or both `[k, p]`."""

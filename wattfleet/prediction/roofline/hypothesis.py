@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,26 +19,18 @@ from wattfleet.prediction.roofline.physics import (
     step_time_ms,
 )
 from wattfleet.prediction.roofline.population import power_shift, time_shift
-from wattfleet.prediction.roofline.quantity import FittedQuantity, fit_corpus, fit_rows, no_effects, predict_rows
+from wattfleet.prediction.roofline.quantity import FittedQuantity, fit_corpus, fit_rows, predict_rows
 from wattfleet.prediction.roofline.residual import Remainder, Surface, both_at
 
 Values = NDArray[np.float64]
 
 # Log residuals of time and power beyond which a row is rather wrong than typical of the workload.
 TIME_WIDTH, POWER_WIDTH = 0.15, 0.08
-_TIME = len(TimeParameters.__dataclass_fields__)
-# Share of the variance of the power by unknown time parameters that may be neglected.
-_NEGLIGIBLE = 0.02
 _GPU_WORK = [
     k
     for k, name in enumerate(TimeParameters.__dataclass_fields__)
     if name in ("compute_mcycles", "serial_compute_mcycles", "traffic_mcycles")
 ]
-
-
-def no_unknowns() -> Values:
-    """Nothing is unknown of the time parameters, `[k, 0]`."""
-    return np.empty((_TIME, 0))
 
 
 @dataclass(frozen=True)
@@ -84,8 +76,6 @@ class Hypothesis:
         time_remainder: what is added to the logarithm of the modelled time.
         power_remainder: what is added to the logarithm of the modelled power.
         loader_workers: the number of processes that load data; None if it is unknown.
-        time_unknowns: `[k, r]` changes of the log time parameters by `r` independent standard deviations, as far as
-            they matter for the power. The measured times leave them open.
     """
 
     probability: float
@@ -94,7 +84,6 @@ class Hypothesis:
     time_remainder: Remainder
     power_remainder: Remainder
     loader_workers: int | None = None
-    time_unknowns: Values = field(default_factory=no_unknowns)
 
     def adapted(self, of: Hardware, to: Hardware) -> Hypothesis:
         """The same, scaled to another board by the two boards' data sheets."""
@@ -114,8 +103,7 @@ class Hypothesis:
         time = predict_rows(log_ms, gradient, self.time_remainder, settings, of_time, _time_gpu_share)
         physics, log_power = power_physics(self.time, settings), self.power.log()
         log_mw, gradient = value_at(physics, log_power), jacobian(physics, log_power)
-        effects = time_effects(self.time, self.time_unknowns, log_power, settings)
-        power = predict_rows(log_mw, gradient, self.power_remainder, settings, of_power, _power_gpu_share, effects)
+        power = predict_rows(log_mw, gradient, self.power_remainder, settings, of_power, _power_gpu_share)
         return *time, *power
 
 
@@ -135,9 +123,6 @@ def fit_time(rows: Rows, assumed: Assumptions) -> FittedQuantity:
 def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probability: float) -> Hypothesis:
     """Fit the power to few rows, or none, after the time."""
     theta = TimeParameters.from_log(time.log_parameters)
-    # The effects are linear only for a prior that was learned. General priors are far too wide for that.
-    is_learned = assumed.time.samples is not None
-    unknowns = _time_unknowns(time, theta, assumed) if is_learned else no_unknowns()
     power = fit_rows(
         power_physics(theta, rows.settings),
         rows.settings,
@@ -146,7 +131,6 @@ def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probabili
         assumed.surfaces[1],
         POWER_WIDTH,
         _power_gpu_share,
-        lambda log_power: time_effects(theta, unknowns, log_power, rows.settings),
     )
     return Hypothesis(
         probability,
@@ -155,7 +139,6 @@ def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probabili
         time.remainder,
         power.remainder,
         assumed.loader_workers,
-        unknowns,
     )
 
 
@@ -177,36 +160,6 @@ def power_physics(time: TimeParameters, settings: Settings) -> Model:
     """The model from log power parameters to log powers at `[n, 5]` settings."""
     busy = activity(time, settings)
     return lambda log_power: np.log(active_power_mw(PowerParameters.from_log(log_power), busy))
-
-
-def time_effects(time: TimeParameters, unknowns: Values, log_power: Values, settings: Settings) -> Values:
-    """By how much the log power changes with `r` unknown changes of the time parameters at `[n, 5]` settings, `[n, r]`.
-
-    Args:
-        time: the fitted time parameters.
-        unknowns: `[k, r]` changes of their logarithms.
-        log_power: log power parameters.
-        settings: the settings.
-    """
-    power = PowerParameters.from_log(log_power)
-
-    def log_mw(sizes: Values) -> Values:
-        changed = TimeParameters.from_log(time.log()[:, None] + unknowns @ sizes)
-        return np.asarray(np.log(active_power_mw(power, activity(changed, settings))))
-
-    r = unknowns.shape[1]
-    return jacobian(log_mw, np.zeros(r)) if r else no_effects(settings)
-
-
-def _time_unknowns(time: FittedQuantity, theta: TimeParameters, assumed: Assumptions) -> Values:
-    """What the measured times leave open about the time parameters, as far as it matters for the power, `[k, r]`."""
-    root = time.remainder.correction.parameter_root()[:-1]
-    # The rows that carry the residual of other workloads are spread over the modes of a board.
-    probe = assumed.surfaces[1].settings
-    effects = time_effects(theta, root, assumed.power.mean, probe) if len(probe) else root
-    _, sizes, directions = np.linalg.svd(effects, full_matrices=False)
-    share = np.cumsum(sizes[::-1] ** 2)[::-1] / (sizes**2).sum()
-    return np.asarray(root @ directions[share > _NEGLIGIBLE].T)
 
 
 def _time_gpu_share(gradient: Values) -> Values:

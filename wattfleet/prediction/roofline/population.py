@@ -99,16 +99,11 @@ class Population:
         """The prior of the log time parameters of a workload on a board; None is an unknown board."""
         shift, sd = known_shift(facts)
         mean, covariance = self._time.workload(facts.task, hardware)
-        return Prior.correlated(mean + shift, covariance + np.diag(sd**2), self._samples)
+        return Prior.correlated(mean + shift, covariance + np.diag(sd**2))
 
     def power_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
         """The prior of the log power parameters of a workload on a board; None is an unknown board."""
-        return Prior.correlated(*self._power.workload(facts.task, hardware), self._samples)
-
-    @property
-    def _samples(self) -> float:
-        """Number of workloads from which the covariance between workloads is estimated, with the assumed ones."""
-        return len(self.members) + _ASSUMED_WORKLOADS
+        return Prior.correlated(*self._power.workload(facts.task, hardware))
 
     def surfaces(self, task: Task, hardware: Hardware | None) -> tuple[Surface, Surface]:
         """The mean residuals of time and power over the members with this task, on this board if there are any."""

@@ -26,15 +26,13 @@ from wattfleet.prediction.roofline.residual import (
     Remainder,
     Surface,
     expected_process,
+    log_evidence,
 )
-from wattfleet.prediction.roofline.unknown_scale import unknown_scale
 from wattfleet.prediction.tensors import LARGEST_LOG
 
 Values = NDArray[np.float64]
 GpuShare = Callable[[Values], Values]
 """Finds by how much a quantity grows with the GPU's work, `[n]`, from its `[n, k]` derivatives."""
-Effects = Callable[[Values], Values]
-"""Finds the effects of unknowns at the rows, `[n, r]` (see `Points.effects`), from the `[k]` log parameters."""
 
 SHARE = (0.4, 0.25)
 """Prior of the share of the population's residual that another workload shows: mean and standard deviation."""
@@ -62,14 +60,7 @@ class FittedQuantity:
 
 
 def fit_rows(
-    physics: Model,
-    settings: Settings,
-    observed: Values,
-    prior: Prior,
-    surface: Surface,
-    width: float,
-    gpu: GpuShare,
-    effects: Effects | None = None,
+    physics: Model, settings: Settings, observed: Values, prior: Prior, surface: Surface, width: float, gpu: GpuShare
 ) -> FittedQuantity:
     """Fit one quantity to few rows, or none.
 
@@ -81,47 +72,38 @@ def fit_rows(
         surface: what the physics left unexplained of other workloads.
         width: log residual beyond which a row is rather wrong than typical of the workload.
         gpu: finds the rows' shares of GPU work.
-        effects: finds the effects of unknowns that are not fitted; None if there are none.
 
     Raises:
         InvalidInputError: no plausible parameters explain the rows.
     """
-    learned = prior.extended(*SHARE)
+    prior = prior.extended(*SHARE)
     model = with_surface(physics, surface.at(settings))
-    parameters = learned.mean
+    parameters = prior.mean
     _require_plausible(parameters, value_at(model, parameters))
     if len(observed):
-        parameters = robust_fit(model, observed, learned, width / 5, "soft_l1", starts=1)
+        parameters = robust_fit(model, observed, prior, width / 5, "soft_l1", starts=1)
     residuals, gradient = observed - value_at(model, parameters), jacobian(model, parameters)
     row_weights = residual_weights(residuals, width)
     # The model is nearly linear around these parameters, so residuals around the prior's mean are nearly normal.
-    target, spread = residuals + gradient @ (parameters - learned.mean), gradient @ learned.root
-    found = no_effects(settings) if effects is None else effects(parameters[:-1])
-    points = Points(settings, gpu(gradient), found)
+    target, spread = residuals + gradient @ (parameters - prior.mean), gradient @ prior.root
+    points = Points(settings, gpu(gradient))
     process = expected_process(points, target, row_weights, spread @ spread.T)
     measurement_var = process.measurement_var(row_weights)
-    covariance = process.covariance(points, points) + np.diag(measurement_var)
-    scaled = prior.scaled(unknown_scale(target, spread @ spread.T, covariance, prior.samples).factor).extended(*SHARE)
     if len(observed):
-        parameters = generalised_fit(model, observed, scaled, covariance, parameters)
+        covariance = process.covariance(points, points) + np.diag(measurement_var)
+        parameters = generalised_fit(model, observed, prior, covariance, parameters)
     residuals, gradient = observed - value_at(model, parameters), jacobian(model, parameters)
     _require_plausible(parameters, residuals)
-    found = no_effects(settings) if effects is None else effects(parameters[:-1])
-    points = Points(settings, gpu(gradient), found)
+    points = Points(settings, gpu(gradient))
     covariance = process.covariance(points, points) + np.diag(measurement_var)
-    spread = gradient @ learned.root
+    spread = gradient @ prior.root
     correction = Correction(
-        process, points, gradient, scaled.root, measurement_var, np.asarray(np.linalg.solve(covariance, residuals))
+        process, points, gradient, prior.root, measurement_var, np.asarray(np.linalg.solve(covariance, residuals))
     )
-    target = residuals + gradient @ (parameters - learned.mean)
-    evidence = unknown_scale(target, spread @ spread.T, covariance, prior.samples).log_evidence
+    target = residuals + gradient @ (parameters - prior.mean)
+    evidence = log_evidence(covariance + spread @ spread.T, target) if len(observed) else 0.0
     remainder = Remainder(float(parameters[-1]), surface, _scaled(correction))
     return FittedQuantity(parameters[:-1], remainder, evidence)
-
-
-def no_effects(settings: Settings) -> Values:
-    """The effects of no unknowns at `[n, 5]` settings, `[n, 0]`."""
-    return np.empty((len(settings), 0))
 
 
 def _require_plausible(parameters: Values, values: Values) -> None:
@@ -169,7 +151,6 @@ def predict_rows(
     settings: Settings,
     surface: Values,
     gpu: GpuShare,
-    effects: Values | None = None,
 ) -> tuple[Values, Values]:
     """Predict the mean and standard deviation of one quantity's logarithm, `[n]` each.
 
@@ -180,11 +161,9 @@ def predict_rows(
         settings: `[n, 5]` rows.
         surface: `[n]` what the physics leaves unexplained of other workloads.
         gpu: finds the rows' shares of GPU work.
-        effects: `[n, r]` of unknowns that were not fitted, see `Points.effects`; None if there are none.
     """
     gradient = np.column_stack([gradient, surface])
-    shared = no_effects(settings) if effects is None else effects
-    correction, sd = remainder.correction.at(Points(settings, gpu(gradient), shared), gradient)
+    correction, sd = remainder.correction.at(Points(settings, gpu(gradient)), gradient)
     return values + remainder.share * surface + correction, sd
 
 

@@ -51,18 +51,15 @@ class Points:
     Attributes:
         settings: `[n, 5]` modes and batch sizes.
         gpu_share: `[n]` by how many percent the quantity grows with 1 % more GPU work; 0 if batch sizes do not matter.
-        effects: `[n, r]` by how much the quantity's logarithm changes with `r` independent standard normal unknowns
-            that all rows share; `r` may be 0.
     """
 
     settings: Settings
     gpu_share: Values
-    effects: Values
 
     @classmethod
     def none(cls) -> Points:
-        """No rows, and no shared unknowns."""
-        return cls(np.empty((0, 5)), np.empty(0), np.empty((0, 0)))
+        """No rows."""
+        return cls(np.empty((0, 5)), np.empty(0))
 
 
 def _squared_distances(a: Settings, b: Settings, lengths: Values = _LENGTHS) -> Values:
@@ -151,26 +148,14 @@ def _weighted(settings: Settings, centres: Settings, weights: Values) -> Values:
     The correlation is a product over the knobs. A mode space is nearly a grid, so that the factors of its few settings
     of the CPU, and of its few settings of everything else, are computed once.
     """
-    (cpu, cpu_row), (rest, rest_row) = _distinct(settings[:, :2]), _distinct(settings[:, 2:])
+    cpu, cpu_row = np.unique(settings[:, :2], axis=0, return_inverse=True)
+    rest, rest_row = np.unique(settings[:, 2:], axis=0, return_inverse=True)
     if len(cpu) * len(rest) > _MOST_GRID * len(settings):
         return np.asarray(_correlation(settings, centres) @ weights)
     of_cpu = np.exp(-0.5 * _squared_distances(cpu, centres[:, :2], _LENGTHS[:2]))
     of_rest = np.exp(-0.5 * _squared_distances(rest, centres[:, 2:], _LENGTHS[2:]))
-    sums = [((of_cpu * column) @ of_rest.T)[cpu_row, rest_row] for column in weights.T]
+    sums = [((of_cpu * column) @ of_rest.T)[cpu_row.ravel(), rest_row.ravel()] for column in weights.T]
     return np.stack(sums, axis=1)
-
-
-def _distinct(settings: Values) -> tuple[Values, NDArray[np.intp]]:
-    """The distinct rows of `[n, k]` settings, `[d, k]`, and which of them each row is, `[n]`.
-
-    `np.unique` of whole rows gives the same, but takes several times as long.
-    """
-    codes = np.zeros(len(settings), dtype=np.intp)
-    for column in settings.T:
-        values, of_column = np.unique(column, return_inverse=True)
-        codes = codes * len(values) + of_column
-    _, first, row = np.unique(codes, return_index=True, return_inverse=True)
-    return settings[first], row
 
 
 @dataclass(frozen=True)
@@ -189,13 +174,11 @@ class Process:
         """Covariance of the residuals at `n` and `m` rows, `[n, m]`."""
         squares = _squared_distances(a.settings, b.settings)
         smooth = self.amplitude**2 * np.exp(-0.5 * squares)
-        own = self.nugget_sd**2 * (squares < _SAME_SETTING)
-        return np.asarray(smooth + own + _batch_covariance(a, b) + a.effects @ b.effects.T)
+        return np.asarray(smooth + self.nugget_sd**2 * (squares < _SAME_SETTING) + _batch_covariance(a, b))
 
     def variance(self, points: Points) -> Values:
         """Variances of the residuals at `n` rows, `[n]`."""
-        of_effects = (points.effects**2).sum(1)
-        return np.asarray(self.amplitude**2 + self.nugget_sd**2 + (_BATCH_SD * points.gpu_share) ** 2 + of_effects)
+        return np.asarray(self.amplitude**2 + self.nugget_sd**2 + (_BATCH_SD * points.gpu_share) ** 2)
 
     def measurement_var(self, row_weights: Values) -> Values:
         """Variances of `n` measurements with `[n]` weights in (0, 1], `[n]`."""
@@ -215,7 +198,7 @@ def expected_process(points: Points, target: Values, row_weights: Values, parame
         parametric: `[n, n]` covariance of the residuals due to uncertain parameters.
     """
     smooth, own = _correlation(points.settings, points.settings), np.eye(len(target))
-    known = parametric + _batch_covariance(points, points) + points.effects @ points.effects.T
+    known = parametric + _batch_covariance(points, points)
     candidates = np.array(list(itertools.product(_AMPLITUDES, _NUGGETS)))
 
     def log_posterior(candidate: Values) -> float:
@@ -267,13 +250,6 @@ class Correction:
             nothing,
             known_batches=known_batches,
         )
-
-    def parameter_root(self) -> Values:
-        """`[k, k]` a root of the parameters' covariance given the measurements; a column is one independent part."""
-        spread = self.gradient @ self.prior_root
-        precision = np.eye(spread.shape[1]) + spread.T @ np.linalg.solve(self.residual_covariance(), spread)
-        inverse_root = solve_triangular(np.linalg.cholesky(precision), np.eye(len(precision)), lower=True)
-        return np.asarray(self.prior_root @ inverse_root.T)
 
     def residual_covariance(self) -> Values:
         """Covariance of the measured residuals if the parameters were known, `[n, n]`."""

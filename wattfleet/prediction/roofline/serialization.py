@@ -12,7 +12,7 @@ import numpy as np
 
 from wattfleet.modes import LARGEST_COUNT, Hardware, Task, WorkloadFacts
 from wattfleet.prediction.predictor import MIN_CORPUS_MODES
-from wattfleet.prediction.roofline.hypothesis import Hypothesis, no_unknowns
+from wattfleet.prediction.roofline.hypothesis import Hypothesis
 from wattfleet.prediction.roofline.physics import BASE_BATCH, PowerParameters, TimeParameters
 from wattfleet.prediction.roofline.population import MAX_MEMBERS, Estimate, Member, Population
 from wattfleet.prediction.roofline.priors import GENERAL_GROWTH, TYPICAL_WORKERS
@@ -55,8 +55,6 @@ def predictor_tensors(
         tensors |= _remainder_tensors(f"{k}.power_remainder", each.power_remainder)
         if each.loader_workers is not None:
             tensors[f"{k}.loader_workers"] = np.array([float(each.loader_workers)])
-        if each.time_unknowns.size:
-            tensors[f"{k}.time_unknowns"] = each.time_unknowns
     tensors["hardware"] = np.array(astuple(hardware) if hardware else (), dtype=np.float64)
     members = population.members if population else ()
     tensors["members"] = np.array([float(len(members))])
@@ -132,21 +130,13 @@ def _read_hypothesis(tensors: Tensors, k: int, probability: float) -> Hypothesis
     of_time = _read_remainder(tensors, f"{k}.time_remainder", _TIME)
     # A fit to a whole corpus assumes no number of workers.
     is_corpus = not of_time.correction.prior_root.any()
-    # Earlier versions took the fitted time parameters for certain.
-    unknowns = tensor_size(tensors, f"{k}.time_unknowns") // _TIME
-    if unknowns > _TIME:
-        raise corrupt_weights(f"hold {unknowns} unknowns of {_TIME} time parameters")
-    time_unknowns = read_array(tensors, f"{k}.time_unknowns", _TIME, unknowns) if unknowns else no_unknowns()
-    if not (np.abs(time_unknowns) <= LARGEST_LOG).all():
-        raise corrupt_weights(f"hold an unknown of the time beyond {LARGEST_LOG:g}")
     return Hypothesis(
         probability,
         TimeParameters(*read_parameters(tensors, f"{k}.time", _TIME)),
         PowerParameters(*read_parameters(tensors, f"{k}.power", _POWER)),
         of_time,
-        _read_remainder(tensors, f"{k}.power_remainder", _POWER, unknowns),
+        _read_remainder(tensors, f"{k}.power_remainder", _POWER),
         None if is_corpus else _read_workers(tensors, f"{k}.loader_workers"),
-        time_unknowns,
     )
 
 
@@ -173,18 +163,16 @@ def _remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:
         f"{prefix}.weights": correction.weights,
         f"{prefix}.interval_scale": np.array([correction.interval_scale]),
         f"{prefix}.known_batches": correction.known_batches,
-        **({f"{prefix}.effects": effects} if (effects := correction.points.effects).size else {}),
     }
 
 
-def _read_remainder(tensors: Tensors, prefix: str, parameters: int, unknowns: int = 0) -> Remainder:
+def _read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
     """Read what `_remainder_tensors` wrote.
 
     Args:
         tensors: all arrays of the predictor.
         prefix: prefix of the arrays' names.
         parameters: number of parameters of the physics.
-        unknowns: number of unknowns whose effects at the measured rows are stored.
 
     Raises:
         CorruptReferenceError: an array is missing or of the wrong shape, or a number is out of range.
@@ -200,12 +188,9 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int, unknowns: in
     batches = tensor_size(tensors, f"{prefix}.known_batches")
     if batches > MAX_BATCHES:
         raise corrupt_weights(f"hold {batches:,} batch sizes in {prefix!r}; at most {MAX_BATCHES} are allowed")
-    # `read_array` refuses effects of unknowns that are not stored, and unknowns without effects.
-    has_effects = n * unknowns > 0 or f"{prefix}.effects" in tensors
-    effects = read_array(tensors, f"{prefix}.effects", n, unknowns) if has_effects else np.empty((n, unknowns))
     correction = Correction(
         process=Process(*process.tolist()),
-        points=Points(read_array(tensors, f"{prefix}.settings", n, 5, positive=True), gpu_share, effects),
+        points=Points(read_array(tensors, f"{prefix}.settings", n, 5, positive=True), gpu_share),
         gradient=read_array(tensors, f"{prefix}.gradient", n, k),
         prior_root=root,
         measurement_var=read_array(tensors, f"{prefix}.measurement_var", n, positive=True),
