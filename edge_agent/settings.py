@@ -86,7 +86,10 @@ class WorkloadSettings(Group):
     )
     processor: Processor = setting("cuda", "Set where this workload computes.", option="--processor")
     max_workloads: int = setting(
-        32, "Store at most so many workloads; the least recently used are removed.", option="--max-workloads", ge=2
+        32,
+        "Store at most so many workloads; the least recently used are removed, but none of a live run.",
+        option="--max-workloads",
+        ge=2,
     )
     max_state_mb: float = setting(
         64.0,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.known_workload import UNNAMED, KnownWorkload
+from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import read_predictor
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.settings import WorkloadSettings
@@ -54,7 +55,11 @@ class Workloads:
         self._settings = settings
         self._open: dict[str, OnlineLearner] = {}
         self._latest: OnlineLearner | None = None
-        self._lock = threading.RLock()
+        self._live: set[str] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()
+        # Opening a workload fits its predictor, which takes seconds: the event loop must not wait for that.
+        self._opening: dict[str, threading.Lock] = {}
 
     @property
     def opened(self) -> Sequence[OnlineLearner]:
@@ -89,6 +94,7 @@ class Workloads:
 
         Raises:
             WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
+            StoppedError: the workloads were closed.
         """
         return self._learner(self.name_of(name), None)
 
@@ -100,6 +106,7 @@ class Workloads:
 
         Raises:
             WattfleetError: see `learner`.
+            StoppedError: the workloads were closed.
         """
         name = self.name_of(workload.name)
         return self._learner(name, workload if name == workload.name else None)
@@ -109,6 +116,11 @@ class Workloads:
         with self._lock:
             self._latest = learner
         self._folders.note(learner.known)
+
+    def live(self, workloads: Iterable[Workload]) -> None:
+        """Note the workloads of all live runs: they are kept when others are removed."""
+        with self._lock:
+            self._live = {self.name_of(each.name) for each in workloads}
 
     def others_of(self, name: str) -> tuple[Artefact, ...]:
         """The stored predictors of other workloads that tell something of the board, the latest first."""
@@ -123,21 +135,30 @@ class Workloads:
         return tuple(found)
 
     def close(self) -> None:
-        """Close all journals."""
+        """Close all journals; no workload is opened after that."""
         with self._lock:
+            self._is_closed = True
             for learner in self._open.values():
                 learner.close()
             self._open.clear()
 
     def _learner(self, name: str, announced: Workload | None) -> OnlineLearner:
-        with self._lock:
-            learner = self._open.get(name)
+        with self._opening_of(name):
+            with self._lock:
+                learner = self._open.get(name)
             if learner is None:
                 learner = self._opened(name, announced)
                 self._remove_least_used(name)
+            elif announced is not None:
+                self._folders.note(learner.known)
             if announced is not None:
                 learner.announced(announced)
             return learner
+
+    def _opening_of(self, name: str) -> threading.Lock:
+        """Held by whoever opens or removes a workload."""
+        with self._lock:
+            return self._opening.setdefault(name, threading.Lock())
 
     def _opened(self, name: str, announced: Workload | None) -> OnlineLearner:
         known = self._folders.known(name)
@@ -147,27 +168,47 @@ class Workloads:
         elif known is None:
             known = KnownWorkload(announced or Workload(name), self._default.minibatches_per_epoch)
         learner = self._open_learner(known, self._folders.prepare(known))
-        self._open[name] = learner
-        return learner
+        with self._lock:
+            if not self._is_closed:
+                self._open[name] = learner
+                return learner
+        learner.close()
+        raise StoppedError
 
     def _remove_least_used(self, opened: str) -> None:
-        """Remove what was used least recently, until what is stored keeps to the settings."""
+        """Remove what was used least recently, until what is stored keeps to the settings.
+
+        Workloads in use are kept even if that exceeds the settings.
+        """
         stored = self._folders.stored()
-        kept = {opened, self._default.workload.name}
-        if self._latest is not None:
-            kept.add(self._latest.known.workload.name)
+        with self._lock:
+            kept = {opened, self._default.workload.name, *self._live}
+            if self._latest is not None:
+                kept.add(self._latest.known.workload.name)
         removable = [each.name for each in reversed(stored) if each.name not in kept]
         excess = len(stored) - self._settings.max_workloads
         while removable and (excess > 0 or self._folders.size_bytes() > self._settings.max_state_mb * 1e6):
-            name, excess = removable.pop(0), excess - 1
-            learner = self._open.pop(name, None)
+            if self._is_removed(removable.pop(0)):
+                excess -= 1
+
+    def _is_removed(self, name: str) -> bool:
+        """Remove a workload, unless it is being opened."""
+        opening = self._opening_of(name)
+        if not opening.acquire(blocking=False):
+            return False
+        try:
+            with self._lock:
+                learner = self._open.pop(name, None)
             if learner is not None:
                 learner.close()
             self._folders.remove(name)
-            _log.warning(
-                "the workload %r was removed: the device stores %d at most, in %g MB",
-                name,
-                self._settings.max_workloads,
-                self._settings.max_state_mb,
-            )
-            self._removed(name)
+        finally:
+            opening.release()
+        _log.warning(
+            "the workload %r was removed: the device stores %d at most, in %g MB",
+            name,
+            self._settings.max_workloads,
+            self._settings.max_state_mb,
+        )
+        self._removed(name)
+        return True

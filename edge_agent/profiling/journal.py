@@ -38,6 +38,8 @@ from wattfleet_io.console import plain_text
 from wattfleet_io.parsing import parse_json
 
 _FORMAT = 1
+_CLOSED = -1
+"""No descriptor: the number of a closed one may already be another file's."""
 _MAX_SHOWN = 80
 """Characters of a foreign value in an error."""
 
@@ -230,8 +232,10 @@ class Journal:
         return self._entries[begins[-1] + 1 :] if begins else self._entries
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        """Close the file; a record that is appended after that is refused."""
+        descriptor, self._descriptor = self._descriptor, _CLOSED
+        if descriptor != _CLOSED:
+            os.close(descriptor)
 
     def __enter__(self) -> Journal:
         return self

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def folder_name(workload: str) -> str:
 
 
 class WorkloadFolders:
-    """The workloads of a state directory.
+    """The workloads of a state directory. Its methods may be called by any thread.
 
     Args:
         state_directory: the agent's.
@@ -63,6 +64,7 @@ class WorkloadFolders:
         self._state_directory = state_directory
         self._root = state_directory / WORKLOADS_DIRECTORY
         self._last_use: int | None = None
+        self._noting = threading.Lock()
 
     def folder(self, workload: str) -> Path:
         """The folder of a workload, which may not exist yet."""
@@ -71,7 +73,8 @@ class WorkloadFolders:
     def stored(self) -> list[StoredWorkload]:
         """All workloads, the most recently used first; a folder without a usable description is left out, and logged.
 
-        A profile that an earlier version left in the state directory itself counts as a workload, too.
+        A profile that an earlier version left in the state directory itself counts as a workload, too, unless the same
+        workload has a folder.
 
         Raises:
             InvalidInputError: a folder cannot be read.
@@ -87,7 +90,7 @@ class WorkloadFolders:
             raise InvalidInputError(
                 f"{error.filename}: no permission to read it; run this as root, or as a member of its group"
             ) from None
-        if earlier is not None:
+        if earlier is not None and all(stored.name != earlier.workload.name for stored in found):
             found.append(StoredWorkload(earlier, self._state_directory, 0))
         return sorted(found, key=lambda stored: -stored.last_use)
 
@@ -110,13 +113,14 @@ class WorkloadFolders:
 
     def note(self, known: KnownWorkload) -> None:
         """Store what is known of a workload, which is used now; a failure is logged."""
-        self._last_use = self._count_uses() + 1
-        content: Mapping[str, Any] = {**known.content(), "last_use": self._last_use}
         path = self.folder(known.workload.name) / WORKLOAD_FILE
-        try:
-            replace_file(path, json.dumps(content).encode() + b"\n")
-        except OSError as error:
-            _log.error("%s: cannot be written: %s; it is kept in memory only", path, error.strerror)
+        with self._noting:
+            self._last_use = self._count_uses() + 1
+            content: Mapping[str, Any] = {**known.content(), "last_use": self._last_use}
+            try:
+                replace_file(path, json.dumps(content).encode() + b"\n")
+            except OSError as error:
+                _log.error("%s: cannot be written: %s; it is kept in memory only", path, error.strerror)
 
     def _count_uses(self) -> int:
         """The number of the last use of any workload."""

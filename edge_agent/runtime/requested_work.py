@@ -68,6 +68,7 @@ class RequestedWork:
     async def _serve(self) -> None:
         while True:
             announced, orders = await self._requests.next()
+            self._ready.workloads.live(announced)
             for workload in announced:
                 await self._announce(workload)
             for order in orders:

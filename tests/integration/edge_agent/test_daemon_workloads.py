@@ -117,7 +117,9 @@ def test_the_least_used_workloads_are_removed_and_the_coordinator_is_told(
     coordinator.announce("trained")
     mode = fastest_affordable(front_after(coordinator, "trained"))
     assert running.round("a", mode, lambda: trains(Loader(300, 16)), workload="trained")
-    coordinator.announce("trained", "second", "third", "fourth")
+    coordinator.announce("second", "third")
+    front_after(coordinator, "third")
+    coordinator.announce("third", "fourth")
     front_after(coordinator, "fourth")
     until(lambda: coordinator.removed == ["second"])
     left = {path.name for path in (running.settings.device.state_dir / "workloads").iterdir()}
@@ -127,6 +129,14 @@ def test_the_least_used_workloads_are_removed_and_the_coordinator_is_told(
     coordinator.reports.clear()
     coordinator.announce("second")
     assert front_after(coordinator, "second").profiled_modes == 0
+
+
+def test_the_length_of_an_earlier_installation_counts_for_no_other_workload(
+    coordinator: CoordinatorInProcess, tmp_path: Path
+) -> None:
+    with ready_agent(coordinator, tmp_path, new_board(), modes_first=None, minibatches_per_epoch=500):
+        coordinator.announce("vision")
+        assert not front_after(coordinator, "vision").HasField("minibatches_per_epoch")
 
 
 def test_an_ordered_measurement_is_reported_under_the_workloads_name(

@@ -343,3 +343,15 @@ def test_a_line_with_an_unknown_method_is_damaged(path, method):
         file.write(f'{{"kind": "method", "method": {method}}}\n')
     with pytest.raises(JournalError, match="line 6: .*move the file away to measure again"):
         Journal.open(path, HEADER)
+
+
+def test_a_closed_journal_writes_into_no_other_file(path, tmp_path):
+    journal = Journal.open(path, HEADER)
+    journal.close()
+    journal.close()
+    with open(tmp_path / "other", "wb") as other:  # it gets the number of the closed descriptor
+        other.write(b"something else")
+        other.flush()
+        with pytest.raises(JournalError, match="cannot be written"):
+            journal.append(RECORDS[0])
+    assert (tmp_path / "other").read_bytes() == b"something else"

@@ -110,3 +110,14 @@ def test_a_new_workload_is_not_reported_as_one_without_a_description(
 ) -> None:
     WorkloadFolders(tmp_path).prepare(known("a"))
     assert caplog.messages == []
+
+
+def test_a_profile_of_before_is_no_second_workload_beside_its_folder(tmp_path: Path) -> None:
+    folders = WorkloadFolders(tmp_path)
+    folders.prepare(known("resnet18"))
+    folders.prepare(known("other"))
+    with Journal.open(tmp_path / PROFILE_FILE, header()):
+        pass
+    found = WorkloadFolders(tmp_path).stored()
+    assert [stored.name for stored in found] == ["other", "resnet18"]
+    assert found[-1].folder == folders.folder("resnet18")
