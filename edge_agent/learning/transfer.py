@@ -19,6 +19,7 @@ from wattfleet.prediction import (
     mixes_references,
     pack_artefact,
     predictor_class,
+    require_kind,
     restore_predictor,
     write_artefact,
 )
@@ -87,11 +88,7 @@ class Transfer:
 
     def _prior(self, reference: Artefact) -> Predictor:
         """One reference, adapted to the hardware of the device's board."""
-        known = reference.details.facts
-        if known is not None and known.task is not Task.TRAINING:
-            raise UnusableReferenceError(
-                f"the reference is of {known.task}, but this device trains: choose a reference of training"
-            )
+        _require_usable(reference)
         try:
             return self._with_others(restore_predictor(reference, BOARDS.get(self.header.board_kind)))
         except (InvalidInputError, CorruptReferenceError) as error:
@@ -148,6 +145,38 @@ class Transfer:
         }
         figures = {"profiled_modes": measured_modes}
         return pack_artefact(predictor, workload, self.header.board_kind, provenance, figures, self.facts)
+
+
+def usable_references(references: Sequence[Artefact]) -> tuple[Artefact, ...]:
+    """The references that this installation can read, by their manifests; the log says why others are left out.
+
+    Raises:
+        UnusableReferenceError: none of them is usable.
+    """
+    problems: dict[str, UnusableReferenceError] = {}
+    for reference in references:
+        try:
+            _require_usable(reference)
+        except UnusableReferenceError as error:
+            problems[reference.digest] = error
+    usable = tuple(reference for reference in references if reference.digest not in problems)
+    if not usable:
+        raise next(iter(problems.values()))
+    for digest, problem in problems.items():
+        _log.error("the reference %s is left out: %s", digest[:12], problem)
+    return usable
+
+
+def _require_usable(reference: Artefact) -> None:
+    known = reference.details.facts
+    if known is not None and known.task is not Task.TRAINING:
+        raise UnusableReferenceError(
+            f"the reference is of {known.task}, but this device trains: choose a reference of training"
+        )
+    try:
+        require_kind(reference)
+    except InvalidInputError as error:
+        raise UnusableReferenceError(str(error)) from None
 
 
 def references_of(fitted: Artefact) -> list[str]:

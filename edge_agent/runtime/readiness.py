@@ -14,7 +14,7 @@ from edge_agent.learning.fitting import Fitting
 from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import Progress, profile_device
-from edge_agent.learning.transfer import Transfer, keep_predictor
+from edge_agent.learning.transfer import Transfer, keep_predictor, usable_references
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, require_same_device
@@ -150,12 +150,16 @@ def make_ready(
     Raises:
         WattfleetError: the state directory is another device's, a file in it is damaged or cannot be written, or modes
             cannot be measured.
+        UnusableReferenceError: none of the references can be used.
     """
     identity, profile = settings.device, settings.profile
+    references = usable_references(references)
     identity.state_dir.mkdir(parents=True, exist_ok=True)
     folders = WorkloadFolders(identity.state_dir)
     folders.move_in_earlier(profile.minibatches_per_epoch)
-    default = _default_workload(device, profiled, profile.minibatches_per_epoch)
+    # Where workloads are announced, each app tells the length of its own epochs.
+    told = None if is_announcing else profile.minibatches_per_epoch
+    default = _default_workload(device, profiled, told)
     ahead = 0 if is_announcing else profile_modes
     if profile.modes_first is not None:
         ahead = min(profile.modes_first, profile_modes)

@@ -6,6 +6,7 @@ from .artefact import PopulationEntry as PopulationEntry
 from .artefact import ensure_replaceable as ensure_replaceable
 from .artefact import pack_artefact as pack_artefact
 from .artefact import read_artefact as read_artefact
+from .artefact import require_kind as require_kind
 from .artefact import restore_predictor as restore_predictor
 from .artefact import write_artefact as write_artefact
 from .drift_detection import DEFAULT_DRIFT_RULE as DEFAULT_DRIFT_RULE

@@ -9,22 +9,24 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import BOARDS, Board, FittedWorkload, WorkloadFacts, modes_to_array
-from wattfleet.prediction.kinds import predictor_class
+from wattfleet.prediction.kinds import predictor_class, registered_kind
 from wattfleet.prediction.predictor import Predictor, adapt_to_board
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
 CARD_FILE = "MODEL_CARD.md"
+
+Found = TypeVar("Found")
 
 _REMEDY = "fetch the reference again, or train it with `wattfleet reference train`"
 
@@ -195,15 +197,27 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
         InvalidInputError: this kind of predictor is not installed.
         CorruptReferenceError: the weights hold no such predictor, or it does not predict.
     """
+    predictor = _kind_of(artefact, predictor_class).load(artefact.weights)
+    _ensure_sound(predictor, artefact.details.workload.minibatch)
+    return adapt_to_board(predictor, BOARDS.get(artefact.details.board), board)
+
+
+def require_kind(artefact: Artefact) -> None:
+    """Check that an artefact's kind of predictor is installed, without importing it.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    _kind_of(artefact, registered_kind)
+
+
+def _kind_of(artefact: Artefact, find: Callable[[str], Found]) -> Found:
     try:
-        kind = predictor_class(artefact.details.predictor)
+        return find(artefact.details.predictor)
     except InvalidInputError as error:
         raise InvalidInputError(
             f"cannot read the reference: {error}. Install the version of Wattfleet that wrote it, or train it again"
         ) from None
-    predictor = kind.load(artefact.weights)
-    _ensure_sound(predictor, artefact.details.workload.minibatch)
-    return adapt_to_board(predictor, BOARDS.get(artefact.details.board), board)
 
 
 def _ensure_sound(predictor: Predictor, batch: int) -> None:

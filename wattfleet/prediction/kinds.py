@@ -32,8 +32,8 @@ def predictor_names() -> tuple[str, ...]:
     return tuple(registered_kinds())
 
 
-def predictor_class(name: str) -> type[Predictor]:
-    """The class of a kind of predictor.
+def registered_kind(name: str) -> EntryPoint:
+    """The entry point of a kind of predictor, without importing its class.
 
     Raises:
         InvalidInputError: no installed package provides this kind.
@@ -41,6 +41,16 @@ def predictor_class(name: str) -> type[Predictor]:
     entry = registered_kinds().get(name)
     if entry is None:
         raise InvalidInputError(f"unknown predictor {name!r}: installed are {', '.join(predictor_names())}{_absent()}")
+    return entry
+
+
+def predictor_class(name: str) -> type[Predictor]:
+    """The class of a kind of predictor.
+
+    Raises:
+        InvalidInputError: no installed package provides this kind.
+    """
+    entry = registered_kind(name)
     try:
         found: type[Predictor] = entry.load()
     except ModuleNotFoundError as error:

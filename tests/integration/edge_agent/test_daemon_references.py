@@ -38,12 +38,19 @@ def of_another_format() -> Any:
     return SimpleNamespace(digest=digest, manifest=changed, weights=REFERENCE.weights)
 
 
+def of_another_task() -> Artefact:
+    changed = json.loads(REFERENCE.manifest)
+    changed["facts"] = {**(changed.get("facts") or {}), "task": "inference", "batch": 1}
+    return Artefact(json.dumps(changed).encode(), REFERENCE.weights)
+
+
 @pytest.mark.parametrize(
     ("reference", "why"),
     [
         (damaged, "has the SHA-256"),
         (of_an_unknown_kind, "unknown predictor 'crystal-ball'"),
         (of_another_format, "has format 99"),
+        (of_another_task, "is of inference, but this device trains"),
     ],
 )
 def test_an_unusable_reference_does_not_end_the_agent(
@@ -77,10 +84,18 @@ def test_a_further_reference_that_is_unusable_is_left_out(
     assert f"the reference {unusable().digest[:12]} is left out" in caplog.text
 
 
-def of_another_task() -> Artefact:
-    changed = json.loads(REFERENCE.manifest)
-    changed["facts"] = {**(changed.get("facts") or {}), "task": "inference", "batch": 1}
-    return Artefact(json.dumps(changed).encode(), REFERENCE.weights)
+@pytest.mark.parametrize("unusable", [of_an_unknown_kind, of_another_task])
+def test_a_device_starts_from_the_first_reference_that_it_can_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, unusable: Callable[[], Any]
+) -> None:
+    coordinator = CoordinatorInProcess(tmp_path, 6)
+    coordinator.reference, coordinator.further = unusable(), [REFERENCE]
+    with coordinator.running(), ready_agent(coordinator, tmp_path, new_board(), modes_first=None) as running:
+        coordinator.announce("vision")
+        until(lambda: running.has_ended or coordinator.front_of("vision") is not None)
+        assert not running.has_ended
+        assert coordinator.fronts[-1].reference_digest == REFERENCE.digest
+    assert f"the reference {unusable().digest[:12]} is left out" in caplog.text
 
 
 @pytest.mark.parametrize("reference", [of_an_unknown_kind, of_another_format, of_another_task])
