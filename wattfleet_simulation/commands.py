@@ -31,7 +31,8 @@ def simulate(
         typer.Option(
             "--app",
             help="Train this network, with this minibatch size, in a run of its own: convolutional or perceptron, for"
-            " example perceptron:32. Repeatable. Default: convolutional:16, then perceptron:32.",
+            " example perceptron:32. Apps that are joined by + train at the same time. Repeatable. Default:"
+            " convolutional:16, then perceptron:32.",
             show_default=False,
         ),
     ] = None,
@@ -94,13 +95,13 @@ def simulate(
 
     Runs federated rounds on this machine under one power budget. Only the boards are simulated.
     """
-    from wattfleet_simulation.run import DEFAULT_APPS, app_named
+    from wattfleet_simulation.run import DEFAULT_APPS, apps_named
     from wattfleet_simulation.simulate import run_simulation
 
     run_simulation(
         kinds=devices,
         csv_files=device_csv or [],
-        apps=[app_named(text) for text in app_] if app_ else DEFAULT_APPS,
+        apps=[apps_named(text) for text in app_] if app_ else DEFAULT_APPS,
         rounds=rounds,
         site_budget_w=site_budget_w,
         profile_modes=modes,

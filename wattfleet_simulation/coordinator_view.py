@@ -44,7 +44,9 @@ class CoordinatorView:
         """Return all devices with their fronts of a workload, by id; empty: each device's latest front."""
         return list(self._client.devices(with_fronts=True, workload=workload))
 
-    def newest_run(self) -> RunSeen:
-        """Return the newest run and its rounds."""
-        runs = self._client.runs()
-        return RunSeen(runs[-1], list(self._client.rounds(runs[-1].run_id))) if runs else RunSeen()
+    def run(self, run_id: str) -> RunSeen:
+        """Return a run and its rounds; an empty one before its ServerApp has announced it."""
+        for run in self._client.runs():
+            if run.run_id == run_id:
+                return RunSeen(run, list(self._client.rounds(run_id)))
+        return RunSeen()

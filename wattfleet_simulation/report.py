@@ -48,7 +48,7 @@ def build_report(
         "wattfleet_version": version("wattfleet"),
         "settings": {
             "devices": {device.device_id: device.spec for device in settings.devices},
-            "apps": [f"{app.network}:{app.batch_size}" for app in settings.apps],
+            "apps": ["+".join(f"{app.network}:{app.batch_size}" for app in together) for together in settings.apps],
             "rounds": settings.rounds,
             "site_budget_w": settings.site_budget_w,
             "modes": settings.profile_modes,
@@ -59,7 +59,8 @@ def build_report(
             "reference": settings.reference,
         },
         "runs": [
-            _run(settings, app, last, boards, state_directories) for app, last in zip(settings.apps, runs, strict=True)
+            _run(settings, app, last, boards, state_directories)
+            for app, last in zip(itertools.chain(*settings.apps), runs, strict=True)
         ],
         "elapsed_s": round(runs[-1].elapsed_s, 1),
     }

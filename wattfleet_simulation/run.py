@@ -31,6 +31,7 @@ _READY_WITHIN_S = 180.0
 _RUN_WITHIN_S = 60.0
 _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
+_MOST_AT_ONCE = 4  # each run has a ServerApp process of its own, and a ClientApp process for each training
 _NO_RUN = RunSeen()
 LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
@@ -57,20 +58,33 @@ class SimulatedApp:
             raise InvalidInputError(f"a minibatch must have at least 1 sample, not {self.batch_size}")
 
 
-def app_named(text: str) -> SimulatedApp:
-    """Read an app such as `perceptron:32`.
+Apps = tuple[SimulatedApp, ...]
+"""The apps of runs that train at the same time."""
+
+
+def apps_named(text: str) -> Apps:
+    """Read apps such as `perceptron:32`, or `convolutional:16+perceptron:32` to train at the same time.
 
     Raises:
-        InvalidInputError: there is no such network, or the minibatch size is not a whole number above 0.
+        InvalidInputError: there is no such network, the minibatch size is not a whole number above 0, or there are more
+            apps than runs can train at the same time.
     """
-    network, _, batch_size = text.partition(":")
-    if not batch_size.isdecimal():
-        raise InvalidInputError(f"--app {text!r}: write network:minibatch size, such as perceptron:32")
-    return SimulatedApp(network, int(batch_size))
+    found = []
+    for each in text.split("+"):
+        network, _, batch_size = each.partition(":")
+        if not batch_size.isdecimal():
+            raise InvalidInputError(
+                f"--app {text!r}: write network:minibatch size, such as perceptron:32; join apps that train at the same"
+                " time by +"
+            )
+        found.append(SimulatedApp(network, int(batch_size)))
+    if len(found) > _MOST_AT_ONCE:
+        raise InvalidInputError(f"--app {text!r}: at most {_MOST_AT_ONCE} apps may train at the same time")
+    return tuple(found)
 
 
-DEFAULT_APPS = (SimulatedApp("convolutional", 16), SimulatedApp("perceptron", 32))
-"""Two runs that follow each other: the second network needs fewer measured modes than the first."""
+DEFAULT_APPS: Sequence[Apps] = ((SimulatedApp("convolutional", 16),), (SimulatedApp("perceptron", 32),))
+"""Two runs that follow each other on the same boards."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ class SimulationSettings:
 
     Attributes:
         devices: the fleet.
-        apps: the runs, one after the other.
+        apps: what the runs train: the apps of one entry at the same time, the entries one after the other.
         rounds: federated rounds of each run.
         site_budget_w: watts for the whole fleet.
         profile_modes: largest number of modes that each agent measures.
@@ -92,7 +106,7 @@ class SimulationSettings:
     """
 
     devices: Sequence[SimulatedDevice]
-    apps: Sequence[SimulatedApp]
+    apps: Sequence[Apps]
     rounds: int
     site_budget_w: float
     profile_modes: int
@@ -215,7 +229,11 @@ class Simulation:
                 flower.start()
                 try:
                     self._await_ready(parts, view)
-                    return [self._await_rounds(parts, view, flower, address, app) for app in self._settings.apps]
+                    return [
+                        last
+                        for together in self._settings.apps
+                        for last in self._complete_runs(parts, view, flower, address, together)
+                    ]
                 except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
                     parts.check()
                     raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
@@ -270,14 +288,24 @@ class Simulation:
         except NotInTimeError as error:
             raise PartFailedError(f"{error} (logs: {self._logs})") from None
 
-    def _await_rounds(
-        self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, app: SimulatedApp
-    ) -> Snapshot:
+    def _complete_runs(
+        self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, apps: Apps
+    ) -> list[Snapshot]:
+        """Run these apps at the same time; return the last snapshot of each."""
+        what = " and ".join(f"{app.network} network, minibatches of {app.batch_size}" for app in apps)
+        numbers = range(self._run_number + 1, self._run_number + len(apps) + 1)
+        phase = f"run {numbers[0]}" if len(apps) == 1 else f"runs {numbers[0]} to {numbers[-1]}"
+        self._show(f"starting {phase}: {what}", None)
+        run_ids = [self._submit(flower, address, app) for app in apps]
+        last = []
+        for number, run_id in zip(numbers, run_ids, strict=True):
+            self._run_number = number
+            last.append(self._await_rounds(parts, view, flower, run_id))
+        return last
+
+    def _submit(self, flower: FlowerDeployment, address: str, app: SimulatedApp) -> str:
         settings = self._settings
-        self._run_number += 1
-        what = f"{app.network} network, minibatches of {app.batch_size}"
-        self._show(f"starting run {self._run_number}: {what}", None)
-        run_id = flower.submit(
+        return flower.submit(
             APP_DIRECTORY,
             {
                 "coordinator": address,
@@ -291,13 +319,14 @@ class Simulation:
             },
         )
 
+    def _await_rounds(self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, run_id: str) -> Snapshot:
         def poll(seen: RunSeen) -> None:
             self._show(f"training in run {self._run_number}", view, seen)
             if seen.run.error:
                 raise PartFailedError(f"the Flower run failed: {seen.run.error} (log: {self._logs / 'superlink.log'})")
             parts.check()
 
-        within_s = _RUN_WITHIN_S + settings.rounds * _ROUND_WITHIN_S
+        within_s = _RUN_WITHIN_S + self._settings.rounds * _ROUND_WITHIN_S
         try:
             last = await_run(view, run_id, flower.completed, within_s, _POLL_S, poll, check=require_observed)
         except NotInTimeError as error:

@@ -76,7 +76,7 @@ def await_run(
     give_up_s = time.monotonic() + within_s
     ask_flower_s = time.monotonic() + ask_flower_every_s
     while True:
-        run = run_of(view, run_id)
+        run = view.run(run_id)
         on_poll(run)
         completed = False
         # Flower's answer decides. It is rarely asked otherwise, since each question starts a process of some seconds.
@@ -84,19 +84,13 @@ def await_run(
             completed = flower_completed(run_id)
             ask_flower_s = time.monotonic() + ask_flower_every_s
         if completed:
-            run = run_of(view, run_id)
+            run = view.run(run_id)
             on_poll(run)
             check(run)
             return run
         if time.monotonic() > give_up_s:
             raise NotInTimeError(f"the Flower run did not end within {within_s:g} s")
         time.sleep(poll_s)
-
-
-def run_of(view: CoordinatorView, run_id: str) -> RunSeen:
-    """What the coordinator knows of a run; empty until the ServerApp has announced it."""
-    newest = view.newest_run()
-    return newest if newest.run.run_id == run_id else RunSeen()
 
 
 def require_trained(run: RunSeen) -> None:

@@ -25,8 +25,8 @@ from wattfleet_simulation.report_html import write_html
 from wattfleet_simulation.run import (
     DEFAULT_APPS,
     PATIENCE_S,
+    Apps,
     Display,
-    SimulatedApp,
     Simulation,
     SimulationSettings,
     open_fleet,
@@ -40,7 +40,7 @@ def run_simulation(
     *,
     kinds: str,
     csv_files: Sequence[Path],
-    apps: Sequence[SimulatedApp] = DEFAULT_APPS,
+    apps: Sequence[Apps] = DEFAULT_APPS,
     rounds: int,
     site_budget_w: float,
     profile_modes: int,

@@ -14,7 +14,7 @@ from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
 from wattfleet_simulation.processes import PartFailedError, Parts, program
-from wattfleet_simulation.run_waiter import await_ready, await_run, run_of
+from wattfleet_simulation.run_waiter import await_ready, await_run
 
 READY_WITHIN_S = 600.0
 ROUND_WITHIN_S = 300.0
@@ -51,7 +51,7 @@ def completed(flower: FlowerDeployment, view: CoordinatorView, run_id: str) -> b
 
 def explained(failure: PartFailedError, view: CoordinatorView, run_id: str) -> PartFailedError:
     """Flower's error with the reason that the ServerApp reported to the coordinator; else print its log."""
-    reason = run_of(view, run_id).run.error
+    reason = view.run(run_id).run.error
     if not reason:
         print_log(run_id)
         reason = "see its log above"

@@ -15,6 +15,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from coordinator.cli.client import CoordinatorClient
 from coordinator.server import BoundAddresses
 from coordinator.settings import (
     CoordinatorSettings,
@@ -33,7 +34,7 @@ from tests.fakes.flower_task import be_task
 from tests.fakes.polling import until
 from tests.fakes.served import serving
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_simulation.coordinator_view import CoordinatorView
+from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 
 RUN_ID = 7
 _WITHIN_S = 60.0
@@ -114,6 +115,11 @@ class RunningFleet:
 
     def socket(self, device_id: str) -> Path:
         return self.directory / f"{device_id}.sock"
+
+    def newest_run(self) -> RunSeen:
+        """The newest run; Flower's id has a suffix if the id was used before."""
+        with CoordinatorClient(self.addresses.address) as client:
+            return self.view.run(client.runs()[-1].run_id)
 
     def nodes(self) -> dict[int, dict[str, Any]]:
         """Flower nodes, one a device, with ids as large as Flower's."""

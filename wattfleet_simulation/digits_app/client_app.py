@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from wattfleet_flower import power_mode_mod, profiled, until_deadline
-from wattfleet_simulation.digits_app.task import NETWORKS, Minibatches, device_data, scaled_learning_rate, train
 
 app = ClientApp(mods=[power_mode_mod])
 
@@ -15,6 +13,17 @@ app = ClientApp(mods=[power_mode_mod])
 @app.train()
 def train_locally(message: Message, context: Context) -> Message:
     """Train the global model on the device's own digits."""
+    # Imported here: Flower starts a process for each message, and those that only ask for the device need no torch.
+    import torch
+
+    from wattfleet_simulation.digits_app.task import (
+        NETWORKS,
+        Minibatches,
+        device_data,
+        scaled_learning_rate,
+        train,
+    )
+
     torch.set_num_threads(1)
     config = context.run_config
     data = device_data(int(context.node_config["partition-id"]), int(config["devices"]), int(config["seed"]))

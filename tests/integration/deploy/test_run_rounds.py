@@ -34,8 +34,9 @@ class RecordedView:
         self._runs = runs or []
         self._fleets = fleets or []
 
-    def newest_run(self) -> RunSeen:
-        return self._runs.pop(0) if len(self._runs) > 1 else self._runs[0]
+    def run(self, run_id: str) -> RunSeen:
+        recorded = self._runs.pop(0) if len(self._runs) > 1 else self._runs[0]
+        return recorded if recorded.run.run_id == run_id else RunSeen()
 
     def devices(self) -> list[view_pb2.DeviceView]:
         return self._fleets.pop(0) if len(self._fleets) > 1 else self._fleets[0]
@@ -99,7 +100,7 @@ def test_a_failed_run_fails_with_the_coordinators_reason(script: dict[str, Any])
     failure = PartFailedError("the Flower run ended as 'finished:failed'")
     # Flower may know of the end before the coordinator is asked again.
     view = RecordedView([run(), run(error="PlanningError: 20 W cannot carry one device")])
-    view.newest_run()
+    view.run("7")
     with pytest.raises(PartFailedError, match="finished:failed'.*20 W cannot carry one device"):
         script["completed"](Flower(answers(failure)), view, "7")
 

@@ -94,8 +94,8 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
     with running_fleet(folder, FLEET, policy=fastest, site_budget_w=75.0, minibatches_per_epoch=None) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         _train(fleet, grid, rounds=2)
-        until(lambda: all(r.HasField("observed_site_w") for r in fleet.view.newest_run().rounds))
-        run = fleet.view.newest_run()
+        until(lambda: all(r.HasField("observed_site_w") for r in fleet.newest_run().rounds))
+        run = fleet.newest_run()
         trained = {a.device_id for one in run.rounds for a in one.plan.assignments}
         until(lambda: trained <= {each.device_id for each in fleet.view.devices() if _has_length(each)})
         devices = {device.device_id: device for device in fleet.view.devices()}
@@ -155,7 +155,7 @@ def test_another_strategy_and_a_broken_node(folder: Path, fits_in_this_process: 
         lost = fleet.nodes().keys() - {min(fleet.nodes())}
         grid.broken = {max(lost)}
         _continue(fleet, grid, strategy)
-        second = fleet.view.newest_run().rounds[-1]
+        second = fleet.newest_run().rounds[-1]
         assert [*second.failed_device_ids] == [fleet.nodes()[max(lost)]["device-id"]]
         assert not second.HasField("observed_site_w")
         assert strategy.strategy.min_train_nodes == 2, "the wrapped strategy is left as it was"
@@ -173,7 +173,7 @@ def test_too_few_watts_end_the_run_with_the_reason(folder: Path, fits_in_this_pr
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         with pytest.raises(PlanningError, match="allow at least"):
             _train(fleet, grid, rounds=1)
-        run = fleet.view.newest_run()
+        run = fleet.newest_run()
         assert run.run.finished and "allow at least" in run.run.error
 
 
