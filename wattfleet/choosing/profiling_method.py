@@ -47,7 +47,7 @@ class MethodLoss:
 
 
 MEASURED_LOSSES: Sequence[MethodLoss] = (
-    MethodLoss(ProfilingMethod.TRANSFER, 0, 19.5, 40.4),
+    MethodLoss(ProfilingMethod.TRANSFER, 0, 50.4, 0.0),
     MethodLoss(ProfilingMethod.TRANSFER, 5, 6.7, 0.8),
     MethodLoss(ProfilingMethod.TRANSFER, 10, 4.5, 0.7),
     MethodLoss(ProfilingMethod.TRANSFER, 20, 3.3, 0.2),

@@ -189,3 +189,15 @@ def test_a_predictor_chooses_the_least_predicted_time_as_published() -> None:
     assert choose(25.0) == array_to_modes(CORPUS.modes)[0]
     assert choose(18.5) == array_to_modes(CORPUS.modes)[2]
     assert choose(15.9) is None
+
+
+def test_without_measurements_every_choice_keeps_its_budget_with_95_pct_probability() -> None:
+    predicted = RooflinePredictor.fit(Profile.of(()), REFERENCE).predict(CORPUS.modes)
+    safe_w = dict(zip(array_to_modes(CORPUS.modes), predicted.power_mw_quantile(0.95) / 1e3, strict=True))
+    session = MeasurementSession(CORPUS.modes, TABLE.__getitem__, 0)
+    choose = ALL["wattfleet"].profile(session, BUDGETS_W, 0)
+    for budget_w in BUDGETS_W:
+        chosen = choose(budget_w)
+        assert (chosen is None) == (min(safe_w.values()) > budget_w)
+        assert chosen is None or safe_w[chosen] <= budget_w
+    assert choose(max(safe_w.values())) is not None
