@@ -18,7 +18,7 @@ from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 async def ready(client: Client, device_id: str, *fronts: tuple[str, Front, int]) -> Agent:
     """A device that knows some workloads, each with its front and its minibatches in an epoch; 0 for unknown."""
     agent = client.agent()
-    await agent.hello(device_id)
+    await agent.hello(device_id, knows_workloads=True)
     await agent.lease()
     for name, known, minibatches in fronts:
         report = session_pb2.FrontReport(

@@ -110,6 +110,34 @@ async def test_sides_of_protocol_2_0_go_on_with_one_front(config: CoordinatorSet
         assert old.announced == []
 
 
+async def test_a_plan_after_an_upgrade_does_not_use_the_front_from_before(config: CoordinatorSettings) -> None:
+    async with serving_client(config.with_values(rounds={"fronts_wait_s": 0.2})) as client:
+        await bound(client)
+        old, other = await ready(client, "orin", minor=0), await ready(client, "nano", minor=0)
+        await old.send(front=report(ORIN_FRONT, 5.0))
+        await other.send(front=report(NANO_FRONT, 3.0))
+        await started(client, RUN, BERT)
+        await old.goodbye()
+        new = await ready(client, "orin")
+        plan = await client.plan()
+        assert {each.device_id for each in plan.assignments} == {"nano"}
+        await client.end_trainings()
+        await new.send(front=report(ORIN_FRONT, 5.0))
+        plan = await client.plan(2)
+        assert {each.device_id for each in plan.assignments} == {"orin", "nano"}, "it was reported in this session"
+
+
+async def test_an_agent_of_protocol_2_0_keeps_its_front_when_it_reconnects(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await bound(client)
+        agent = await ready(client, "orin", minor=0)
+        await agent.send(front=report(ORIN_FRONT, 5.0))
+        await started(client, RUN, BERT)
+        await agent.goodbye()
+        await ready(client, "orin", minor=0)
+        assert {each.device_id for each in (await client.plan()).assignments} == {"orin"}
+
+
 async def test_a_silent_device_holds_a_plan_up_for_a_short_time_only(config: CoordinatorSettings) -> None:
     async with serving_client(config.with_values(rounds={"fronts_wait_s": 0.2})) as client:
         await bound(client)
