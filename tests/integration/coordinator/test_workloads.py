@@ -212,15 +212,17 @@ async def test_workloads_are_listed_with_who_knows_them(config: CoordinatorSetti
 async def test_devices_are_ordered_to_measure_a_workload(config: CoordinatorSettings) -> None:
     async with serving_client(config) as client:
         orin, _ = await ready(client, "orin"), await ready(client, "nano", minor=0)
-        away = await ready(client, "away")
+        away, broken = await ready(client, "away"), await ready(client, "broken")
         await away.goodbye()
+        await broken.send(state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_DEGRADED, detail="no power"))
         request = operator_pb2.ProfileWorkloadRequest(
             workload=power_pb2.Workload(name="vision"), synthetic="resnet18", modes=12, devices=["id:*"]
         )
         answer = await client.operator.ProfileWorkload(request)
         assert list(answer.device_ids) == ["orin"]
         assert {each.device_id: each.reason for each in answer.not_told} == {
-            "away": "it is offline",
+            "away": "it is offline: repeat the command when it is ready",
+            "broken": "it is degraded: repeat the command when it is ready",
             "nano": "its agent is older than this command: update it",
         }
         order = await orin.hear(orin.profile_orders)
