@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
-from coordinator.errors import UnknownRecordError
+from coordinator.errors import QuotaExceededError, UnknownRecordError
 from coordinator.references import ReferenceShelf, check_published
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
@@ -24,6 +24,7 @@ from wattfleet.modes import Workload
 from wattfleet.planning import Selection
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import plan_to_message, workload_from_message, workload_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.session_limits import PROFILE_MODES
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, session_pb2
 
@@ -161,14 +162,19 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         told, not_told = [], []
         for device_id in self._fleet.operator.matching(Selection(include=tuple(request.devices))):
             device = self._fleet.agents.get(device_id)
-            if not self._fleet.agents.is_connected(device_id):
-                reason = f"it is {device.state.value}"
+            if not self._fleet.agents.is_connected(device_id) or device.state is DeviceState.DEGRADED:
+                # The agent of a degraded device would drop the order.
+                reason = f"it is {device.state.value}: repeat the command when it is ready"
             elif not self._orders.knows_workloads(device_id):
                 reason = "its agent is older than this command: update it"
             else:
-                self._orders.order_profile(device_id, order)
-                told.append(device_id)
-                continue
+                try:
+                    self._orders.order_profile(device_id, order)
+                except QuotaExceededError as error:
+                    reason = str(error)
+                else:
+                    told.append(device_id)
+                    continue
             not_told.append(operator_pb2.NotLookedAt(device_id=device_id, reason=reason))
         if not told and not not_told:
             raise UnknownRecordError(f"no device matches {', '.join(request.devices)}")

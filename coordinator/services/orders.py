@@ -9,6 +9,7 @@ from itertools import islice
 
 import grpc
 
+from coordinator.errors import QuotaExceededError
 from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import run_of
@@ -21,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 _SENT_AT_ONCE = 5
 """Grants that are sent in one step of the event loop; leases of other devices are answered between two steps."""
+
+MAX_UNSENT_ORDERS = 32
+"""Orders to measure, each of another workload, that may wait for a device to read them. Agents keep as many."""
 
 _PAUSE_S, _SPREAD_S = 0.005, 3.0
 """Pauses between steps that begin trainings: each device confirms at once, and others need answers as well.
@@ -37,7 +41,8 @@ class ResponseStream:
         """Write to a gRPC stream."""
         self._write = write
         self._lock = asyncio.Lock()
-        self._waiting: dict[str, session_pb2.SessionResponse] = {}
+        # By kind of order, and the workload that is to be measured.
+        self._waiting: dict[tuple[str, str], session_pb2.SessionResponse] = {}
         self._sending: asyncio.Task[None] | None = None
 
     async def write(self, response: session_pb2.SessionResponse) -> None:
@@ -46,8 +51,18 @@ class ResponseStream:
             await self._write(response)
 
     def send_soon(self, response: session_pb2.SessionResponse) -> None:
-        """Write an order in the background; it replaces one of its kind that a slow reader has not taken yet."""
-        self._waiting[response.WhichOneof("body") or ""] = response
+        """Write an order in the background; it replaces one of its kind that a slow reader has not taken yet.
+
+        Orders to measure replace each other only if they are of the same workload.
+
+        Raises:
+            QuotaExceededError: too many orders to measure wait.
+        """
+        kind, workload = response.WhichOneof("body") or "", response.profile.workload.name
+        unsent = self._unsent_profiles()
+        if kind == "profile" and workload not in unsent and len(unsent) >= MAX_UNSENT_ORDERS:
+            raise QuotaExceededError(f"it has not taken {len(unsent)} earlier orders yet: repeat the command later")
+        self._waiting[kind, workload] = response
         if self._sending is None or self._sending.done():
             self._sending = background_task("send an order", self._send())
 
@@ -60,10 +75,14 @@ class ResponseStream:
                 except grpc.aio.BaseError:
                     return  # the device disconnected: its next session begins with the newest grant
 
-    def close(self) -> None:
-        """Stop sending, since the session has ended."""
+    def close(self) -> list[str]:
+        """Stop sending, since the session has ended; returns the workloads whose orders to measure were not sent."""
         if self._sending is not None:
             self._sending.cancel()
+        return self._unsent_profiles()
+
+    def _unsent_profiles(self) -> list[str]:
+        return [workload for kind, workload in self._waiting if kind == "profile"]
 
 
 class Orders:
@@ -106,7 +125,10 @@ class Orders:
 
     def end(self, device_id: str, stream: ResponseStream) -> None:
         """Stop sending to a stream, since its session has ended."""
-        stream.close()
+        for workload in stream.close():
+            _log.warning(
+                "%s: its session ended before it took the order to measure %r: repeat the order", device_id, workload
+            )
         if self._streams.get(device_id) is stream:  # otherwise a newer session has begun
             del self._streams[device_id]
             self._know_workloads.discard(device_id)
@@ -122,7 +144,11 @@ class Orders:
             self._announcing = background_task("announce workloads", self._announce_in_steps())
 
     def order_profile(self, device_id: str, order: session_pb2.ProfileOrder) -> None:
-        """Order a device that knows workloads to measure modes."""
+        """Order a device that knows workloads to measure modes.
+
+        Raises:
+            QuotaExceededError: the device has not taken too many earlier orders.
+        """
         self._streams[device_id].send_soon(session_pb2.SessionResponse(profile=order))
 
     def send_due(self, only: str | None = None) -> None:

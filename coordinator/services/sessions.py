@@ -100,12 +100,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if first is _EOF:
             return
         protocol = common_version(first.hello.protocol)
-        lease = self._begin(first.hello, context.peer())
+        knows_workloads = protocol.minor >= WORKLOADS_MINOR
+        lease = self._begin(first.hello, context.peer(), knows_workloads)
         stream = ResponseStream(context.write)
         ended: tuple[grpc.StatusCode, str] | None = None
         try:
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
-            self._orders.begin(lease.device_id, stream, knows_workloads=protocol.minor >= WORKLOADS_MINOR)
+            self._orders.begin(lease.device_id, stream, knows_workloads)
             del first, protocol  # frees the memory: ten thousand sessions last for days
             # Grants that were due since the Hello may have gone to the session that this one replaces.
             self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())
@@ -123,12 +124,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if ended is not None:
             await refuse(context, *ended)
 
-    def _begin(self, hello: session_pb2.Hello, connection: str) -> Lease:
+    def _begin(self, hello: session_pb2.Hello, connection: str, knows_workloads: bool) -> Lease:
         """Begin the session of a Hello; returns its lease.
 
         Args:
             hello: the session's first message.
             connection: the agent's address and port.
+            knows_workloads: the agent speaks protocol 2.1 or later.
 
         Raises:
             InvalidInputError: the Hello is malformed, or the id is enrolled as another kind of board.
@@ -142,7 +144,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if hello.installation:
             require_name("an installation", hello.installation)
         self._leases.require_free(hello.device_id, hello.installation)
-        connected = self._fleet.agents.connect(hello.device_id, hello.board, provenance, hello.mode_count)
+        connected = self._fleet.agents.connect(
+            hello.device_id, hello.board, provenance, hello.mode_count, knows_workloads
+        )
         if is_new:
             self._enrolments.add(connection, host_of(connection))
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())

@@ -103,8 +103,18 @@ class Agents:
 
     # --- reports ------------------------------------------------------------------------------------------------
 
-    def connect(self, device_id: str, board: str, provenance: str, mode_count: int) -> DeviceRecord:
+    def connect(
+        self, device_id: str, board: str, provenance: str, mode_count: int, names_workloads: bool = False
+    ) -> DeviceRecord:
         """Begin a device's session, or replace the one that it has.
+
+        Args:
+            device_id: the device.
+            board: its kind of board.
+            provenance: where its measurements come from.
+            mode_count: its power modes.
+            names_workloads: its agent speaks protocol 2.1 or later. A front for every workload is of before its
+                upgrade, and is dropped; agents report their fronts again in each session.
 
         Raises:
             InvalidInputError: the id or the board is not printable, or the id was enrolled as another kind of board.
@@ -123,6 +133,8 @@ class Agents:
         self._connected.add(device_id)
         self._rounds.is_trim_due = True
         record = known or DeviceRecord(device_id, board, provenance, mode_count)
+        if names_workloads:
+            record = self._without_front(record, EVERY_WORKLOAD)
         return self._put(replace(record, state=DeviceState.ENROLLED, mode_count=mode_count, detail=""))
 
     def disconnect(self, device_id: str) -> DeviceRecord:
@@ -205,9 +217,7 @@ class Agents:
             InvalidInputError: no workload can have this name.
         """
         require_workload_name(workload)
-        before = self.get(device_id)
-        self.claims.forget(device_id, [workload])
-        return self._put(replace(before, fronts=tuple(each for each in before.fronts if each.name != workload)))
+        return self._put(self._without_front(self.get(device_id), workload))
 
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove disconnected devices."""
@@ -222,6 +232,11 @@ class Agents:
         """
         self.claims.front_refused(device_id, workload, reason)
         return self.get(device_id)
+
+    def _without_front(self, record: DeviceRecord, workload: str) -> DeviceRecord:
+        """A device without its front of a workload, and without what it claimed of it."""
+        self.claims.forget(record.device_id, [workload])
+        return replace(record, fronts=tuple(each for each in record.fronts if each.name != workload))
 
     def _check(self, record: DeviceRecord, known: WorkloadFront) -> None:
         if record.idle_w is None:

@@ -52,6 +52,8 @@ class Contention:
     def refused(self, run_id: str, workload: str, device_ids: Collection[str], live: Mapping[str, str]) -> None:
         """Note that a run got no plan: it waits, if other runs hold devices or watts that it could use.
 
+        A run that has ended does not wait, although its app may still ask.
+
         Args:
             run_id: the run.
             workload: name of what it trains.
@@ -59,7 +61,7 @@ class Contention:
             live: the name of what each run trains that has not ended.
         """
         usable: list[str] = []
-        if self.waiting.share_of(run_id, live).ahead or self._is_held_by_others(run_id):
+        if run_id in live and (self.waiting.share_of(run_id, live).ahead or self._is_held_by_others(run_id)):
             usable = [each for each in device_ids if self._is_usable(each, workload)]
         self.waiting.refused(run_id, usable)
 

@@ -83,6 +83,7 @@ class WaitingRuns:
             run_id: the run.
             device_ids: devices that it could use, if others did not hold them or the watts.
         """
+        self._drop_lapsed()
         if device_ids:
             self._waits[run_id] = _Wait(frozenset(device_ids), self._now_s())
         else:
@@ -100,11 +101,12 @@ class WaitingRuns:
             run_id: the run.
             workloads: the name of the workload of each live run.
         """
+        self._drop_lapsed()
         ahead: list[str] = []
-        for other, wait in self._waits.items():
+        for other in self._waits:
             if other == run_id:
                 break
-            if other in workloads and self._now_s() - wait.asked_s <= _LAPSES_S:
+            if other in workloads:
                 ahead.append(other)
         if not ahead:
             return Share()
@@ -112,3 +114,8 @@ class WaitingRuns:
         total = weight + sum(self._weights.get(workloads[other], 1.0) for other in ahead)
         wanted = frozenset().union(*(self._waits[other].device_ids for other in ahead))
         return Share(weight / total, tuple(ahead), wanted)
+
+    def _drop_lapsed(self) -> None:
+        """Drop the runs that have not asked for long: one that asks again later waits behind all others."""
+        now_s = self._now_s()
+        self._waits = {run_id: wait for run_id, wait in self._waits.items() if now_s - wait.asked_s <= _LAPSES_S}

@@ -213,6 +213,7 @@ class PlannerStub:
         refusals: what it answers to the next requests for a plan instead; each once.
         deadline_s: of every plan.
         duration_s: of every plan.
+        of_assumed_length: devices that do not know yet how many minibatches their epoch has.
         calls: what was asked, in order.
         before_predictions: whether its protocol is 2.0, so that it neither predicts nodes nor states uncertainties.
     """
@@ -226,6 +227,7 @@ class PlannerStub:
     refusals: list[StatusError] = field(default_factory=list)
     deadline_s: float = 0.0
     duration_s: float = 20.0
+    of_assumed_length: Collection[str] = ()
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
     before_get_plan: bool = False
@@ -304,6 +306,7 @@ class PlannerStub:
             power_limit_w=10.0 + node_id % 7,
             warmup_s=3.0,
             profiled_modes=12,
+            length_assumed=self.nodes[node_id] in self.of_assumed_length,
             **predicted,  # type: ignore[arg-type]
         )
 

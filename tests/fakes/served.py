@@ -28,7 +28,7 @@ from wattfleet_proto.v1 import (
     view_pb2,
     view_pb2_grpc,
 )
-from wattfleet_proto.version import own_version
+from wattfleet_proto.version import MAJOR, WORKLOADS_MINOR, own_version
 from wattfleet_simulation.coordinator_view import RunSeen
 
 _WITHIN_S = 20.0
@@ -52,12 +52,17 @@ class Agent:
         self._phase = GrantPhase.OVER
 
     async def hello(
-        self, device_id: str, kind: str = "agx-orin", provenance: Any = power_pb2.PROVENANCE_SIMULATED
+        self,
+        device_id: str,
+        kind: str = "agx-orin",
+        provenance: Any = power_pb2.PROVENANCE_SIMULATED,
+        knows_workloads: bool = False,
     ) -> Any:
+        """Connect; unless the agent knows workloads, its one front counts for every workload in later sessions too."""
+        minor = WORKLOADS_MINOR if knows_workloads else WORKLOADS_MINOR - 1
+        protocol = session_pb2.ProtocolVersion(major=MAJOR, minor=minor)
         return await self.greet(
-            session_pb2.Hello(
-                device_id=device_id, board=kind, provenance=provenance, mode_count=7, protocol=own_version()
-            )
+            session_pb2.Hello(device_id=device_id, board=kind, provenance=provenance, mode_count=7, protocol=protocol)
         )
 
     async def greet(self, hello: session_pb2.Hello) -> Any:

@@ -71,7 +71,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             select: chooses nodes for a round, from its number and the predictions of the connected nodes. The plan then
                 selects among these alone; None to let it select among all connected nodes.
             allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
-                its predicted duration instead. `start`'s own timeout still applies; None leaves it as the only limit.
+                its predicted duration instead. `start`'s own timeout still applies. It is the only limit if this is
+                None, or while a selected device does not know yet how many minibatches its epoch has.
             patience_s: seconds to wait for as many nodes as the strategy wants, for unknown nodes to identify
                 themselves, and for a device to be ready. Then the round starts with those available; without any, the
                 run ends.

@@ -193,9 +193,17 @@ class PlannedRounds:
         return self._run.predictions(self._nodes.identified(grid, list(grid.get_node_ids())))
 
     def reply_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
-        """Return how long to wait for a round's replies, seconds; never longer than the app's own timeout."""
+        """Return how long to wait for a round's replies, seconds; never longer than the app's own timeout.
+
+        This is the app's own timeout if the length of an epoch is assumed for a device: it may train far longer than
+        predicted, and keeps no deadline.
+        """
         allowance_s = self._limits.allowance_s
-        if isinstance(sent, PlannedRound) and allowance_s is not None:
+        if (
+            isinstance(sent, PlannedRound)
+            and allowance_s is not None
+            and not any(each.length_assumed for each in sent.plan.assignments)
+        ):
             training_s = sent.plan.deadline_s or _DURATION_SLACK * sent.plan.duration_s
             timeout_s = min(timeout_s or float("inf"), training_s + allowance_s)
         sent.timeout_s = timeout_s

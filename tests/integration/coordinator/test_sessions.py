@@ -32,7 +32,7 @@ async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, arte
 
     async with serving_client(config) as client:
         agent = client.agent()
-        welcome = await agent.hello("orin")
+        welcome = await agent.hello("orin", knows_workloads=True)
         assert welcome == session_pb2.Welcome(
             reference_digest=artefact.digest,
             profile_modes=20,

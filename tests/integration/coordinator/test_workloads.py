@@ -110,6 +110,34 @@ async def test_sides_of_protocol_2_0_go_on_with_one_front(config: CoordinatorSet
         assert old.announced == []
 
 
+async def test_a_plan_after_an_upgrade_does_not_use_the_front_from_before(config: CoordinatorSettings) -> None:
+    async with serving_client(config.with_values(rounds={"fronts_wait_s": 0.2})) as client:
+        await bound(client)
+        old, other = await ready(client, "orin", minor=0), await ready(client, "nano", minor=0)
+        await old.send(front=report(ORIN_FRONT, 5.0))
+        await other.send(front=report(NANO_FRONT, 3.0))
+        await started(client, RUN, BERT)
+        await old.goodbye()
+        new = await ready(client, "orin")
+        plan = await client.plan()
+        assert {each.device_id for each in plan.assignments} == {"nano"}
+        await client.end_trainings()
+        await new.send(front=report(ORIN_FRONT, 5.0))
+        plan = await client.plan(2)
+        assert {each.device_id for each in plan.assignments} == {"orin", "nano"}, "it was reported in this session"
+
+
+async def test_an_agent_of_protocol_2_0_keeps_its_front_when_it_reconnects(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await bound(client)
+        agent = await ready(client, "orin", minor=0)
+        await agent.send(front=report(ORIN_FRONT, 5.0))
+        await started(client, RUN, BERT)
+        await agent.goodbye()
+        await ready(client, "orin", minor=0)
+        assert {each.device_id for each in (await client.plan()).assignments} == {"orin"}
+
+
 async def test_a_silent_device_holds_a_plan_up_for_a_short_time_only(config: CoordinatorSettings) -> None:
     async with serving_client(config.with_values(rounds={"fronts_wait_s": 0.2})) as client:
         await bound(client)
@@ -184,15 +212,17 @@ async def test_workloads_are_listed_with_who_knows_them(config: CoordinatorSetti
 async def test_devices_are_ordered_to_measure_a_workload(config: CoordinatorSettings) -> None:
     async with serving_client(config) as client:
         orin, _ = await ready(client, "orin"), await ready(client, "nano", minor=0)
-        away = await ready(client, "away")
+        away, broken = await ready(client, "away"), await ready(client, "broken")
         await away.goodbye()
+        await broken.send(state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_DEGRADED, detail="no power"))
         request = operator_pb2.ProfileWorkloadRequest(
             workload=power_pb2.Workload(name="vision"), synthetic="resnet18", modes=12, devices=["id:*"]
         )
         answer = await client.operator.ProfileWorkload(request)
         assert list(answer.device_ids) == ["orin"]
         assert {each.device_id: each.reason for each in answer.not_told} == {
-            "away": "it is offline",
+            "away": "it is offline: repeat the command when it is ready",
+            "broken": "it is degraded: repeat the command when it is ready",
             "nano": "its agent is older than this command: update it",
         }
         order = await orin.hear(orin.profile_orders)

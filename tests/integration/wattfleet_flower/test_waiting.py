@@ -29,10 +29,13 @@ from wattfleet_flower import PlanningError, PowerAware
         ({"deadline_s": 40.0}, {"allowance_s": 10.0}, 50),
         ({"deadline_s": 40.0}, {"allowance_s": None}, 3600),
         ({"deadline_s": 9_000.0}, {}, 3600),
+        ({"deadline_s": 40.0, "of_assumed_length": ["b"]}, {}, 3600),
+        ({"duration_s": 20.0, "of_assumed_length": ["b"]}, {}, 3600),
+        ({"duration_s": 20.0, "of_assumed_length": ["a"]}, {}, 2 * 20 + 90),
     ],
 )
 def test_a_round_waits_as_planned_within_the_apps_timeout(
-    plan: dict[str, float], options: dict[str, Any], waited_s: float
+    plan: dict[str, Any], options: dict[str, Any], waited_s: float
 ) -> None:
     grid = GridOfNodes(fleet(d={"takes_s": 1e6}))
     run(grid, PlannerStub(chosen=["b", "d"], **plan), strategy=FedAvg(), **options)

@@ -137,3 +137,31 @@ def test_the_run_that_has_waited_longest_leaves_nothing() -> None:
     now_s = 31.0
     waiting.refused("b", ["d1"])
     assert waiting.share_of("c", live).ahead == ("b",), "nobody has asked for a"
+
+
+def test_a_run_that_did_not_ask_for_long_loses_its_place() -> None:
+    now_s = 0.0
+    waiting = WaitingRuns(lambda: now_s)
+    live = {"a": "x", "b": "y"}
+    waiting.refused("a", ["d1"])
+    for _ in range(4):
+        now_s += 10.0
+        waiting.refused("b", ["d1"])
+    assert waiting.share_of("a", live).ahead == ("b",), "it has stopped waiting meanwhile"
+    waiting.refused("a", ["d1"])
+    assert waiting.share_of("a", live).ahead == ("b",)
+    assert waiting.share_of("b", live).ahead == ()
+
+
+def test_a_run_that_has_ended_does_not_wait_although_its_app_asks() -> None:
+    a, b, live = two_runs(1, 1_000.0, (60.0, 10.0))
+    fleet = a.fleet
+    live(5.0)  # a holds the device, and b has asked
+    fleet.flower.finish_run("b", "ended by the operator")
+    live(5.0)  # the app of b asks on
+    b.tick = lambda: None  # type: ignore[method-assign]
+    other = Run(fleet, "c", [0], 10.0)
+    other.tick()
+    fleet.flower.start_run("b", "FedAvg", 1000)
+    names = {run_id: run_id for run_id in "abc"}
+    assert fleet.flower.contention.waiting.share_of("c", names).ahead == ()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from coordinator.services.orders import Orders, ResponseStream
+import pytest
+
+from coordinator.errors import QuotaExceededError
+from coordinator.services.orders import MAX_UNSENT_ORDERS, Orders, ResponseStream
 from coordinator.state.fleet import Fleet
 from tests.fakes.small_fleet import ORIN_FRONT, RUN, make_ready
 from wattfleet.budgets import InForce
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import power_pb2, session_pb2
 
 COUNT = 60
 IDLE_W = 5.0
@@ -113,3 +116,57 @@ async def test_no_grant_is_sent_after_the_coordinator_began_to_stop() -> None:
     sent = len(connected.sent)
     await asyncio.sleep(0.2)
     assert len(connected.sent) == sent < COUNT
+
+
+# --- orders to measure ----------------------------------------------------------------------------------------------
+
+
+def profile_order(workload: str, modes: int) -> session_pb2.ProfileOrder:
+    return session_pb2.ProfileOrder(workload=power_pb2.Workload(name=workload), modes=modes)
+
+
+class SlowReader:
+    """A device that takes nothing until it reads; `taken` lists the orders that it then takes."""
+
+    def __init__(self) -> None:
+        self.orders = Orders(Fleet(Allowance.of_site(100.0), AllDevices()))
+        self.taken: list[tuple[str, int]] = []
+        self.reads = asyncio.Event()
+        self.stream = ResponseStream(self._write)
+        self.orders.begin("orin", self.stream, knows_workloads=True)
+
+    async def _write(self, response: session_pb2.SessionResponse) -> None:
+        await self.reads.wait()
+        self.taken.append((response.profile.workload.name, response.profile.modes))
+
+    async def read(self, count: int) -> None:
+        self.reads.set()
+        async with asyncio.timeout(10.0):
+            while len(self.taken) < count:
+                await asyncio.sleep(0)
+
+
+async def test_orders_to_measure_different_workloads_are_all_sent() -> None:
+    device = SlowReader()
+    for workload, modes in [("bert", 10), ("gpt", 20), ("bert", 30)]:
+        device.orders.order_profile("orin", profile_order(workload, modes))
+    await device.read(2)
+    assert device.taken == [("bert", 30), ("gpt", 20)], "the later order for bert replaces the earlier one"
+
+
+async def test_an_order_to_measure_is_refused_while_too_many_are_unsent() -> None:
+    device = SlowReader()
+    for number in range(MAX_UNSENT_ORDERS):
+        device.orders.order_profile("orin", profile_order(f"workload-{number}", 10))
+    with pytest.raises(QuotaExceededError, match="has not taken 32 earlier orders yet: repeat the command later"):
+        device.orders.order_profile("orin", profile_order("one more", 10))
+    device.orders.order_profile("orin", profile_order("workload-3", 20))
+    await device.read(MAX_UNSENT_ORDERS)
+    assert len(device.taken) == MAX_UNSENT_ORDERS and ("workload-3", 20) in device.taken
+
+
+async def test_orders_to_measure_that_a_session_left_unsent_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    device = SlowReader()
+    device.orders.order_profile("orin", profile_order("bert", 10))
+    device.orders.end("orin", device.stream)
+    assert "orin: its session ended before it took the order to measure 'bert': repeat the order" in caplog.text

@@ -60,6 +60,17 @@ def test_the_front_of_before_an_upgrade_counts_until_the_device_names_its_worklo
     assert times(fleet.copy().flower.plan("b", 1, NODES, 1.0)) == {"nano": 35}
 
 
+def test_an_upgraded_agent_begins_without_the_front_and_the_refusal_of_before() -> None:
+    fleet = small_fleet()
+    report(fleet, "orin", BERT_ON_ORIN, "bert")
+    fleet.agents.refuse_front("nano", "nano: more watts than its board draws")
+    for device_id in ("orin", "nano"):
+        fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096, names_workloads=True)
+    assert [each.name for each in fleet.agents.get("orin").fronts] == ["bert"]
+    assert fleet.agents.get("nano").fronts == () and fleet.agents.get("nano").idle_w == 3.0
+    assert fleet.agents.left_out() == {}
+
+
 def test_a_plan_says_what_its_predictions_hold_for() -> None:
     [nano, orin] = fleet_of_two_workloads().flower.plan("b", 1, NODES, 1.0).plan.assignments
     assert (nano.batch, nano.profiled_modes, nano.is_length_assumed) == (16, 5, False)

@@ -245,6 +245,14 @@ def test_a_training_gets_more_time_when_its_plan_is_trimmed(trimmed_s: float, fa
     assert [first[device].failure for device in "abc"] == ["", failure, failure]
 
 
+def test_a_training_of_assumed_length_is_not_cut_off() -> None:
+    planner = PlannerStub(nodes=dict(KNOWN), duration_s=20.0, of_assumed_length=["b"])
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(1.0), 300.0))
+    planned(grid, planner, steps=40, buffer_size=1, allowance_s=10.0)
+    [first] = [results for results in planner.results() if len(results) == 2]
+    assert (first["a"].failure, first["b"].failure) == ("", "")
+
+
 def test_unplanned_it_trains_on_every_node_without_a_coordinator() -> None:
     grid = grid_of(Node("a", adds(1.0)), Node("b", adds(3.0)))
     planner = PlannerStub(away=True)
