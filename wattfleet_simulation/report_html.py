@@ -41,6 +41,7 @@ def write_html(report: Report, path: Path) -> None:
             }
             for run in report["runs"]
         ],
+        simultaneous=_simultaneous(report["settings"]["apps"]),
         command=repeat_command(report["settings"]),
     )
 
@@ -59,6 +60,17 @@ def repeat_command(settings: Report) -> str:
         if (value := settings[option]) is not None:
             command += [f"--{option.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
     return shlex.join(command)
+
+
+def _simultaneous(apps: Iterable[str]) -> list[list[int]]:
+    """The numbers of the runs that trained at the same time as others."""
+    found, first = [], 1
+    for together in apps:
+        count = 1 + together.count("+")
+        if count > 1:
+            found.append(list(range(first, first + count)))
+        first += count
+    return found
 
 
 def _within_interval(run: Report, quantity: str) -> tuple[int, int]:

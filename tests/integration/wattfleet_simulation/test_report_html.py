@@ -191,15 +191,15 @@ def _rename(value: Any, old: str, new: str) -> Any:
 
 def test_page_asks_nothing_of_a_network(report: dict[str, Any], tmp_path: Path) -> None:
     page = _page(report, tmp_path)
-
     assert not re.search(r"https?:|\b(src|href|action|srcset|poster)\s*=|@import|url\(|\bfetch\(|XMLHttp", page)
     # And what the library might try, the browser is told to refuse.
     assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline';" in page
 
 
 def test_page_says_what_it_is(report: dict[str, Any], tmp_path: Path) -> None:
+    report["runs"][0]["devices"]["orin-nano-1"] |= {"modes_profiled": 0, "time_mape_pct": 900.0}
     text = _text(_page(report, tmp_path))
-
+    assert "Error of the predictors 6.2% · 3.5%" in text and "mean of the 5 devices that measured modes" in text
     assert "No seconds or watts on this page were measured on a Jetson" in text
     assert "2 × agx-orin , 2 × orin-nano , 1 × orin-nx , 1 × xavier-agx" in text
     for words in ("seed 7", "policy fastest-k", "130 W for the whole site", "reference predictor agx_orin_resnet18"):
@@ -216,17 +216,18 @@ def test_runs_of_two_networks_have_a_part_each(report: dict[str, Any], tmp_path:
     report["runs"].append(second)
 
     page = _page(report, tmp_path)
-
+    assert "at the same time" not in _text(page)
     assert "1 convolutional 4 300 2.0% 5.0% 85.0%" in _text(page)
     assert "2 perceptron 4 42 2.0% 5.0% 85.0%" in _text(page)
     for number, network in ((1, "convolutional"), (2, "perceptron")):
         assert f"Run {number}: {network} network, minibatches of 4" in _text(page)
         assert f'id="run-{number}-accuracy"' in page
+    report["settings"]["apps"] = ["convolutional:4+perceptron:4"]
+    assert "Runs 1 to 2 trained at the same time." in _text(_page(report, tmp_path))
 
 
 def test_devices_reasons_and_modes_appear(report: dict[str, Any], tmp_path: Path) -> None:
     text = _text(_page(report, tmp_path))
-
     for device, decision in report["runs"][0]["rounds"][0]["decisions"].items():
         assert re.search(rf"{device} (yes|no) {re.escape(decision['reason'])}", text), device
         assert re.search(rf"{device} \S+ simulated 50 18,096 6\.2 3\.5", text), device
@@ -382,7 +383,6 @@ def test_command_repeats_the_fleet() -> None:
     }
 
     words = shlex.split(repeat_command(settings))
-
     given = list(zip(words[2::2], words[3::2], strict=True))
     files = [Path(value) for option, value in given if option == "--device-csv"]
     assert words[:2] == ["wattfleet", "simulate"]
