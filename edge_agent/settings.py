@@ -87,7 +87,7 @@ class WorkloadSettings(Group):
     processor: Processor = setting("cuda", "Set where this workload computes.", option="--processor")
     max_workloads: int = setting(
         32,
-        "Store at most so many workloads; the least recently used are removed, but none of a live run.",
+        "Store at most so many workloads; the least recently used are removed, but none that is announced.",
         option="--max-workloads",
         ge=2,
     )

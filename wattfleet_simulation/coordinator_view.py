@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -50,3 +50,7 @@ class CoordinatorView:
             if run.run_id == run_id:
                 return RunSeen(run, list(self._client.rounds(run_id)))
         return RunSeen()
+
+    def errors(self, run_ids: Container[str]) -> list[str]:
+        """Return why those of some runs that failed have failed."""
+        return [run.error for run in self._client.runs() if run.run_id in run_ids and run.error]

@@ -300,7 +300,7 @@ class Simulation:
         last = []
         for number, run_id in zip(numbers, run_ids, strict=True):
             self._run_number = number
-            last.append(self._await_rounds(parts, view, flower, run_id))
+            last.append(self._await_rounds(parts, view, flower, run_id, run_ids))
         return last
 
     def _submit(self, flower: FlowerDeployment, address: str, app: SimulatedApp) -> str:
@@ -319,14 +319,19 @@ class Simulation:
             },
         )
 
-    def _await_rounds(self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, run_id: str) -> Snapshot:
+    def _await_rounds(
+        self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, run_id: str, together: Sequence[str]
+    ) -> Snapshot:
+        """Wait for a run, unless it or one of those that train `together` fails."""
+
         def poll(seen: RunSeen) -> None:
             self._show(f"training in run {self._run_number}", view, seen)
-            if seen.run.error:
-                raise PartFailedError(f"the Flower run failed: {seen.run.error} (log: {self._logs / 'superlink.log'})")
+            for error in view.errors(together):
+                raise PartFailedError(f"the Flower run failed: {error} (log: {self._logs / 'superlink.log'})")
             parts.check()
 
-        within_s = _RUN_WITHIN_S + self._settings.rounds * _ROUND_WITHIN_S
+        # They share the boards.
+        within_s = len(together) * (_RUN_WITHIN_S + self._settings.rounds * _ROUND_WITHIN_S)
         try:
             last = await_run(view, run_id, flower.completed, within_s, _POLL_S, poll, check=require_observed)
         except NotInTimeError as error:

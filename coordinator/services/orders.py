@@ -69,11 +69,13 @@ class ResponseStream:
     async def _send(self) -> None:
         async with self._lock:
             while self._waiting:
-                response = self._waiting.pop(next(iter(self._waiting)))
+                subject, response = next(iter(self._waiting.items()))
                 try:
                     await self._write(response)
                 except grpc.aio.BaseError:
                     return  # the device disconnected: its next session begins with the newest grant
+                if self._waiting[subject] is response:  # otherwise a newer one has replaced it meanwhile
+                    del self._waiting[subject]
 
     def close(self) -> list[str]:
         """Stop sending, since the session has ended; returns the workloads whose orders to measure were not sent."""

@@ -249,7 +249,7 @@ class OnlineLearner:
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
-            _log.error("no modes are measured during this training: %s", error or "the agent is stopping")
+            _log.error("no modes are measured during this training: %s", str(error) or "the agent is stopping")
             return ProductiveProfiler(self._device, [], self._journal)
         if not chosen:
             # The app waits for every fit, so none is repeated before there is new data.

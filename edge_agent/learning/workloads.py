@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.known_workload import UNNAMED, KnownWorkload
@@ -55,11 +56,11 @@ class Workloads:
         self._settings = settings
         self._open: dict[str, OnlineLearner] = {}
         self._latest: OnlineLearner | None = None
-        self._live: set[str] = set()
+        self._live: set[str] | None = None
         self._is_closed = False
         self._lock = threading.Lock()
         # Opening a workload fits its predictor, which takes seconds: the event loop must not wait for that.
-        self._opening: dict[str, threading.Lock] = {}
+        self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     @property
     def opened(self) -> Sequence[OnlineLearner]:
@@ -118,7 +119,7 @@ class Workloads:
         self._folders.note(learner.known)
 
     def live(self, workloads: Iterable[Workload]) -> None:
-        """Note the workloads of all live runs: they are kept when others are removed."""
+        """Note the workloads of all live runs, as announced: they are kept when others are removed."""
         with self._lock:
             self._live = {self.name_of(each.name) for each in workloads}
 
@@ -166,7 +167,7 @@ class Workloads:
             told = self._default
             known = told if known is None else known.completed(known.workload.facts, told.minibatches_per_epoch)
         elif known is None:
-            known = KnownWorkload(announced or Workload(name), self._default.minibatches_per_epoch)
+            known = KnownWorkload(announced or Workload(name))
         learner = self._open_learner(known, self._folders.prepare(known))
         with self._lock:
             if not self._is_closed:
@@ -178,10 +179,12 @@ class Workloads:
     def _remove_least_used(self, opened: str) -> None:
         """Remove what was used least recently, until what is stored keeps to the settings.
 
-        Workloads in use are kept even if that exceeds the settings.
+        Workloads in use are kept even if that exceeds the settings. Nothing is removed before the first `live`.
         """
         stored = self._folders.stored()
         with self._lock:
+            if self._live is None:
+                return
             kept = {opened, self._default.workload.name, *self._live}
             if self._latest is not None:
                 kept.add(self._latest.known.workload.name)

@@ -157,9 +157,7 @@ def make_ready(
     identity.state_dir.mkdir(parents=True, exist_ok=True)
     folders = WorkloadFolders(identity.state_dir)
     folders.move_in_earlier(profile.minibatches_per_epoch)
-    # Where workloads are announced, each app tells the length of its own epochs.
-    told = None if is_announcing else profile.minibatches_per_epoch
-    default = _default_workload(device, profiled, told)
+    default = _default_workload(device, profiled, profile.minibatches_per_epoch)
     ahead = 0 if is_announcing else profile_modes
     if profile.modes_first is not None:
         ahead = min(profile.modes_first, profile_modes)

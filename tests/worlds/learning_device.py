@@ -73,6 +73,7 @@ class LearningDevice(Device):
         return random.Random(f"length {self.id} {workload}").randint(20, 120)
 
     def _announced(self, announced: session_pb2.WorkloadsAnnounced) -> None:
+        self.learning.workloads.live(map(workload_from_message, announced.workloads))
         for message in announced.workloads:
             self.learning.ready.announced(workload_from_message(message))
             self._report_fronts()
