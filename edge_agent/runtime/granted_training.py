@@ -64,7 +64,7 @@ class GrantedTraining:
             for name in ("batch", "loader_workers", "minibatches_per_epoch")
         )
         with self._watch.loader_seen(self.learner.loader_seen(*told)):
-            return self._keep_within_grant() if self.learner.is_outdated else None
+            return self._keep_within_grant()
 
     def continue_under(self, grant: Grant) -> str | None:
         """Go on under another grant of the training, or in a lower mode than its own, as in `loader_seen`.
@@ -97,10 +97,13 @@ class GrantedTraining:
 
     def _keep_within_grant(self) -> str | None:
         """Fit the predictor to the minibatches, and lower the mode if that is necessary; see `loader_seen`."""
+        if not self.learner.is_outdated and self.learner.prediction is self._planned:
+            return None
         granted, limit_w = self._watch.mode, self._power_limit_w
         try:
-            self.learner.refit()
-            self.is_refitted = True
+            if self.learner.is_outdated:
+                self.learner.refit()
+                self.is_refitted = True
             mode = self.learner.mode_within(granted, limit_w, self._planned)
         except (WattfleetError, StoppedError) as error:
             # They may draw any watts, and nobody would know.
