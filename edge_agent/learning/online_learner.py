@@ -21,15 +21,15 @@ from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.step import OpenSteps
-from wattfleet.choosing import Front, SamplingSettings, predicted_front
+from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, Profile, Workload, array_to_modes, modes_to_array
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
 
-# A mode is measured during a round only if it stays within the round's watts with this probability.
-_CERTAINTY = 0.95
+# The watts of a plan are sums and differences, so that a mode may seem to exceed its own by the last digit.
+_ROUNDING = 1e-9
 
 
 def most_modes(journal: Journal, limit: int) -> int:
@@ -103,6 +103,16 @@ class OnlineLearner:
     def paced(self) -> Workload | None:
         """The workload that a virtual board is to pace; None for its own."""
         return None if self.known.workload.name == BUILT_IN else self.known.workload
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the predictor has yet to be fitted to what has become known of the workload since."""
+        return self._is_outdated
+
+    @property
+    def prediction(self) -> Prediction:
+        """The current prediction of each of the device's modes, in their order."""
+        return self._prediction
 
     @property
     def profiled_modes(self) -> int:
@@ -245,7 +255,7 @@ class OnlineLearner:
             with self._open_fitting(self.known) as fitting:
                 if self._is_outdated:  # another batch draws other watts
                     self._take(fitting.fit(self._profile(), self.profiled_modes))
-                affordable = self._prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
+                affordable = self._prediction.power_mw_quantile(POWER_QUANTILE) <= power_limit_w * 1e3
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
@@ -269,6 +279,34 @@ class OnlineLearner:
                 f" {power_limit_w:.1f} W: check that agent and coordinator use the same front"
             )
 
+    def mode_within(self, mode: PowerMode, power_limit_w: float, planned: Prediction) -> PowerMode | None:
+        """The mode to train in, where a plan has granted one before the workload was known as it is now.
+
+        It is another one only if two things hold. The predicted watts of the granted mode are more than when it was
+        planned, and their `POWER_QUANTILE`, which a plan sets aside, exceeds the limit. Without the first condition, a
+        training whose minibatches draw no more than planned might be slowed down by its intervals alone.
+
+        Args:
+            mode: the granted mode.
+            power_limit_w: watts set aside for the device.
+            planned: the prediction from which the mode was planned.
+
+        Returns:
+            The granted mode, or else the fastest one of the front that keeps within the limit; None without one.
+
+        Raises:
+            InvalidInputError: the device does not offer the granted mode.
+            ImplausibleError: there is no front, as no mode's prediction is plausible.
+        """
+        now = self._predicted(mode)
+        most_mw = power_limit_w * 1e3 * (1 + _ROUNDING)
+        has_grown = now.power_mw[0] > self._predicted(mode, planned).power_mw[0]
+        if not has_grown or now.power_mw_quantile(POWER_QUANTILE)[0] <= most_mw:
+            return mode
+        front = self.front
+        (affordable,) = np.nonzero(front.planned_w * 1e3 <= most_mw)
+        return front.mode(int(affordable[0])) if len(affordable) else None
+
     def refit(self) -> None:
         """Fit the predictor to the journal.
 
@@ -291,9 +329,9 @@ class OnlineLearner:
     def _profile(self) -> Profile:
         return Profile.of(self._journal.measurements)
 
-    def _predicted(self, mode: PowerMode) -> Prediction:
+    def _predicted(self, mode: PowerMode, prediction: Prediction | None = None) -> Prediction:
         (found,) = np.nonzero((self._device.modes == modes_to_array([mode])).all(axis=1))
         if not len(found):
             raise InvalidInputError(f"this device does not offer the mode {mode.label()}")
-        at, known = found[:1], self._prediction
+        at, known = found[:1], prediction or self._prediction
         return Prediction(known.minibatch_ms[at], known.power_mw[at], known.time_log_sd[at], known.power_log_sd[at])

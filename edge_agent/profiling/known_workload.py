@@ -8,16 +8,13 @@ from typing import Any
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Processor, Task, Workload, WorkloadFacts
+from wattfleet_proto.loader_limits import MAX_MINIBATCHES_PER_EPOCH
 
 UNNAMED = "unnamed"
 """The workload of a run that names none, as apps before protocol 2.1."""
 
 BUILT_IN = "built-in"
 """The workload that a virtual board stands for if a run names none."""
-
-MAX_MINIBATCHES_PER_EPOCH = 2**31 - 1
-MAX_BATCH = 2**20
-MAX_LOADER_WORKERS = 1024
 
 
 @dataclass(frozen=True)
@@ -29,22 +26,19 @@ class KnownWorkload:
         minibatches_per_epoch: minibatches of one pass over the device's own data; None if nobody has said so yet.
 
     Raises:
-        InvalidInputError: a number is out of range.
+        InvalidInputError: the number of minibatches is out of range.
     """
 
     workload: Workload
     minibatches_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        facts = self.workload.facts
-        for what, count, most in (
-            ("minibatches_per_epoch", self.minibatches_per_epoch, MAX_MINIBATCHES_PER_EPOCH),
-            ("batch", facts.batch, MAX_BATCH),
-            ("loader_workers", facts.loader_workers, MAX_LOADER_WORKERS),
-        ):
-            least = 0 if what == "loader_workers" else 1
-            if count is not None and not least <= count <= most:
-                raise InvalidInputError(f"{what} must be {least} to {most:,}, not {count:,}")
+        count = self.minibatches_per_epoch
+        if count is not None and not 1 <= count <= MAX_MINIBATCHES_PER_EPOCH:
+            raise InvalidInputError(
+                f"minibatches_per_epoch must be 1 to {MAX_MINIBATCHES_PER_EPOCH:,}, not {count:,}: correct it, or leave"
+                " it out if it is unknown"
+            )
 
     @property
     def counted_minibatches(self) -> int:

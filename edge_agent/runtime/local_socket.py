@@ -26,6 +26,7 @@ from edge_agent.runtime.app_requests import (
     require_start,
     until_finish,
 )
+from edge_agent.runtime.granted_training import GrantedTraining
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import (
     MAY_TRAIN,
@@ -42,7 +43,6 @@ from edge_agent.settings import SessionSettings
 from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode
 from wattfleet_io.tasks import run_uncancelled, shield_until_done
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start
@@ -138,20 +138,20 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             assignment = assignment_from_start(start)
             grant = self._session.grants.begin(assignment.plan_id)
             try:
-                learner, mode = await shield_until_done(self._begin, grant, assignment.epochs)
-                self._supervisor.handle(TrainingBegan(mode.label()))
+                training = await shield_until_done(self._begin, grant, assignment.epochs)
+                self._supervisor.handle(TrainingBegan(self._watch.mode.label()))
                 answered_s = time.monotonic()
                 answers.put(local_pb2.TrainResponse(started=local_pb2.TrainingStarted(protocol_minor=MINOR)))
                 changes = until_finish(request_iterator, answers, self._session.grants, self._stop_timeout_s)
                 async with aclosing(changes) as events:
                     async for event in events:
                         if isinstance(event, Grant):
-                            await self._continue(learner, event)
+                            await self._continue(training, event)
                         elif isinstance(event, str):
-                            await self._stop(event)
+                            await self._stop(training, event)
                             answers.put(local_pb2.TrainResponse(stop=local_pb2.StopTraining(reason=event)))
                         elif event.HasField("loader"):
-                            await shield_until_done(self._loader_seen, learner, event.loader)
+                            await self._loader_seen(training, event.loader)
                         elif event.HasField("minibatches"):
                             measuring = await self._measure(event.minibatches, time.monotonic() - answered_s)
                             answered_s = time.monotonic()
@@ -173,18 +173,15 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 # The stream has broken off: the app is gone, and there is nothing to learn.
                 await run_uncancelled(self._give_up(TrainingAborted()))
                 raise
-            await run_uncancelled(self._learn(learner, observed, request.finish.failed))
+            await run_uncancelled(self._learn(training.learner, observed, request.finish.failed))
         # The next plan needs the observation: deliver it before Flower gets the reply. Do not wait while the
         # coordinator is away: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
             _log.warning("the coordinator has not acknowledged the observation of %s yet", start.plan_id)
         answers.put(local_pb2.TrainResponse(finished=finished))
 
-    def _begin(self, grant: Grant, epochs: float) -> tuple[OnlineLearner, PowerMode]:
+    def _begin(self, grant: Grant, epochs: float) -> GrantedTraining:
         """Apply the mode of a grant and begin to observe.
-
-        Returns:
-            The learner of the grant's workload, and the mode.
 
         Raises:
             InvalidInputError: the mode draws more than the grant allows, or the number of epochs is out of range.
@@ -195,41 +192,43 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         learner = self._workloads.learner(grant.workload)
         learner.require_within(grant.mode, grant.power_limit_w)
         self._workloads.trains(learner)
-        self._watch.start(learner, grant.mode, epochs, grant.power_limit_w)
-        return learner, grant.mode
+        return GrantedTraining(self._watch, learner, grant, epochs)
 
-    def _loader_seen(self, learner: OnlineLearner, loader: local_pb2.LoaderSeen) -> None:
-        """Take what the app's loader tells of itself.
+    async def _loader_seen(self, training: GrantedTraining, loader: local_pb2.LoaderSeen) -> None:
+        """Take what the app's loader tells of itself, and report the front of such minibatches.
 
         Raises:
             InvalidInputError: a number is out of range.
+            ModeNotAppliedError: the mode that keeps within the grant could not be applied.
         """
-        told = (
-            getattr(loader, name) if loader.HasField(name) else None
-            for name in ("batch", "loader_workers", "minibatches_per_epoch")
-        )
-        self._watch.loader_seen(learner.loader_seen(*told))
+        try:
+            stop_reason = await shield_until_done(training.loader_seen, loader)
+        finally:
+            # At once, so that the next plan counts them, even if the app disconnects or fails.
+            if training.is_refitted:
+                await run_uncancelled(self._supervisor.report_fronts())
+        if stop_reason is not None:
+            await self._session.grants.stop(stop_reason)
 
-    async def _continue(self, learner: OnlineLearner, grant: Grant) -> None:
+    async def _continue(self, training: GrantedTraining, grant: Grant) -> None:
         """Go on under another grant.
 
         Raises:
             InvalidInputError: its mode draws more than it allows.
             ModeNotAppliedError: its mode could not be applied.
         """
-        assert grant.mode is not None, "a grant without a mode stops the training"
-        learner.require_within(grant.mode, grant.power_limit_w)
-        await shield_until_done(self._watch.reassign, grant.mode, grant.power_limit_w)
+        stop_reason = await shield_until_done(training.continue_under, grant)
         self._session.grants.applied(grant)
-        _log.info("training continues at %s within %.1f W", grant.mode.label(), grant.power_limit_w)
+        if stop_reason is not None:
+            await self._session.grants.stop(stop_reason)
 
-    async def _stop(self, reason: str) -> None:
+    async def _stop(self, training: GrantedTraining, reason: str) -> None:
         """Park the device in the midst of a training, which ends with its current minibatch.
 
         Raises:
             ModeNotAppliedError: the device could not be parked.
         """
-        await shield_until_done(self._watch.reassign, None, 0.0)
+        await shield_until_done(training.park)
         self._session.grants.ended()
         _log.warning("the training stops: %s", reason)
 

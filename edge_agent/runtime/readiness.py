@@ -60,15 +60,22 @@ class Readiness:
     def announced(self, workload: Workload) -> OnlineLearner:
         """Open the learner of a workload that a run is going to train; its front is reported from now on.
 
+        It is due even if it is unchanged, as the coordinator keeps a limited number of fronts and may have dropped it.
+
         Raises:
             WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
         """
         learner = self.workloads.announced(workload)
-        self._announced.setdefault(learner.known.workload.name, set()).add(workload.name)
+        if learner.is_outdated:  # the run states another batch, for example
+            learner.refit()
+        own = learner.known.workload.name
+        with self._reporting:
+            self._announced.setdefault(own, set()).add(workload.name)
+            self._reported.pop((own, workload.name), None)
         return learner
 
     def due_fronts(self) -> list[session_pb2.FrontReport]:
-        """The reports of all fronts that have changed since they were reported, and of the latest workload's.
+        """The reports of all fronts that have changed or were announced since, and of the latest workload's.
 
         A workload without a plausible front, such as one with an absurd number of minibatches, is logged and left out.
         """

@@ -119,6 +119,12 @@ class Grants:
                 with suppress(asyncio.TimeoutError):
                     await with_timeout(min(left_s, _LONGEST_WAIT_S), self._changed.wait())
 
+    async def stop(self, reason: str) -> None:
+        """The training has to stop, as the device cannot keep it within its watts; `next_change` says so."""
+        async with self._changed:
+            self._held.stop(reason)
+            self._changed.notify_all()
+
     def applied(self, grant: Grant) -> None:
         """The training goes on under another grant."""
         self._held.apply(grant)

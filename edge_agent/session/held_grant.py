@@ -57,6 +57,7 @@ class HeldGrant:
         self._newest: Grant | None = None
         self._next_lapses_s = -float("inf")
         self._began_s = 0.0
+        self._stop_reason: str | None = None
 
     def receive(self, grant: Grant) -> None:
         """Take a grant of the coordinator; a training in progress has to put it in force by `apply`."""
@@ -111,12 +112,16 @@ class HeldGrant:
                 f"the coordinator has granted no watts for the training of round {plan_id}: its plan was given up or"
                 " trimmed, or the agent has lost the coordinator"
             )
-        self.phase, self._began_s = GrantPhase.TRAINING, now_s
+        self.phase, self._began_s, self._stop_reason = GrantPhase.TRAINING, now_s, None
         return self.in_force
 
     def change(self) -> Grant | None:
         """The newest grant, if the training has yet to put it in force."""
         return self._newest
+
+    def stop(self, reason: str) -> None:
+        """Have the training stop: the device itself cannot keep it within its watts."""
+        self._stop_reason = reason
 
     def must_stop(self, now_s: float) -> str | None:
         """Why the training has to stop now; None if it may go on."""
@@ -130,7 +135,7 @@ class HeldGrant:
             return "the agent has lost the coordinator for too long"
         if now_s - self._began_s >= self.in_force.longest_s:
             return f"it took longer than {self.in_force.longest_s:.0f} s"
-        return None
+        return self._stop_reason
 
     def next_check_s(self) -> float:
         """When the training has to be looked at again, even if nothing is received."""

@@ -26,7 +26,7 @@ _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 _MEASURING_SHARE = 0.5
 # A shorter rest after measurements tells too little of the assigned mode.
 _FEWEST_MINIBATCHES = 40
-# The observation begins again if the app has waited for the first choice of modes for longer than this.
+# The observation begins again if the app has waited for the agent for longer than this, before its first report.
 _NEGLIGIBLE_S = 0.1
 
 
@@ -71,6 +71,19 @@ class _Undisturbed:
     minibatches_before: int = 0
 
 
+@dataclass(frozen=True)
+class _LoaderHandled:
+    """When the agent handled what a loader told of itself, device-clock seconds.
+
+    Attributes:
+        since_s: when it began.
+        until_s: when it had ended.
+    """
+
+    since_s: float
+    until_s: float
+
+
 @dataclass
 class _Running:
     trained: TrainedWorkload
@@ -83,7 +96,7 @@ class _Running:
     profiler: ProductiveProfiler | None = None
     reported: int = 0
     unobservable: bool = False
-    loader_seen: bool = False
+    loader: _LoaderHandled | None = None
     measurements_ended: bool = False
 
 
@@ -134,18 +147,35 @@ class TrainingWatch:
             self._device.start_meter(),
         )
 
-    def loader_seen(self, changed: bool) -> None:
+    @property
+    def mode(self) -> PowerMode:
+        """The training's own mode; other modes may be measured meanwhile."""
+        assert self._running is not None, "a training has a mode"
+        return self._running.mode
+
+    @contextmanager
+    def loader_seen(self, changed: bool) -> Iterator[None]:
         """Note that the app has begun to read from a loader, and that its workload may now be known better.
 
+        The app may wait while the agent handles this, within the context.
+
         Args:
-            changed: whether the workload has changed by that. If it changes after the first loader of a training, the
-                training is of several kinds of minibatches, and gives no observation.
+            changed: whether the workload has changed by that. If it changes in the midst of a training, the training is
+                of several kinds of minibatches: it gives no observation, and no further mode is measured.
+
+        Raises:
+            ModeNotAppliedError: the training's own mode cannot be restored after measurements.
         """
         running = self._running
         assert running is not None, "a loader follows start"
-        running.unobservable |= changed and running.loader_seen
-        running.loader_seen = True
+        since_s = self._device.clock.now_s()
+        if changed and (running.loader is not None or running.profiler is not None):
+            running.unobservable = running.measurements_ended = True
+            if running.profiler is not None:
+                running.profiler.pause()
         running.app.learned(running.trained.paced)
+        yield
+        running.loader = _LoaderHandled(since_s, self._device.clock.now_s())
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
         """Measure modes by the minibatches that the app reports, and apply the mode for the next ones.
@@ -168,10 +198,10 @@ class TrainingWatch:
         if running.measurements_ended:
             return False
         if running.profiler is None:
-            asked_s = self._device.clock.now_s()
+            asked_s = self._waits_since_s(running)
             running.profiler = running.trained.productive(running.power_limit_w)
             if self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S:
-                # The app has waited for the profiler instead of training.
+                # The app has waited for the agent instead of training.
                 running.undisturbed = _Undisturbed(self._device.clock.now_s())
         try:
             self._measure(running, running.profiler, times, paused)
@@ -179,6 +209,12 @@ class TrainingWatch:
             _log.error("measuring modes ended for this training: %s", error)
             self._end_measurements(running, running.profiler)
         return running.profiler.measuring and not running.measurements_ended
+
+    def _waits_since_s(self, running: _Running) -> float:
+        """Since when the app waits for the answer to its first report."""
+        now_s, loader = self._device.clock.now_s(), running.loader
+        # An app that reports at once has waited since it told of its loader; otherwise it has trained meanwhile.
+        return loader.since_s if loader is not None and now_s - loader.until_s <= _NEGLIGIBLE_S else now_s
 
     def reassign(self, mode: PowerMode | None, power_limit_w: float) -> None:
         """Continue in another mode, as the watts have changed; observation and measurements end.
@@ -195,9 +231,30 @@ class TrainingWatch:
         assert running is not None, "reassign follows start"
         if (mode, power_limit_w) == (running.mode, running.power_limit_w):
             return  # the coordinator repeats orders when a session starts
-        running.unobservable = running.measurements_ended = True
-        running.mode = mode or self._parked
+        running.measurements_ended = True
         running.power_limit_w = power_limit_w
+        self._go_on_in(mode or self._parked, running)
+
+    def lower(self, mode: PowerMode) -> None:
+        """Continue in another mode, as the app's minibatches draw more than was planned; there is no observation.
+
+        Modes may still be measured, in this training's watts.
+
+        Args:
+            mode: the new mode.
+
+        Raises:
+            InvalidInputError: the device does not offer the mode.
+            ModeNotAppliedError: another mode was read back.
+        """
+        running = self._running
+        assert running is not None, "lower follows start"
+        self._go_on_in(mode, running)
+
+    def _go_on_in(self, mode: PowerMode, running: _Running) -> None:
+        # The coordinator takes an observation for one of the mode that it has planned.
+        running.unobservable = True
+        running.mode = mode
         try:
             if running.profiler is not None:
                 running.profiler.pause()

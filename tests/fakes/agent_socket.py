@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import reference_models
 from edge_agent.devices.selection import open_virtual_board
-from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.fitting import FittingHere, OpenFittingTo
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
@@ -31,7 +31,7 @@ from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.flower_task import be_task
-from wattfleet.modes import PowerMode, Workload, WorkloadFacts
+from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.assignment import (
     RECORD_KEY,
@@ -42,6 +42,7 @@ from wattfleet_proto.v1 import session_pb2
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MEASURED, LIMIT = 6, 12
+APP = "digits"
 LIFETIME_S = 120.0
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
@@ -75,20 +76,30 @@ class Agent:
     loop: asyncio.AbstractEventLoop
     servicer: LocalAgentServicer
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, open_fitting: OpenFittingTo | None = None) -> None:
         self.socket = socket
         self.board = open_virtual_board("simulated:orin-nano", 1)
         self.open_steps = lambda: nullcontext(self.board.step)
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
-        known = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), 100)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
-        fitting = FittingHere(Transfer((REFERENCE,), header, 100), self.board.modes)
-        fitted = profile_device(self.board, self.open_steps, self.journal, fitting, MEASURED, 0, lambda progress: None)
+        if open_fitting is None:
+            known = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), 100)
+            here = FittingHere(Transfer((REFERENCE,), header, 100), self.board.modes)
+            open_fitting, measured = lambda known: nullcontext(here), MEASURED
+        else:  # an app's own workload, of which no mode is measured
+            known, measured = KnownWorkload(Workload(APP, WorkloadFacts(batch=16)), 100), 0
+        with open_fitting(known) as fitting:
+            if measured:
+                fitted = profile_device(
+                    self.board, self.open_steps, self.journal, fitting, measured, 0, lambda progress: None
+                )
+            else:
+                fitted = fitting.fit(Profile.of(()), 0)
         self.learner = OnlineLearner(
             self.board,
             self.open_steps,
             self.journal,
-            lambda known: nullcontext(fitting),
+            open_fitting,
             fitted,
             LIMIT,
             known,
@@ -108,10 +119,14 @@ class Agent:
 
 @contextmanager
 def agent_at(
-    socket: Path, retry_s: float = 30.0, grant_timeout_s: float = 0.2, stop_timeout_s: float = 300.0
+    socket: Path,
+    retry_s: float = 30.0,
+    grant_timeout_s: float = 0.2,
+    stop_timeout_s: float = 300.0,
+    open_fitting: OpenFittingTo | None = None,
 ) -> Iterator[Agent]:
-    """An agent that was granted round 7/1."""
-    agent = Agent(socket)
+    """An agent that was granted round 7/1; with a fitting of its own, it trains the workload `APP`."""
+    agent = Agent(socket, open_fitting)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def receive(grant: session_pb2.Grant, lifetime_s: float) -> None:

@@ -40,12 +40,12 @@ Row = tuple[str, PowerMode, int]
 def physics(device: str, workload: str, mode: PowerMode, batch: int) -> tuple[float, float]:
     """True milliseconds per minibatch, and true watts; no two workloads of a device have the same.
 
-    The batch changes the time only: no plan can know that an app of a known workload comes with another one.
+    A larger batch takes longer, and draws more.
     """
     chance = random.Random(f"{device} {workload}")
     first_ms, first_w = chance.uniform(100.0, 300.0), chance.uniform(12.0, 24.0)
     slower = 1.0 + chance.uniform(0.1, 0.4) * MODES.index(mode)
-    return first_ms * slower * math.sqrt(batch / 16), first_w / slower**0.7
+    return first_ms * slower * math.sqrt(batch / 16), first_w / slower**0.7 * (batch / 16) ** 0.3
 
 
 class Board(ScriptedDevice):

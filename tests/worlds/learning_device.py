@@ -4,27 +4,59 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.runtime.granted_training import GrantedTraining
 from edge_agent.session.held_grant import Grant
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.step import StepTimes
 from tests.worlds.agent import App, Device
-from tests.worlds.learning import Learning, Row, physics
+from tests.worlds.learning import MODES, Board, Learning, Row, physics
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import PowerMode
 from wattfleet_proto.convert import workload_from_message
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import local_pb2, session_pb2
 
 if TYPE_CHECKING:
     from tests.worlds.many_workloads import ManyWorkloads
 
 BATCHES = (8, 16, 32)
 _MEASURING_STEPS = 2_000
+
+
+class Knobs:
+    """A board's modes during a training, in place of a `TrainingWatch`: a world needs no observation of its power.
+
+    Attributes:
+        mode: of the training; None before the first.
+        is_lowered: whether the device itself has lowered it.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.mode: PowerMode | None = None
+        self.is_lowered = False
+
+    def start(self, learner: OnlineLearner, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
+        self.is_lowered = False
+        self.reassign(mode, power_limit_w)
+
+    def loader_seen(self, changed: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def lower(self, mode: PowerMode) -> None:
+        self.is_lowered = True
+        self.reassign(mode, 0.0)
+
+    def reassign(self, mode: PowerMode | None, power_limit_w: float) -> None:
+        self.mode = mode or MODES[-1]
+        self._board.apply(self.mode)
 
 
 class LearningDevice(Device):
@@ -48,18 +80,19 @@ class LearningDevice(Device):
 
     def _prepare(self) -> None:
         self.learning = Learning(self.id, self._folder, self.idle_w, self._settings, self._report_removed, self._rows)
-        self._learner: OnlineLearner | None = None
+        self._knobs = Knobs(self.learning.board)
+        self._granted: GrantedTraining | None = None
         self._profiler: ProductiveProfiler | None = None
 
     def _dies(self) -> None:
         self.learning.workloads.close()
         self._many.draws_changed = True
-        self._learner = self._profiler = None
+        self._granted = self._profiler = None
 
     @property
     def drawn_w(self) -> float:
         training = self.training
-        if training is None or self._learner is None:
+        if training is None or self._granted is None:
             return super().drawn_w
         return max(training.power_limit_w, self.learning.board.drawn_w)
 
@@ -97,7 +130,7 @@ class LearningDevice(Device):
         assert grant.mode is not None
         learning = self.learning
         self._many.draws_changed = True
-        self._learner = learner = learning.workloads.learner(grant.workload)
+        learner = learning.workloads.learner(grant.workload)
         batch = self._many.batch_of(grant.plan_id)
         learning.board.trained = (grant.workload, batch)
         try:
@@ -106,15 +139,27 @@ class LearningDevice(Device):
             self._world.note(f"{self.id}: refuses {grant.plan_id}: {error}")
             self._many.counts["refused trainings"] += 1
             app.lasts_s, app.is_failing = 0.0, True
-            self._learner = None
             return
         learning.workloads.trains(learner)
-        learning.board.apply(grant.mode)
+        knobs: Any = self._knobs
+        self._granted = training = GrantedTraining(knobs, learner, grant, 1.0)
         has_length = self.rng.random() < 0.95
-        learner.loader_seen(batch, 2, self.length_of(grant.workload) if has_length else None)
+        length = self.length_of(grant.workload) if has_length else None
+        stop_reason = training.loader_seen(
+            local_pb2.LoaderSeen(batch=batch, loader_workers=2, minibatches_per_epoch=length)
+        )
+        if training.is_refitted:
+            self._report_fronts()
+        self._many.counts["lowered modes"] += self._knobs.is_lowered
+        if stop_reason is not None:
+            self._stop(stop_reason)
+            self._in_this_life(0.0, self._look)
+            return
         self._profiler = learner.productive(grant.power_limit_w)
         self._profiler.begin()
-        app.lasts_s = self.length_of(grant.workload) * physics(self.id, grant.workload, grant.mode, batch)[0] / 1e3
+        mode = self._knobs.mode
+        assert mode is not None
+        app.lasts_s = self.length_of(grant.workload) * physics(self.id, grant.workload, mode, batch)[0] / 1e3
         life = self._life
         self._timeline.after(0.5 * app.lasts_s, lambda: self._measure(app, life))
 
@@ -143,20 +188,29 @@ class LearningDevice(Device):
         raise AssertionError("a mode is measured without end")
 
     def _change_mode(self, grant: Grant) -> None:
-        assert grant.mode is not None
         self._pause()
         self._many.draws_changed = True
-        if self._learner is not None:
-            self.learning.board.apply(grant.mode)
+        if self._granted is None:
+            return
+        stop_reason = self._granted.continue_under(grant)
+        if stop_reason is not None:
+            self._stop(stop_reason)
+
+    def _stop(self, reason: str) -> None:
+        """No mode keeps the training within its grant: the device is parked, and the app is told to end."""
+        self._many.counts["trainings stopped by the device"] += 1
+        self._granted = None
+        self.held.stop(reason)
 
     def _training_ended(self, training: Grant, is_finished: bool) -> None:
         self._pause()
-        learner, self._learner = self._learner, None
-        if learner is None or training.mode is None:
+        granted, self._granted = self._granted, None
+        if granted is None or training.mode is None:
             return
-        if is_finished:
-            mode, workload, board = training.mode, training.workload, self.learning.board
-            assert board.trained is not None
+        learner = granted.learner
+        if is_finished and not self._knobs.is_lowered:
+            mode, workload, board = self._knobs.mode, training.workload, self.learning.board
+            assert board.trained is not None and mode is not None
             true_ms, true_w = physics(self.id, workload, mode, board.trained[1])
             epoch_s = true_ms * learner.minibatches_per_epoch / 1e3
             self._observed(training, epoch_s, true_w)

@@ -99,6 +99,10 @@ def a_device_in_a_round_counts_as_free(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Grants, "may_train", lambda self, device_id: False)
 
 
+def a_larger_batch_is_trained_in_the_granted_mode(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OnlineLearner, "mode_within", lambda self, mode, power_limit_w, planned: mode)
+
+
 # Each with the promise that it breaks.
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     an_observation_is_written_to_the_journal_of_another_workload: "journal",
@@ -108,6 +112,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     nothing_is_removed: "bounded",
     a_plan_has_a_device_less_than_is_possible: "best plan",
     a_device_in_a_round_counts_as_free: "one round",
+    a_larger_batch_is_trained_in_the_granted_mode: "counted",
 }
 
 

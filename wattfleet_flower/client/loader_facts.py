@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from numbers import Integral
 
+from wattfleet_proto.loader_limits import LARGEST_COUNT, MAX_MINIBATCHES_PER_EPOCH
 from wattfleet_proto.v1 import local_pb2
-
-LARGEST_COUNT = 1_000_000
-"""As `wattfleet.modes.LARGEST_COUNT`, which a ClientApp does not load: no batch or number of processes is larger."""
-
-_LARGEST_LENGTH = 2**32 - 1
 
 
 def length_of(loader: Iterable[object]) -> int | None:
@@ -22,7 +18,7 @@ def length_of(loader: Iterable[object]) -> int | None:
 
 
 def facts_of(loader: Iterable[object]) -> local_pb2.LoaderSeen:
-    """Return what a loader says of itself; absent where it says nothing.
+    """Return what a loader says of itself; absent where it says nothing, or more than the agent accepts.
 
     Args:
         loader: torch's DataLoader, or any iterable; one with the same attributes is understood as well.
@@ -33,7 +29,7 @@ def facts_of(loader: Iterable[object]) -> local_pb2.LoaderSeen:
     return local_pb2.LoaderSeen(
         batch=_count(batch, 1, LARGEST_COUNT),
         loader_workers=_count(getattr(loader, "num_workers", None), 0, LARGEST_COUNT),
-        minibatches_per_epoch=_count(length_of(loader), 1, _LARGEST_LENGTH),
+        minibatches_per_epoch=_count(length_of(loader), 1, MAX_MINIBATCHES_PER_EPOCH),
     )
 
 

@@ -161,3 +161,38 @@ def test_the_rest_of_a_training_after_measurements_is_observed_in_its_own_mode(t
         observed = watch.finish()
         assert observed is not None and observed.mode == MODE
         assert observed.epoch_s == pytest.approx(8) and observed.power_w == pytest.approx(12)
+
+
+@pytest.mark.parametrize(("trained_meanwhile_s", "epoch_s"), [(0.0, 10.0), (60.0, 80.0)])
+def test_time_in_which_the_app_waits_for_the_agent_is_no_part_of_an_epoch(
+    tmp_path: Path, trained_meanwhile_s: float, epoch_s: float
+) -> None:
+    board = RealTimeBoard()
+    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        complete = Trained(100, lambda power_limit_w: ProductiveProfiler(board, [], journal))  # type: ignore[arg-type]
+    watch.start(complete, MODE, epochs=1, power_limit_w=30)
+    with watch.loader_seen(changed=True):
+        board.clock.sleep_s(10.0)  # the predictor is fitted to another batch
+    board.clock.sleep_s(trained_meanwhile_s)
+    assert not watch.minibatches_ended([], paused=False)
+    board.clock.sleep_s(10.0)
+    observed = watch.finish()
+    assert observed is not None and observed.epoch_s == pytest.approx(epoch_s)
+
+
+def test_nothing_more_is_measured_once_the_batch_changes_in_the_midst_of_a_training(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        with watch.loader_seen(changed=True):
+            pass
+        assert watch.minibatches_ended([], paused=False)
+        assert board.mode == OTHER
+        with watch.loader_seen(changed=True):
+            assert board.mode == MODE
+        assert not watch.minibatches_ended([TIMES] * 5, paused=False)
+        board.clock.sleep_s(50.0)
+        assert watch.finish() is None, "it trained minibatches of two kinds"
+    assert journal.records == ()

@@ -13,7 +13,7 @@ from edge_agent.runtime.readiness import Readiness
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError
-from wattfleet.modes import PowerMode, Workload
+from wattfleet.modes import PowerMode, Workload, WorkloadFacts
 
 
 @dataclass
@@ -21,12 +21,20 @@ class Learner:
     known: KnownWorkload
     is_plausible: bool = True
     profiled_modes: int = 0
+    watts: float = 20.0
+
+    @property
+    def is_outdated(self) -> bool:
+        return self.watts != 20.0 * (self.known.workload.facts.batch or 16) / 16
+
+    def refit(self) -> None:
+        self.watts = 20.0 * (self.known.workload.facts.batch or 16) / 16
 
     @property
     def front(self) -> Front:
         if not self.is_plausible:
             raise ImplausibleError("no mode has a plausible epoch")
-        return front((1.0, 20.0))
+        return front((1.0, self.watts))
 
 
 @dataclass
@@ -37,15 +45,41 @@ class Workloads:
     def is_default(self, learner: Learner) -> bool:
         return False
 
+    def announced(self, workload: Workload) -> Learner:
+        [found] = [each for each in self.opened if each.known.workload.name == workload.name]
+        found.known = found.known.completed(workload.facts)
+        return found
+
+
+def ready_with(workloads: Any) -> Readiness:
+    return Readiness(workloads, 5.0, PowerMode(1, 1_000, 1_000_000, 1_000_000), "a" * 64, True, 0)
+
 
 def test_a_workload_without_a_plausible_front_keeps_no_other_from_being_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     absurd = Learner(KnownWorkload(Workload("absurd"), 2**31 - 1), is_plausible=False)
     other = Learner(KnownWorkload(Workload("other"), 100))
-    workloads: Any = Workloads([absurd, other], latest=absurd)
-    ready = Readiness(workloads, 5.0, PowerMode(1, 1_000, 1_000_000, 1_000_000), "a" * 64, True, 0)
+    workloads = Workloads([absurd, other], latest=absurd)
+    ready = ready_with(workloads)
     assert [report.workload.name for report in ready.due_fronts()] == ["other"]
     assert "the front of the workload 'absurd' cannot be reported: no mode has a plausible epoch" in caplog.text
     absurd.is_plausible = True
     assert [report.workload.name for report in ready.due_fronts()] == ["absurd"], "the other has not changed"
+
+
+def test_the_front_of_an_announced_workload_is_reported_even_if_it_is_unchanged() -> None:
+    first, second = (Learner(KnownWorkload(Workload(name), 100)) for name in ("first", "second"))
+    ready = ready_with(Workloads([first, second]))
+    assert [report.workload.name for report in ready.due_fronts()] == ["first", "second"]
+    assert ready.due_fronts() == []
+    ready.announced(Workload("second"))  # the coordinator may have dropped its front
+    assert [report.workload.name for report in ready.due_fronts()] == ["second"]
+    assert ready.due_fronts() == []
+
+
+def test_the_front_of_a_run_that_states_its_batch_is_predicted_for_it() -> None:
+    ready = ready_with(Workloads([Learner(KnownWorkload(Workload("digits"), 100))]))
+    ready.announced(Workload("digits", WorkloadFacts(batch=32)))
+    [report] = ready.due_fronts()
+    assert (report.workload.batch, report.front.points[0].power_w) == (32, 40.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from edge_agent.session.grants import Grants
 from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import power_pb2, session_pb2
@@ -57,3 +59,23 @@ async def test_a_lease_that_names_the_newest_grant_renews_it_from_when_it_was_se
     await grants.acknowledged(lease.number, 120.0, is_renewed=True)
     clock.now_s = 180.0
     assert await grants.next_change() == "the agent has lost the coordinator for too long"
+
+
+async def test_a_training_that_the_device_itself_stops_says_why_and_the_next_one_may_run() -> None:
+    grants = Grants(SetClock())
+    grants.greeting()
+    await grants.welcomed(120.0)
+    for plan_id in ("7/1", "7/2"):
+        await grants.receive(session_pb2.Grant(id=1, plan_id=plan_id, mode=MODE, power_limit_w=25.0, longest_s=60.0))
+        grants.begin(plan_id)
+        assert not await stops(grants)
+        await grants.stop("no mode keeps within the watts")
+        assert await grants.next_change() == "no mode keeps within the watts"
+        grants.ended()
+
+
+async def stops(grants: Grants) -> bool:
+    change = asyncio.ensure_future(grants.next_change())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return change.done() or not change.cancel()

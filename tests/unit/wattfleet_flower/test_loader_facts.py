@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from wattfleet.modes import LARGEST_COUNT
-from wattfleet_flower.client import loader_facts
+from edge_agent.profiling.known_workload import KnownWorkload
+from wattfleet.modes import LARGEST_COUNT, Workload, WorkloadFacts
 from wattfleet_flower.client.loader_facts import facts_of
 from wattfleet_proto.v1 import local_pb2
 
@@ -24,6 +24,19 @@ class Batches(list[int]):
     def __init__(self, length: int, **attributes: Any) -> None:
         super().__init__(range(length))
         vars(self).update(attributes)
+
+
+class Endless:
+    """A loader of any length."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Any:
+        return iter(())
 
 
 @pytest.mark.parametrize(
@@ -43,6 +56,8 @@ class Batches(list[int]):
         (Batches(2, batch_size=LARGEST_COUNT + 1, num_workers=True), {"minibatches_per_epoch": 2}),
         (Batches(2, batch_size="16", num_workers=1.5), {"minibatches_per_epoch": 2}),
         (iter(range(3)), {}),
+        (Endless(2**31 - 1), {"minibatches_per_epoch": 2**31 - 1}),
+        (Endless(2**31), {}),
         (SimpleNamespace(batch_size=4), {"batch": 4}),
     ],
 )
@@ -51,15 +66,27 @@ def test_a_loader_tells_what_it_knows_and_nothing_else(loader: Any, told: dict[s
 
 
 def test_a_length_that_is_not_implemented_is_unknown() -> None:
-    class Endless:
+    class Unknown(Endless):
         def __len__(self) -> int:
             raise NotImplementedError
 
-        def __iter__(self) -> Any:
-            return iter(())
-
-    assert facts_of(Endless()) == local_pb2.LoaderSeen()
+    assert facts_of(Unknown(0)) == local_pb2.LoaderSeen()
 
 
-def test_what_is_told_is_no_more_than_the_core_accepts() -> None:
-    assert loader_facts.LARGEST_COUNT == LARGEST_COUNT
+@pytest.mark.parametrize(
+    "loader",
+    [
+        Batches(2, batch_size=LARGEST_COUNT, num_workers=LARGEST_COUNT),
+        Batches(2, batch_size=LARGEST_COUNT + 1, num_workers=LARGEST_COUNT + 1),
+        Batches(2, batch_size=1, num_workers=1025),
+        Endless(2**31 - 1),
+        Endless(2**31),
+    ],
+)
+def test_the_agent_accepts_whatever_it_is_told(loader: Any) -> None:
+    told = facts_of(loader)
+    batch = told.batch if told.HasField("batch") else None
+    workers = told.loader_workers if told.HasField("loader_workers") else None
+    length = told.minibatches_per_epoch if told.HasField("minibatches_per_epoch") else None
+    known = KnownWorkload(Workload("digits")).completed(WorkloadFacts(batch=batch, loader_workers=workers), length)
+    assert known.workload.facts.batch == batch
