@@ -32,6 +32,7 @@ from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 MODES = array_to_modes(open_virtual_board("simulated:orin-nano", 1).modes)
 MOST_GPU_HZ = max(mode.gpu_hz for mode in MODES)
 CERTAIN = 1.6449 * POWER_LOG_SD  # logarithm of the 95 % quantile, from a table of the normal distribution
+HARDLY_LESS_CERTAIN = 1.5548 * POWER_LOG_SD  # of the 94 % quantile
 
 
 def watts(mode: PowerMode, batch: int) -> float:
@@ -152,11 +153,12 @@ def test_a_larger_batch_is_trained_in_the_fastest_mode_within_the_grant(
     ("loader", "limit_w"),
     [
         (Loader(32), certain_watts(MODE, 32) + 1e-3),
+        (Loader(32), watts(MODE, 32) * float(np.exp(HARDLY_LESS_CERTAIN))),
         (Loader(8), watts(MODE, 16)),
         (Loader(16, num_workers=4), watts(MODE, 16)),
         (Loader(16), watts(MODE, 16)),
     ],
-    ids=["enough watts", "smaller", "other workers", "as planned"],
+    ids=["enough watts", "hardly more than planned", "smaller", "other workers", "as planned"],
 )
 def test_the_granted_mode_stays_in_force(agent: Agent, loader: Loader, limit_w: float) -> None:
     during: list[PowerMode] = []
@@ -164,6 +166,14 @@ def test_the_granted_mode_stays_in_force(agent: Agent, loader: Loader, limit_w: 
     train_with(agent, lambda: during.extend(agent.board.current_mode() for _ in profiled(loader)))
     assert set(during) == {MODE}
     assert len(agent.reports.observations) == 1
+
+
+def test_a_mode_that_is_less_certain_than_93_pct_is_lowered(agent: Agent) -> None:
+    during: list[PowerMode] = []
+    limit_w = watts(MODE, 32) * float(np.exp(1.4 * POWER_LOG_SD))  # the 91.9 % quantile
+    agent.grant(granted(power_limit_w=limit_w, grant_id=2))
+    train_with(agent, lambda: during.extend(agent.board.current_mode() for _ in profiled(Loader(32))))
+    assert MODE not in during and max(certain_watts(mode, 32) for mode in during) <= limit_w
 
 
 def test_modes_measured_after_that_keep_within_the_grant(agent: Agent, fittings: Fittings) -> None:
