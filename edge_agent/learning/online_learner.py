@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,7 +42,7 @@ def most_modes(journal: Journal, limit: int) -> int:
 
 
 class OnlineLearner:
-    """Keeps a device's predictor of a workload up to date with its trainings.
+    """Keeps a device's predictor of a workload up to date with its trainings. Its methods may be called by any thread.
 
     Args:
         device: the board.
@@ -84,13 +85,16 @@ class OnlineLearner:
         self.known = known
         self._note = note
         self._is_outdated = False
+        # Announcements change what is known, and fit, beside the trainings.
+        self._state = threading.RLock()
+        self._one_fit = threading.RLock()
         self._seed = seed
         self._keep = keep
         self._rule = rule
         self._tolerance = tolerance
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
-        self._take(fitted)
+        self._take(fitted, known)
 
     @property
     def minibatches_per_epoch(self) -> int:
@@ -113,11 +117,6 @@ class OnlineLearner:
         return self._is_outdated
 
     @property
-    def prediction(self) -> Prediction:
-        """The current prediction of each of the device's modes, in their order."""
-        return self._prediction
-
-    @property
     def profiled_modes(self) -> int:
         """Number of measured modes, without those observed in rounds only."""
         return len(self._journal.records)
@@ -130,9 +129,20 @@ class OnlineLearner:
     @property
     def front(self) -> Front:
         """The current front, without the modes that overload the board."""
+        return self.predicted_front()[0]
+
+    def predicted_front(self) -> tuple[Front, Workload]:
+        """The current front, and the workload as the predictor was fitted to it: more may be known by now.
+
+        Raises:
+            ImplausibleError: no mode's prediction is plausible.
+        """
+        with self._state:
+            prediction, workload = self._prediction, self._fitted
         allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
         modes = self._device.modes[allowed]
-        return predicted_front(modes, self._prediction.among(allowed), self.minibatches_per_epoch, self.first_gcycles)
+        front = predicted_front(modes, prediction.among(allowed), self.minibatches_per_epoch, self.first_gcycles)
+        return front, workload
 
     def loader_seen(self, batch: int | None, loader_workers: int | None, minibatches_per_epoch: int | None) -> bool:
         """Take what the loader of the app has told of itself; None where it says nothing.
@@ -143,16 +153,17 @@ class OnlineLearner:
         Raises:
             InvalidInputError: a number is out of range.
         """
-        facts = self.known.workload.facts
-        told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
-        if self.paced is None:
-            told = facts  # a virtual board paces minibatches of its own
-        known = self.known.completed(told, minibatches_per_epoch)
-        changed = known.workload != self.known.workload
-        if known != self.known:
-            self._is_outdated |= changed
-            self._take_known(known)
-        return changed
+        with self._state:
+            facts = self.known.workload.facts
+            told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
+            if self.paced is None:
+                told = facts  # a virtual board paces minibatches of its own
+            known = self.known.completed(told, minibatches_per_epoch)
+            changed = known.workload != self.known.workload
+            if known != self.known:
+                self._is_outdated |= changed
+                self._take_known(known)
+            return changed
 
     def announced(self, workload: Workload) -> None:
         """Take what the coordinator has told of the workload. What the device has seen itself counts more.
@@ -160,10 +171,11 @@ class OnlineLearner:
         Raises:
             InvalidInputError: it is of another task.
         """
-        known = self.known.completed(workload.completed(self.known.workload.facts).facts)
-        if known != self.known:
-            self._is_outdated |= known.workload != self.known.workload
-            self._take_known(known)
+        with self._state:
+            known = self.known.completed(workload.completed(self.known.workload.facts).facts)
+            if known != self.known:
+                self._is_outdated |= known.workload != self.known.workload
+                self._take_known(known)
 
     def _take_known(self, known: KnownWorkload) -> None:
         self.known = known
@@ -236,11 +248,11 @@ class OnlineLearner:
         if steps is None:
             raise InvalidInputError(f"the workload {self.known.workload.name!r} can only be trained by its app")
         most = most_modes(self._journal, modes)
-        with self._open_fitting(self.known) as fitting:
+        with self._one_fit, self._open_fitting(known := self.known) as fitting:
             fitted = profile_device(
                 self._device, steps, self._journal, fitting, most, self._seed, report, self._tolerance
             )
-        self._take(fitted)
+            self._take(fitted, known)
 
     def productive(self, power_limit_w: float) -> ProductiveProfiler:
         """A profiler that measures the next modes during a training; it has none if the profile is complete.
@@ -255,9 +267,9 @@ class OnlineLearner:
             return ProductiveProfiler(self._device, [], self._journal)
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
         try:
-            with self._open_fitting(self.known) as fitting:
+            with self._one_fit, self._open_fitting(workload := self.known) as fitting:
                 if self._is_outdated:  # another batch draws other watts
-                    self._take(fitting.fit(self._profile(), self.profiled_modes))
+                    self._take(fitting.fit(self._profile(), self.profiled_modes), workload)
                 affordable = self._prediction.power_mw_quantile(POWER_QUANTILE) <= power_limit_w * 1e3
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
@@ -282,18 +294,15 @@ class OnlineLearner:
                 f" {power_limit_w:.1f} W: check that agent and coordinator use the same front"
             )
 
-    def mode_within(self, mode: PowerMode, power_limit_w: float, planned: Prediction) -> PowerMode | None:
+    def mode_within(self, mode: PowerMode, power_limit_w: float) -> PowerMode | None:
         """The mode to train in, where a plan has granted one before the workload was known as it is now.
 
-        It is another one only if two things hold. The predicted watts of the granted mode are more than when it was
-        planned, and they keep within the limit with a probability below 93 %; plans demand 95 % (`POWER_QUANTILE`).
-        Without the first condition, a training whose minibatches draw no more than planned might be slowed down by its
-        intervals alone.
+        It is another one only if the granted mode keeps within the limit with a probability below 93 %. Plans demand
+        95 % (`POWER_QUANTILE`).
 
         Args:
             mode: the granted mode.
             power_limit_w: watts set aside for the device.
-            planned: the prediction from which the mode was planned.
 
         Returns:
             The granted mode, or else the fastest one of the front that keeps within the limit; None without one.
@@ -302,10 +311,8 @@ class OnlineLearner:
             InvalidInputError: the device does not offer the granted mode.
             ImplausibleError: there is no front, as no mode's prediction is plausible.
         """
-        now = self._predicted(mode)
         most_mw = power_limit_w * 1e3 * (1 + _ROUNDING)
-        has_grown = now.power_mw[0] > self._predicted(mode, planned).power_mw[0]
-        if not has_grown or now.power_mw_quantile(_KEPT_QUANTILE)[0] <= most_mw:
+        if self._predicted(mode).power_mw_quantile(_KEPT_QUANTILE)[0] <= most_mw:
             return mode
         front = self.front
         (affordable,) = np.nonzero(front.planned_w * 1e3 <= most_mw)
@@ -317,25 +324,36 @@ class OnlineLearner:
         Raises:
             FittingFailedError: it could not be fitted, and is unchanged.
         """
-        with self._open_fitting(self.known) as fitting:
-            fitted = fitting.fit(self._profile(), self.profiled_modes)
-        self._take(fitted)
+        with self._one_fit, self._open_fitting(known := self.known) as fitting:
+            self._take(fitting.fit(self._profile(), self.profiled_modes), known)
+
+    def refit_if_outdated(self) -> None:
+        """Fit the predictor to what has become known of the workload, unless another thread has done so meanwhile.
+
+        Raises:
+            FittingFailedError: it could not be fitted, and is unchanged.
+        """
+        with self._one_fit:
+            if self._is_outdated:
+                self.refit()
 
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
 
-    def _take(self, fitted: Fitted) -> None:
-        self._prediction = fitted.prediction
-        self._is_outdated = False
+    def _take(self, fitted: Fitted, known: KnownWorkload) -> None:
+        """Use a predictor that was fitted to what was known of the workload."""
+        with self._state:
+            self._prediction, self._fitted = fitted.prediction, known.workload
+            self._is_outdated = known.workload != self.known.workload
         self._keep(fitted.artefact)
 
     def _profile(self) -> Profile:
         return Profile.of(self._journal.measurements)
 
-    def _predicted(self, mode: PowerMode, prediction: Prediction | None = None) -> Prediction:
+    def _predicted(self, mode: PowerMode) -> Prediction:
         (found,) = np.nonzero((self._device.modes == modes_to_array([mode])).all(axis=1))
         if not len(found):
             raise InvalidInputError(f"this device does not offer the mode {mode.label()}")
-        at, known = found[:1], prediction or self._prediction
+        at, known = found[:1], self._prediction
         return Prediction(known.minibatch_ms[at], known.power_mw[at], known.time_log_sd[at], known.power_log_sd[at])

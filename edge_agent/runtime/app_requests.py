@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from edge_agent.runtime.app_answers import AppAnswers
@@ -72,9 +73,36 @@ def reported_times(report: local_pb2.MinibatchesTrained, since_s: float) -> list
     return times
 
 
+@dataclass(frozen=True)
+class PauseEnded:
+    """The app's requests are read again.
+
+    Attributes:
+        app_has_finished: its next request is its Finish, which came during the pause.
+    """
+
+    app_has_finished: bool
+
+
+class Pause:
+    """Keeps the requests of an app waiting while something is done for it; changes of its training do not wait.
+
+    Attributes:
+        work: what is done; None if the requests are read.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a pause."""
+        self.work: asyncio.Future[None] | None = None
+
+
 async def until_finish(
-    requests: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers, grants: Grants, stop_timeout_s: float
-) -> AsyncGenerator[local_pb2.TrainRequest | Grant | str, None]:
+    requests: AsyncIterator[local_pb2.TrainRequest],
+    answers: AppAnswers,
+    grants: Grants,
+    pause: Pause,
+    stop_timeout_s: float,
+) -> AsyncGenerator[local_pb2.TrainRequest | Grant | PauseEnded | str, None]:
     """The app's requests up to its Finish, and what changes its training meanwhile, one at a time.
 
     A grant is another one to go on under; a text is why the training has to stop, once.
@@ -83,6 +111,7 @@ async def until_finish(
         requests: of the app.
         answers: to the app; no request is read before they are taken.
         grants: of the coordinator.
+        pause: keeps requests waiting.
         stop_timeout_s: how long the app has to end a training that was stopped.
 
     Raises:
@@ -99,7 +128,10 @@ async def until_finish(
     changed: asyncio.Future[Grant | str] | None = asyncio.ensure_future(grants.next_change())
     try:
         while True:
-            waiting: list[asyncio.Future[Any]] = [requested] if changed is None else [requested, changed]
+            working = pause.work
+            waiting: list[asyncio.Future[Any]] = [requested if working is None else working]
+            if changed is not None:
+                waiting.append(changed)
             left_s = None if stop_by_s is None else stop_by_s - time.monotonic()
             await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if stop_by_s is not None and time.monotonic() >= stop_by_s:
@@ -112,7 +144,11 @@ async def until_finish(
                     changed = asyncio.ensure_future(grants.next_change())
                 else:
                     stop_by_s = time.monotonic() + stop_timeout_s
-            if requested.done():
+            if working is not None:
+                if working.done():
+                    pause.work = None
+                    yield PauseEnded(_is_finish(requested))
+            elif requested.done():
                 try:
                     request = requested.result()
                 except StopAsyncIteration:
@@ -125,3 +161,9 @@ async def until_finish(
         requested.cancel()
         if changed is not None:
             changed.cancel()
+
+
+def _is_finish(requested: asyncio.Future[local_pb2.TrainRequest]) -> bool:
+    """Whether a request has arrived, and is a Finish."""
+    arrived = requested.done() and not requested.cancelled() and requested.exception() is None
+    return arrived and requested.result().HasField("finish")

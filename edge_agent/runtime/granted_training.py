@@ -9,6 +9,7 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.session.held_grant import Grant
 from edge_agent.training.training import TrainingWatch
 from wattfleet.errors import WattfleetError
+from wattfleet.modes import PowerMode
 from wattfleet_proto.v1 import local_pb2
 
 _log = logging.getLogger(__name__)
@@ -17,11 +18,10 @@ _log = logging.getLogger(__name__)
 class GrantedTraining:
     """One training, from its start.
 
-    Its methods touch the device, and may take seconds: call them in a thread.
+    All methods but `refit` touch the device: call them in a thread, one at a time.
 
     Attributes:
         learner: of the workload that is trained.
-        is_refitted: whether the predictor was fitted to what the app's loader has told, so that there is another front.
     """
 
     def __init__(self, watch: TrainingWatch, learner: OnlineLearner, grant: Grant, epochs: float) -> None:
@@ -40,51 +40,95 @@ class GrantedTraining:
         assert grant.mode is not None, "a grant without a mode begins no training"
         watch.start(learner, grant.mode, epochs, grant.power_limit_w)
         self.learner = learner
-        self.is_refitted = False
         self._watch = watch
         self._power_limit_w = grant.power_limit_w
-        # The coordinator plans with the front of this prediction, until it has the next one.
-        self._planned = learner.prediction
+        self._is_stopped = False
+        self._is_refitted = False
+        self._not_fitted: Exception | None = None
 
-    def loader_seen(self, loader: local_pb2.LoaderSeen) -> str | None:
+    def loader_seen(self, loader: local_pb2.LoaderSeen) -> bool:
         """Take what the app's loader tells of itself.
 
-        If its minibatches are others than those that the predictor knows, the predictor is fitted to them. If they draw
-        more than was planned and may exceed the grant, the training continues in a lower mode.
-
         Returns:
-            Why the training has to stop, as no mode keeps within the grant: the device is parked. None if it goes on.
+            Whether its minibatches are others than those that the predictor knows: call `refit`, and then
+            `keep_within_grant`.
 
         Raises:
             InvalidInputError: a number is out of range.
-            ModeNotAppliedError: the lower mode could not be applied, or the device could not be parked.
+            ModeNotAppliedError: the training's own mode could not be restored after measurements.
         """
         told = (
             getattr(loader, name) if loader.HasField(name) else None
             for name in ("batch", "loader_workers", "minibatches_per_epoch")
         )
-        with self._watch.loader_seen(self.learner.loader_seen(*told)):
-            return self._keep_within_grant()
+        self._watch.loader_seen(self.learner.loader_seen(*told))
+        if self.learner.is_outdated:
+            return True
+        self._watch.loader_handled()
+        return False
 
-    def continue_under(self, grant: Grant) -> str | None:
-        """Go on under another grant of the training, or in a lower mode than its own, as in `loader_seen`.
+    def refit(self) -> bool:
+        """Fit the predictor to the app's minibatches, which may take seconds; anything may happen meanwhile.
+
+        Returns:
+            Whether it could be fitted.
+        """
+        try:
+            self.learner.refit_if_outdated()
+        except (WattfleetError, StoppedError) as error:
+            self._not_fitted = error
+        return self._not_fitted is None
+
+    def keep_within_grant(self, app_has_finished: bool) -> str | None:
+        """Lower the mode after `refit`, if it may exceed the grant with the app's minibatches.
+
+        Args:
+            app_has_finished: the app has ended its training meanwhile.
 
         Returns:
             Why the training has to stop, as no mode keeps within the grant: the device is parked. None if it goes on.
 
         Raises:
-            InvalidInputError: its mode was planned with the current front, and draws more than the grant allows.
+            ModeNotAppliedError: the lower mode could not be applied, or the device could not be parked.
+        """
+        self._is_refitted = self._not_fitted is None
+        stop_reason = None
+        if not self._is_stopped:
+            if self._not_fitted is None:
+                stop_reason = self._lower_within_grant()
+            else:
+                # They may draw any watts, and nobody would know.
+                why = str(self._not_fitted) or "the agent is stopping"
+                stop_reason = self._stop_since(f"the watts of {self._minibatches} cannot be predicted: {why}")
+        self._watch.loader_handled(app_has_finished)
+        return stop_reason
+
+    def continue_under(self, grant: Grant) -> str | None:
+        """Go on under another grant of the training, or in a lower mode than its own, as in `keep_within_grant`.
+
+        A training that stops already ignores it.
+
+        Returns:
+            Why the training has to stop, as no mode keeps within the grant: the device is parked. None if it goes on.
+
+        Raises:
+            InvalidInputError: its mode draws more than the grant allows, and was planned with the current front.
             ModeNotAppliedError: its mode could not be applied.
         """
         assert grant.mode is not None, "a grant without a mode stops the training"
-        # The coordinator may have planned it before it had the front of the current minibatches.
-        mode = self.learner.mode_within(grant.mode, grant.power_limit_w, self._planned)
-        if mode is None:
-            return self._stop_since(self._no_mode(grant.power_limit_w))
-        self.learner.require_within(mode, grant.power_limit_w)
+        if self._is_stopped:
+            return None
+        mode: PowerMode | None = grant.mode
+        if self._is_refitted:
+            # The coordinator may have planned it before it had the front of the app's minibatches.
+            mode = self._mode_within(grant.mode, grant.power_limit_w)
+            if mode is None:
+                return self._stop_since(self._no_mode(grant.power_limit_w))
+        else:
+            self.learner.require_within(grant.mode, grant.power_limit_w)
         self._watch.reassign(mode, grant.power_limit_w)
         self._power_limit_w = grant.power_limit_w
-        _log.info("training continues at %s within %.1f W", mode.label(), grant.power_limit_w)
+        _log.info("training continues at %s within %.1f W", self._watch.mode.label(), grant.power_limit_w)
         return None
 
     def park(self) -> None:
@@ -93,23 +137,12 @@ class GrantedTraining:
         Raises:
             ModeNotAppliedError: the device could not be parked.
         """
+        self._is_stopped = True
         self._watch.reassign(None, 0.0)
 
-    def _keep_within_grant(self) -> str | None:
-        """Fit the predictor to the minibatches, and lower the mode if that is necessary; see `loader_seen`."""
-        if not self.learner.is_outdated and self.learner.prediction is self._planned:
-            return None
+    def _lower_within_grant(self) -> str | None:
         granted, limit_w = self._watch.mode, self._power_limit_w
-        try:
-            if self.learner.is_outdated:
-                self.learner.refit()
-                self.is_refitted = True
-            mode = self.learner.mode_within(granted, limit_w, self._planned)
-        except (WattfleetError, StoppedError) as error:
-            # They may draw any watts, and nobody would know.
-            return self._stop_since(
-                f"the watts of {self._minibatches} cannot be predicted: {error or 'the agent is stopping'}"
-            )
+        mode = self._mode_within(granted, limit_w)
         if mode is None:
             return self._stop_since(self._no_mode(limit_w))
         if mode != granted:
@@ -122,6 +155,13 @@ class GrantedTraining:
                 limit_w,
             )
         return None
+
+    def _mode_within(self, mode: PowerMode, limit_w: float) -> PowerMode | None:
+        try:
+            return self.learner.mode_within(mode, limit_w)
+        except WattfleetError as error:
+            _log.error("no mode of %s is known to keep within %.1f W: %s", self._minibatches, limit_w, error)
+            return None
 
     def _stop_since(self, reason: str) -> str:
         self.park()

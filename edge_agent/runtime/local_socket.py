@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +22,8 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.runtime.app_answers import AppAnswers
 from edge_agent.runtime.app_requests import (
     AppNotStoppingError,
+    Pause,
+    PauseEnded,
     StreamEndedError,
     reported_times,
     require_start,
@@ -43,7 +46,7 @@ from edge_agent.settings import SessionSettings
 from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.tasks import run_uncancelled, shield_until_done
+from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start
 from wattfleet_proto.device_state import DeviceState
@@ -104,6 +107,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self._acknowledge_timeout_s = settings.acknowledge_timeout_s
         self._grant_timeout_s = settings.grant_timeout_s
         self._stop_timeout_s = settings.stop_timeout_s
+        self._refitting: set[asyncio.Task[None]] = set()
 
     async def Train(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
@@ -142,7 +146,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 self._supervisor.handle(TrainingBegan(self._watch.mode.label()))
                 answered_s = time.monotonic()
                 answers.put(local_pb2.TrainResponse(started=local_pb2.TrainingStarted(protocol_minor=MINOR)))
-                changes = until_finish(request_iterator, answers, self._session.grants, self._stop_timeout_s)
+                pause = Pause()
+                changes = until_finish(request_iterator, answers, self._session.grants, pause, self._stop_timeout_s)
                 async with aclosing(changes) as events:
                     async for event in events:
                         if isinstance(event, Grant):
@@ -150,8 +155,13 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                         elif isinstance(event, str):
                             await self._stop(training, event)
                             answers.put(local_pb2.TrainResponse(stop=local_pb2.StopTraining(reason=event)))
+                        elif isinstance(event, PauseEnded):
+                            await self._stop_since(
+                                await shield_until_done(training.keep_within_grant, event.app_has_finished)
+                            )
                         elif event.HasField("loader"):
-                            await self._loader_seen(training, event.loader)
+                            if await shield_until_done(training.loader_seen, event.loader):
+                                pause.work = self._refit(training)
                         elif event.HasField("minibatches"):
                             measuring = await self._measure(event.minibatches, time.monotonic() - answered_s)
                             answered_s = time.monotonic()
@@ -190,25 +200,30 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         """
         assert grant.mode is not None, "a grant without a mode begins no training"
         learner = self._workloads.learner(grant.workload)
+        learner.refit_if_outdated()
         learner.require_within(grant.mode, grant.power_limit_w)
         self._workloads.trains(learner)
         return GrantedTraining(self._watch, learner, grant, epochs)
 
-    async def _loader_seen(self, training: GrantedTraining, loader: local_pb2.LoaderSeen) -> None:
-        """Take what the app's loader tells of itself, and report the front of such minibatches.
+    def _refit(self, training: GrantedTraining) -> asyncio.Task[None]:
+        """Begin to fit the predictor to the app's minibatches.
 
-        Raises:
-            InvalidInputError: a number is out of range.
-            ModeNotAppliedError: the mode that keeps within the grant could not be applied.
+        The front is reported even if the app disconnects or fails meanwhile, so that the next plan counts them.
         """
-        try:
-            stop_reason = await shield_until_done(training.loader_seen, loader)
-        finally:
-            # At once, so that the next plan counts them, even if the app disconnects or fails.
-            if training.is_refitted:
-                await run_uncancelled(self._supervisor.report_fronts())
-        if stop_reason is not None:
-            await self._session.grants.stop(stop_reason)
+
+        async def refit() -> None:
+            if await shield_until_done(training.refit):
+                await self._supervisor.report_fronts()
+
+        refitting = background_task("fit to the minibatches of an app", refit())
+        self._refitting.add(refitting)
+        refitting.add_done_callback(self._refitting.discard)
+        return refitting
+
+    async def _stop_since(self, reason: str | None) -> None:
+        """Have the training stop for a reason of the device's own; None lets it go on."""
+        if reason is not None:
+            await self._session.grants.stop(reason)
 
     async def _continue(self, training: GrantedTraining, grant: Grant) -> None:
         """Go on under another grant.
@@ -219,8 +234,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         """
         stop_reason = await shield_until_done(training.continue_under, grant)
         self._session.grants.applied(grant)
-        if stop_reason is not None:
-            await self._session.grants.stop(stop_reason)
+        await self._stop_since(stop_reason)
 
     async def _stop(self, training: GrantedTraining, reason: str) -> None:
         """Park the device in the midst of a training, which ends with its current minibatch.

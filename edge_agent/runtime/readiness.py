@@ -66,8 +66,7 @@ class Readiness:
             WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
         """
         learner = self.workloads.announced(workload)
-        if learner.is_outdated:  # the run states another batch, for example
-            learner.refit()
+        learner.refit_if_outdated()  # the run may state a batch that was unknown
         own = learner.known.workload.name
         with self._reporting:
             self._announced.setdefault(own, set()).add(workload.name)
@@ -114,14 +113,15 @@ class Readiness:
         return self._announced.get(own) or {own}
 
     def _report(self, learner: OnlineLearner, name: str) -> session_pb2.FrontReport:
+        front, workload = learner.predicted_front()
         report = session_pb2.FrontReport(
-            front=front_to_message(learner.front),
+            front=front_to_message(front),
             idle_w=self.idle_w,
             profiled_modes=learner.profiled_modes,
             reference_digest=self.reference_digest,
         )
         if name:
-            report.workload.CopyFrom(workload_to_message(replace(learner.known.workload, name=name)))
+            report.workload.CopyFrom(workload_to_message(replace(workload, name=name)))
             if learner.known.minibatches_per_epoch is not None:
                 report.minibatches_per_epoch = learner.known.minibatches_per_epoch
         return report

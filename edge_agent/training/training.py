@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -71,17 +72,17 @@ class _Undisturbed:
     minibatches_before: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _LoaderHandled:
     """When the agent handled what a loader told of itself, device-clock seconds.
 
     Attributes:
         since_s: when it began.
-        until_s: when it had ended.
+        until_s: when it had ended; infinite before that.
     """
 
     since_s: float
-    until_s: float
+    until_s: float = math.inf
 
 
 @dataclass
@@ -153,11 +154,10 @@ class TrainingWatch:
         assert self._running is not None, "a training has a mode"
         return self._running.mode
 
-    @contextmanager
-    def loader_seen(self, changed: bool) -> Iterator[None]:
+    def loader_seen(self, changed: bool) -> None:
         """Note that the app has begun to read from a loader, and that its workload may now be known better.
 
-        The app may wait while the agent handles this, within the context.
+        The app may wait until `loader_handled`.
 
         Args:
             changed: whether the workload has changed by that. If it changes in the midst of a training, the training is
@@ -174,8 +174,18 @@ class TrainingWatch:
             if running.profiler is not None:
                 running.profiler.pause()
         running.app.learned(running.trained.paced)
-        yield
-        running.loader = _LoaderHandled(since_s, self._device.clock.now_s())
+        running.loader = _LoaderHandled(since_s)
+
+    def loader_handled(self, app_has_finished: bool = False) -> None:
+        """Note that the agent has handled what a loader told of itself.
+
+        Args:
+            app_has_finished: the app has ended its training meanwhile. Nobody knows when, so there is no observation.
+        """
+        running = self._running
+        assert running is not None and running.loader is not None, "a loader was seen"
+        running.loader.until_s = self._device.clock.now_s()
+        running.unobservable |= app_has_finished
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
         """Measure modes by the minibatches that the app reports, and apply the mode for the next ones.
@@ -214,7 +224,7 @@ class TrainingWatch:
         """Since when the app waits for the answer to its first report."""
         now_s, loader = self._device.clock.now_s(), running.loader
         # An app that reports at once has waited since it told of its loader; otherwise it has trained meanwhile.
-        return loader.since_s if loader is not None and now_s - loader.until_s <= _NEGLIGIBLE_S else now_s
+        return loader.since_s if loader is not None and 0 <= now_s - loader.until_s <= _NEGLIGIBLE_S else now_s
 
     def reassign(self, mode: PowerMode | None, power_limit_w: float) -> None:
         """Continue in another mode, as the watts have changed; observation and measurements end.

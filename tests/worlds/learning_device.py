@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +46,11 @@ class Knobs:
         self.is_lowered = False
         self.reassign(mode, power_limit_w)
 
-    def loader_seen(self, changed: bool) -> AbstractContextManager[None]:
-        return nullcontext()
+    def loader_seen(self, changed: bool) -> None:
+        pass
+
+    def loader_handled(self, app_has_finished: bool = False) -> None:
+        pass
 
     def lower(self, mode: PowerMode) -> None:
         self.is_lowered = True
@@ -145,11 +147,12 @@ class LearningDevice(Device):
         self._granted = training = GrantedTraining(knobs, learner, grant, 1.0)
         has_length = self.rng.random() < 0.95
         length = self.length_of(grant.workload) if has_length else None
-        stop_reason = training.loader_seen(
-            local_pb2.LoaderSeen(batch=batch, loader_workers=2, minibatches_per_epoch=length)
-        )
-        if training.is_refitted:
+        loader = local_pb2.LoaderSeen(batch=batch, loader_workers=2, minibatches_per_epoch=length)
+        stop_reason = None
+        if training.loader_seen(loader):
+            training.refit()
             self._report_fronts()
+            stop_reason = training.keep_within_grant(app_has_finished=False)
         self._many.counts["lowered modes"] += self._knobs.is_lowered
         if stop_reason is not None:
             self._stop(stop_reason)

@@ -34,7 +34,7 @@ MINUTES = float(os.environ.get("WORKLOADS_MINUTES", "6"))
 def lived(folder: Path, seed: int = 0, minutes: float = MINUTES) -> ManyWorkloads:
     devices = DEVICES if minutes == MINUTES else 10
     if devices < 100:
-        world = ManyWorkloads(seed, folder, devices, workloads=12, servers=4, max_workloads=3)
+        world = ManyWorkloads(seed, folder, devices, workloads=8, servers=4, max_workloads=3)
         world.live(minutes, trouble_every_s=20.0)
     else:
         world = ManyWorkloads(seed, folder, devices, workloads=20, servers=5)
@@ -100,7 +100,7 @@ def a_device_in_a_round_counts_as_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_larger_batch_is_trained_in_the_granted_mode(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OnlineLearner, "mode_within", lambda self, mode, power_limit_w, planned: mode)
+    patch.setattr(OnlineLearner, "mode_within", lambda self, mode, power_limit_w: mode)
 
 
 # Each with the promise that it breaks.

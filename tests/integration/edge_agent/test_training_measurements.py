@@ -172,8 +172,9 @@ def test_time_in_which_the_app_waits_for_the_agent_is_no_part_of_an_epoch(
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         complete = Trained(100, lambda power_limit_w: ProductiveProfiler(board, [], journal))  # type: ignore[arg-type]
     watch.start(complete, MODE, epochs=1, power_limit_w=30)
-    with watch.loader_seen(changed=True):
-        board.clock.sleep_s(10.0)  # the predictor is fitted to another batch
+    watch.loader_seen(changed=True)
+    board.clock.sleep_s(10.0)  # the predictor is fitted to another batch
+    watch.loader_handled()
     board.clock.sleep_s(trained_meanwhile_s)
     assert not watch.minibatches_ended([], paused=False)
     board.clock.sleep_s(10.0)
@@ -181,17 +182,28 @@ def test_time_in_which_the_app_waits_for_the_agent_is_no_part_of_an_epoch(
     assert observed is not None and observed.epoch_s == pytest.approx(epoch_s)
 
 
+def test_a_training_that_ended_during_a_fit_gives_no_observation() -> None:
+    board = RealTimeBoard()
+    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch.start(Trained(100), MODE, epochs=1, power_limit_w=30)
+    watch.loader_seen(changed=True)
+    board.clock.sleep_s(10.0)
+    watch.loader_handled(app_has_finished=True)
+    assert watch.finish() is None, "nobody knows when it ended"
+
+
 def test_nothing_more_is_measured_once_the_batch_changes_in_the_midst_of_a_training(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
-        with watch.loader_seen(changed=True):
-            pass
+        watch.loader_seen(changed=True)
+        watch.loader_handled()
         assert watch.minibatches_ended([], paused=False)
         assert board.mode == OTHER
-        with watch.loader_seen(changed=True):
-            assert board.mode == MODE
+        watch.loader_seen(changed=True)
+        assert board.mode == MODE
+        watch.loader_handled()
         assert not watch.minibatches_ended([TIMES] * 5, paused=False)
         board.clock.sleep_s(50.0)
         assert watch.finish() is None, "it trained minibatches of two kinds"

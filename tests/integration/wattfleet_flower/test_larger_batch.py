@@ -154,9 +154,9 @@ def test_a_larger_batch_is_trained_in_the_fastest_mode_within_the_grant(
     [
         (Loader(32), certain_watts(MODE, 32) + 1e-3),
         (Loader(32), watts(MODE, 32) * float(np.exp(HARDLY_LESS_CERTAIN))),
-        (Loader(8), watts(MODE, 16)),
-        (Loader(16, num_workers=4), watts(MODE, 16)),
-        (Loader(16), watts(MODE, 16)),
+        (Loader(8), certain_watts(MODE, 16)),
+        (Loader(16, num_workers=4), certain_watts(MODE, 16)),
+        (Loader(16), certain_watts(MODE, 16)),
     ],
     ids=["enough watts", "hardly more than planned", "smaller", "other workers", "as planned"],
 )
@@ -200,7 +200,7 @@ def test_a_batch_that_no_mode_keeps_within_the_grant_ends_the_training(agent: Ag
 
     reply = train_with(agent, work)
     assert reply.content[RECORD_KEY][CUT_KEY] is True
-    assert len(seen) <= 2
+    assert len(seen) < len(Loader(10_000)), "it ends before the last minibatch"
     assert agent.reports.observations == []
     assert reported_watts(agent)[0] == pytest.approx(most_watts(10_000))
 

@@ -23,18 +23,13 @@ class Learner:
     profiled_modes: int = 0
     watts: float = 20.0
 
-    @property
-    def is_outdated(self) -> bool:
-        return self.watts != 20.0 * (self.known.workload.facts.batch or 16) / 16
-
-    def refit(self) -> None:
+    def refit_if_outdated(self) -> None:
         self.watts = 20.0 * (self.known.workload.facts.batch or 16) / 16
 
-    @property
-    def front(self) -> Front:
+    def predicted_front(self) -> tuple[Front, Workload]:
         if not self.is_plausible:
             raise ImplausibleError("no mode has a plausible epoch")
-        return front((1.0, self.watts))
+        return front((1.0, self.watts)), self.known.workload
 
 
 @dataclass
