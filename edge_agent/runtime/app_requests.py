@@ -148,6 +148,12 @@ async def until_finish(
                 if working.done():
                     pause.work = None
                     yield PauseEnded(_is_finish(requested))
+                    if changed is not None and (reason := grants.must_stop()) is not None:
+                        # Before the next request is answered: the app would train on meanwhile.
+                        changed.cancel()
+                        changed = None
+                        yield reason
+                        stop_by_s = time.monotonic() + stop_timeout_s
             elif requested.done():
                 try:
                     request = requested.result()

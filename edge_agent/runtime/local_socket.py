@@ -160,8 +160,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                                 await shield_until_done(training.keep_within_grant, event.app_has_finished)
                             )
                         elif event.HasField("loader"):
-                            if await shield_until_done(training.loader_seen, event.loader):
-                                pause.work = self._refit(training)
+                            pause.work = await run_uncancelled(self._loader_seen(training, event.loader))
                         elif event.HasField("minibatches"):
                             measuring = await self._measure(event.minibatches, time.monotonic() - answered_s)
                             answered_s = time.monotonic()
@@ -205,11 +204,17 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self._workloads.trains(learner)
         return GrantedTraining(self._watch, learner, grant, epochs)
 
-    def _refit(self, training: GrantedTraining) -> asyncio.Task[None]:
-        """Begin to fit the predictor to the app's minibatches.
+    async def _loader_seen(self, training: GrantedTraining, loader: local_pb2.LoaderSeen) -> asyncio.Task[None] | None:
+        """Take what the app's loader tells of itself, and begin to fit the predictor to its minibatches if necessary.
 
         The front is reported even if the app disconnects or fails meanwhile, so that the next plan counts them.
+
+        Raises:
+            InvalidInputError: a number is out of range.
+            ModeNotAppliedError: the training's own mode could not be restored after measurements.
         """
+        if not await asyncio.to_thread(training.loader_seen, loader):
+            return None
 
         async def refit() -> None:
             if await shield_until_done(training.refit):

@@ -119,6 +119,10 @@ class Grants:
                 with suppress(asyncio.TimeoutError):
                     await with_timeout(min(left_s, _LONGEST_WAIT_S), self._changed.wait())
 
+    def must_stop(self) -> str | None:
+        """Why the training in progress has to stop now; None if it may go on."""
+        return self._held.must_stop(self._now_s())
+
     async def stop(self, reason: str) -> None:
         """The training has to stop, as the device cannot keep it within its watts; `next_change` says so."""
         async with self._changed:
