@@ -84,7 +84,6 @@ class OnlineLearner:
         self._limit = limit
         self.known = known
         self._note = note
-        self._is_outdated = False
         # Announcements change what is known, and fit, beside the trainings.
         self._state = threading.RLock()
         self._one_fit = threading.RLock()
@@ -114,7 +113,8 @@ class OnlineLearner:
     @property
     def is_outdated(self) -> bool:
         """Whether the predictor has yet to be fitted to what has become known of the workload since."""
-        return self._is_outdated
+        with self._state:
+            return self._fitted != self.known.workload
 
     @property
     def profiled_modes(self) -> int:
@@ -158,12 +158,7 @@ class OnlineLearner:
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
                 told = facts  # a virtual board paces minibatches of its own
-            known = self.known.completed(told, minibatches_per_epoch)
-            changed = known.workload != self.known.workload
-            if known != self.known:
-                self._is_outdated |= changed
-                self._take_known(known)
-            return changed
+            return self._take_known(self.known.completed(told, minibatches_per_epoch))
 
     def announced(self, workload: Workload) -> None:
         """Take what the coordinator has told of the workload. What the device has seen itself counts more.
@@ -172,16 +167,18 @@ class OnlineLearner:
             InvalidInputError: it is of another task.
         """
         with self._state:
-            known = self.known.completed(workload.completed(self.known.workload.facts).facts)
-            if known != self.known:
-                self._is_outdated |= known.workload != self.known.workload
-                self._take_known(known)
+            self._take_known(self.known.completed(workload.completed(self.known.workload.facts).facts))
 
-    def _take_known(self, known: KnownWorkload) -> None:
+    def _take_known(self, known: KnownWorkload) -> bool:
+        """Take what is now known of the workload; return whether its minibatches are others than before."""
+        if known == self.known:
+            return False
+        changed = known.workload != self.known.workload
         self.known = known
         self._journal.batch = known.workload.facts.batch or self._journal.header.minibatch
         self._settled = (-1, 0.0)
         self._note(known)
+        return changed
 
     def observe(self, observed: Observed) -> str | None:
         """Add the observation of a round to the profile, and fit the predictor again.
@@ -201,8 +198,7 @@ class OnlineLearner:
             )
             self.refit()
             return None
-        if self._is_outdated:
-            self.refit()
+        self.refit_if_outdated()
         record = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self.minibatches_per_epoch, observed.power_w * 1e3)
         predicted = self._predicted(observed.mode)
         self._journal.append(record)
@@ -268,7 +264,7 @@ class OnlineLearner:
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
         try:
             with self._one_fit, self._open_fitting(workload := self.known) as fitting:
-                if self._is_outdated:  # another batch draws other watts
+                if self.is_outdated:  # another batch draws other watts
                     self._take(fitting.fit(self._profile(), self.profiled_modes), workload)
                 affordable = self._prediction.power_mw_quantile(POWER_QUANTILE) <= power_limit_w * 1e3
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
@@ -334,7 +330,7 @@ class OnlineLearner:
             FittingFailedError: it could not be fitted, and is unchanged.
         """
         with self._one_fit:
-            if self._is_outdated:
+            if self.is_outdated:
                 self.refit()
 
     def close(self) -> None:
@@ -345,7 +341,6 @@ class OnlineLearner:
         """Use a predictor that was fitted to what was known of the workload."""
         with self._state:
             self._prediction, self._fitted = fitted.prediction, known.workload
-            self._is_outdated = known.workload != self.known.workload
         self._keep(fitted.artefact)
 
     def _profile(self) -> Profile:
