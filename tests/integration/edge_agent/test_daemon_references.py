@@ -70,26 +70,16 @@ def test_an_unusable_reference_does_not_end_the_agent(
     assert running.error is None
 
 
-@pytest.mark.parametrize("unusable", [of_an_unknown_kind, of_another_format])
-def test_a_further_reference_that_is_unusable_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, unusable: Callable[[], Any]
+@pytest.mark.parametrize(
+    ("unusable", "is_first"),
+    [(of_an_unknown_kind, False), (of_another_format, False), (of_an_unknown_kind, True), (of_another_task, True)],
+)
+def test_an_unusable_reference_beside_a_usable_one_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, unusable: Callable[[], Any], is_first: bool
 ) -> None:
     coordinator = CoordinatorInProcess(tmp_path, 6)
-    coordinator.further = [unusable()]
-    with coordinator.running(), ready_agent(coordinator, tmp_path, new_board(), modes_first=None) as running:
-        coordinator.announce("vision")
-        until(lambda: running.has_ended or coordinator.front_of("vision") is not None)
-        assert not running.has_ended
-        assert coordinator.fronts[-1].reference_digest == REFERENCE.digest
-    assert f"the reference {unusable().digest[:12]} is left out" in caplog.text
-
-
-@pytest.mark.parametrize("unusable", [of_an_unknown_kind, of_another_task])
-def test_a_device_starts_from_the_first_reference_that_it_can_use(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, unusable: Callable[[], Any]
-) -> None:
-    coordinator = CoordinatorInProcess(tmp_path, 6)
-    coordinator.reference, coordinator.further = unusable(), [REFERENCE]
+    pinned = [unusable(), REFERENCE] if is_first else [REFERENCE, unusable()]
+    coordinator.reference, *coordinator.further = pinned
     with coordinator.running(), ready_agent(coordinator, tmp_path, new_board(), modes_first=None) as running:
         coordinator.announce("vision")
         until(lambda: running.has_ended or coordinator.front_of("vision") is not None)
