@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
 
 from benchmarks.coordinator_plan import coordinator_plan_ms
 from wattfleet.budgets import Supplies, Supply

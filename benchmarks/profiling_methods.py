@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# numpy's libraries read these when they are loaded, so the imports that follow cannot stand above.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 
@@ -84,6 +85,7 @@ def losses(data: Path, runs: int, methods: list[str]) -> Iterator[Loss]:
         budgets_w = [float(watts) for watts in range(target.budgets_w[0], target.budgets_w[1] + 1)]
 
         def evaluated(method: ChoiceMethod, limit: int, budgets_w: list[float], runs: int) -> ChoiceCases:
+            # It is called within its own iteration only.
             return evaluate_choice(profile, method, limit, budgets_w, runs, 0, trusted=trusted)  # noqa: B023
 
         for method in methods:
