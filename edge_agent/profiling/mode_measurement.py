@@ -17,6 +17,8 @@ from wattfleet.modes import PowerMode
 
 # A meter has a new sample about once a second; checking after every minibatch would only slow training down.
 _CHECK_EVERY_S = 0.5
+# In a shorter pause between two passes over the data, power hardly falls. After a longer one it has to rise again.
+_NEGLIGIBLE_PAUSE_S = 0.05
 
 
 class MeasurementError(WattfleetError):
@@ -73,9 +75,12 @@ class ModeMeasurement:
         device.apply(mode)
         require_in_force(device, mode)
         self._guard = Guard(device, settings.limits)
-        self._end_s = [device.clock.now_s()]
+        self._last_s = device.clock.now_s()
+        self._minibatch_ms: list[float] = []
+        # When the minibatches ended, of each run without a pause.
+        self._runs_s: list[list[float]] = [[]]
         self._times: list[StepTimes | None] = []
-        self._next_check_s = self._end_s[0] + _CHECK_EVERY_S
+        self._next_check_s = self._last_s + _CHECK_EVERY_S
         self._give_up_s: float | None = None
         self._meter = device.start_meter()
         self._stopped = False
@@ -95,6 +100,13 @@ class ModeMeasurement:
         """Time spent so far, device-clock seconds."""
         return self._device.clock.now_s() - self._begin_s
 
+    def resume(self) -> None:
+        """Go on after a pause between two passes over the data, in which no minibatch was trained."""
+        now_s = self._device.clock.now_s()
+        if now_s - self._last_s > _NEGLIGIBLE_PAUSE_S and self._runs_s[-1]:
+            self._runs_s.append([])
+        self._last_s = now_s
+
     def minibatch_ended(self, times: StepTimes | None = None, ended_s: float | None = None) -> ModeRecord | None:
         """Record the end of a minibatch; return the mode's record once enough is known.
 
@@ -108,7 +120,9 @@ class ModeMeasurement:
             ModeNotAppliedError: the mode did not last.
         """
         now_s = self._device.clock.now_s() if ended_s is None else ended_s
-        self._end_s.append(now_s)
+        self._minibatch_ms.append((now_s - self._last_s) * 1e3)
+        self._last_s = now_s
+        self._runs_s[-1].append(now_s)
         self._times.append(times)
         enough = self.minibatches > self._settings.minibatches
         if now_s < self._next_check_s and not (enough and self._give_up_s is None):
@@ -120,7 +134,7 @@ class ModeMeasurement:
     def _record_if_settled(self, now_s: float) -> ModeRecord | None:
         if self._give_up_s is None:
             self._give_up_s = now_s + self._settings.patience_s
-        power = settled_power_mw(self._meter.read(), np.array(self._end_s[1:]))
+        power = settled_power_mw(self._meter.read(), *map(np.array, self._runs_s))
         if power is None or power.count < self._settings.power_samples:
             if now_s >= self._give_up_s:
                 raise MeasurementError(
@@ -130,8 +144,7 @@ class ModeMeasurement:
             return None
         self.stop()
         require_in_force(self._device, self.mode)
-        all_ms = np.diff(self._end_s) * 1e3
-        time = settled_minibatch_ms(all_ms)
+        time = settled_minibatch_ms(np.array(self._minibatch_ms))
         known = [times for times in self._times[1:] if times is not None]
         return ModeRecord(
             mode=self.mode,
@@ -144,7 +157,7 @@ class ModeMeasurement:
             seconds=self.seconds,
             fetch_stall_ms=float(np.median([times.fetch_stall_ms for times in known])) if known else None,
             compute_ms=float(np.median([times.compute_ms for times in known])) if known else None,
-            first_minibatch_ms=float(all_ms[0]),
+            first_minibatch_ms=self._minibatch_ms[0],
         )
 
     def stop(self) -> None:

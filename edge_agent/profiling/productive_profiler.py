@@ -28,8 +28,9 @@ class ProductiveProfiler:
 
     The training continues whatever happens to a measurement. A measurement that is disturbed, whose power does not
     settle, or whose mode does not take effect, is journalled as discarded. The training's own mode is then restored.
-    The mode is tried again once the board is cool, up to the number of attempts in the settings. A measurement that the
-    training interrupts, for example at the end of an epoch, starts again at the next `begin`.
+    The mode is tried again once the board is cool, up to the number of attempts in the settings. A pass over the data
+    may be too short for a measurement: then the measurement, and its mode, last until the next pass. A measurement that
+    a longer pass interrupts starts again at the next `begin`.
 
     Args:
         device: the board.
@@ -39,6 +40,7 @@ class ProductiveProfiler:
 
     Attributes:
         measured: number of modes measured so far.
+        discarded: number of measurements discarded so far.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class ProductiveProfiler:
         self._journal = journal
         self._settings = settings
         self._pending = journal.remaining(modes)
-        self.measured = 0
+        self.measured = self.discarded = 0
         self._attempts = 0
         self._temperature_known = False
         self._measurement: ModeMeasurement | None = None
+        self._is_whole_pass = False
         self._own_mode: PowerMode | None = None
         self._held = ExitStack()
 
@@ -91,12 +94,15 @@ class ProductiveProfiler:
             self.pause()
 
     def begin(self) -> None:
-        """Start, or continue after a pause; the current mode is the training's own.
+        """Start, or continue after a pause; the current mode is the training's own, or the one that is being measured.
 
         Raises:
             ModeNotAppliedError: the first mode did not take effect, and the training's own cannot be restored.
         """
-        if self._pending and self._own_mode is None:
+        self._is_whole_pass = True
+        if self._measurement is not None:
+            self._measurement.resume()
+        elif self._pending and self._own_mode is None:
             self._own_mode = self._device.current_mode()
             self._held.enter_context(self._device.measuring())
             self._measure_next()
@@ -123,6 +129,7 @@ class ProductiveProfiler:
             measurement = self._measurement
             measurement.stop()
             self._measurement = None
+            self._is_whole_pass = False
             overloaded = isinstance(error, OverloadedError)
             self._discard(
                 Discarded(measurement.mode, str(error), measurement.minibatches, measurement.seconds, overloaded)
@@ -133,8 +140,23 @@ class ProductiveProfiler:
         # The app has been training for long, so its first minibatch in this mode has no warm-up.
         self._journal.append(replace(record, first_minibatch_ms=None))
         self.measured += 1
+        self._is_whole_pass = False
         self._leave()
         self._measure_next()
+        return True
+
+    def pass_ended(self) -> bool:
+        """End a pass over the data: a measurement goes on in the next pass if this one was too short for it.
+
+        Returns:
+            Whether the training's own mode is restored.
+
+        Raises:
+            ModeNotAppliedError: that mode did not take effect.
+        """
+        if self._measurement is not None and self._is_whole_pass:
+            return False
+        self.pause()
         return True
 
     def pause(self) -> None:
@@ -172,6 +194,7 @@ class ProductiveProfiler:
 
     def _discard(self, discarded: Discarded) -> None:
         self._journal.append(discarded)
+        self.discarded += 1
         self._attempts += 1
         if self._attempts >= self._settings.limits.attempts:
             _log.warning("skipping mode %s: %s, %d attempts", discarded.mode.label(), discarded.reason, self._attempts)

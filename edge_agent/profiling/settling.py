@@ -50,16 +50,19 @@ def settled_minibatch_ms(minibatch_ms: NDArray[np.float64]) -> Settled:
     return _summary(minibatch_ms[1:])
 
 
-def settled_power_mw(trace: PowerTrace, minibatch_end_s: NDArray[np.float64]) -> Settled | None:
+def settled_power_mw(trace: PowerTrace, *minibatch_end_s: NDArray[np.float64]) -> Settled | None:
     """The training power, mW, or None if it has not settled yet.
 
     Args:
         trace: power samples; NaN is a missing one.
-        minibatch_end_s: `[k]` device-clock seconds at which the minibatches since the run began ended, k >= 1.
+        minibatch_end_s: of each run of minibatches without a pause, `[k]` device-clock seconds at which they ended;
+            k >= 1.
     """
     # A sampler repeats its last sample until it has a new one.
     new = np.diff(trace.at_s, prepend=-np.inf) > 0
-    training = (trace.at_s > minibatch_end_s[0] + RISE_S) & (trace.at_s <= minibatch_end_s[-1])
+    training = np.zeros(len(trace.at_s), dtype=bool)
+    for run_s in minibatch_end_s:
+        training |= (trace.at_s > run_s[0] + RISE_S) & (trace.at_s <= run_s[-1])
     power_mw = trace.power_mw[new & training & np.isfinite(trace.power_mw)]
     for first in range(len(power_mw) - _WINDOW + 1):
         level = np.median(power_mw[first:])

@@ -284,11 +284,12 @@ class TrainingWatch:
             lambda index, ended_s: profiler.minibatch_ended(times[index], ended_s),
         )
         assigned = running.epochs * running.trained.minibatches_per_epoch
-        if running.trained.is_length_known and profiler.measured and running.reported >= _MEASURING_SHARE * assigned:
+        has_tried, in_own_mode = profiler.measured + profiler.discarded > 0, False
+        if running.trained.is_length_known and has_tried and running.reported >= _MEASURING_SHARE * assigned:
             self._end_measurements(running, profiler)
         elif paused:
-            profiler.pause()
-        if running.undisturbed is None and (paused or not profiler.measuring):
+            in_own_mode = profiler.pass_ended()
+        if running.undisturbed is None and (in_own_mode or not profiler.measuring):
             running.undisturbed = _Undisturbed(self._device.clock.now_s(), running.reported)
 
     def _end_measurements(self, running: _Running, profiler: ProductiveProfiler) -> None:

@@ -20,9 +20,9 @@ from wattfleet_flower.client.loaders import measured
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-# The agent measures a mode by 41 minibatches in a row, and the first of a pass is not reported. A shorter pass would
-# only change modes, and the round would be no observation.
-_LEAST_MINIBATCHES = 42
+# The first minibatch of a pass is not reported. A measurement may last for several passes, but each begins and ends
+# with an answer of the agent, which would take too large a share of a shorter one.
+_LEAST_MINIBATCHES = 5
 
 # Several trainings of one process may overlap, in Flower's simulation for example: the last one to end undoes it.
 _lock = threading.Lock()

@@ -64,7 +64,7 @@ def test_a_failed_training_parks_without_an_observation(board: VirtualBoard, wat
 def test_a_reassigned_mode_is_applied_even_if_restoring_the_own_mode_fails(board: VirtualBoard) -> None:
     class Stuck:
         measuring = True
-        measured = 0
+        measured = discarded = 0
 
         def begin(self) -> None:
             pass

@@ -50,6 +50,22 @@ def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) ->
     assert (board.mode, board.meters) == (PARKED, 0)
 
 
+def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        epochs = 0
+        while watch.minibatches_ended([], paused=False):
+            assert board.mode == OTHER, "the measurement lasts"
+            board.clock.sleep_s(1.5)
+            watch.minibatches_ended([TIMES] * 15, paused=True)
+            epochs += 1
+        (record,) = journal.records
+        assert (record.minibatch_ms, record.power_mw, epochs) == (pytest.approx(100), 9000, 3)
+        assert (board.mode, board.held) == (MODE, 0)
+
+
 def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:

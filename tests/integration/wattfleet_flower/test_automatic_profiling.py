@@ -73,8 +73,8 @@ def test_a_loop_over_a_dataloader_is_profiled_from_its_first_step(agent: Recordi
 
 def test_a_loader_too_short_to_measure_a_mode_is_seen_but_not_profiled(agent: RecordingAgent) -> None:
     trainer = Trainer()
-    train(agent, lambda: trainer.epoch(DataLoader(trainer.loader.dataset, batch_size=5)))
-    assert [(seen.batch, seen.minibatches_per_epoch) for seen in agent.loaders] == [(5, 40)]
+    train(agent, lambda: trainer.epoch(DataLoader(trainer.loader.dataset, batch_size=50)))
+    assert [(seen.batch, seen.minibatches_per_epoch) for seen in agent.loaders] == [(50, 4)]
     assert not agent.reports
     assert len(trainer.seen) == BATCHES * BATCH
 

@@ -12,6 +12,7 @@ from edge_agent.profiling.disturbance import Limits
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ProfilerSettings
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import Profile, array_to_modes
 
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
@@ -102,6 +103,48 @@ def test_a_measurement_cut_off_by_the_end_of_an_epoch_is_begun_again_in_the_next
         assert board.current_mode() == own, "evaluation between epochs runs in the training's own mode"
     assert epochs > 1
     assert [record.mode for record in journal.records] == modes
+
+
+def train_pass(board, profiler, minibatches):
+    profiler.begin()
+    for _ in range(minibatches):
+        began_s = board.clock.now_s()
+        board.step()
+        profiler.minibatch_ended(StepTimes(0.0, (board.clock.now_s() - began_s) * 1e3))
+    return profiler.pass_ended()
+
+
+@pytest.mark.parametrize(("minibatches", "pause_s"), [(4, 0.02), (20, 0.5), (20, 30.0)])
+def test_a_mode_is_measured_over_several_short_passes(board, modes, journal, minibatches, pause_s):
+    own = board.current_mode()
+    profiler = ProductiveProfiler(board, modes[:2], journal)
+    passes = 0
+    while profiler.measuring and passes < 1000:
+        train_pass(board, profiler, minibatches)
+        board.clock.sleep_s(pause_s)
+        passes += 1
+    assert passes > 1
+    profile = Profile.of(journal.measurements)
+    minibatch_ms, power_mw = board.truth(profile.modes)
+    assert profile.minibatch_ms == pytest.approx(minibatch_ms, rel=0.05), "a pause is no part of a minibatch"
+    assert profile.power_mw == pytest.approx(power_mw, rel=0.05)
+    assert board.current_mode() == own
+
+
+def test_a_measurement_that_a_long_pass_interrupts_ends_with_it(board, modes, journal):
+    own = board.current_mode()
+    profiler = ProductiveProfiler(board, modes[:2], journal)
+    assert not train_pass(board, profiler, 5), "nothing was measured yet: it goes on in the next pass"
+    assert board.current_mode() == modes[0]
+    profiler.pause()
+    profiler.begin()
+    while not profiler.measured:
+        began_s = board.clock.now_s()
+        board.step()
+        profiler.minibatch_ended(StepTimes(0.0, (board.clock.now_s() - began_s) * 1e3))
+    assert board.current_mode() == modes[1]
+    assert profiler.pass_ended()
+    assert board.current_mode() == own
 
 
 def test_known_modes_are_not_measured_again(board, modes, journal):
