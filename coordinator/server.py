@@ -42,6 +42,7 @@ from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.state.shared_modes import SharedModes
 from coordinator.state.stored_grants import GrantLifetime
 from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
@@ -166,7 +167,7 @@ async def serve(
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
         writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
-        orders = Orders(fleet, settings.sessions.max_workloads)
+        orders = Orders(fleet, settings.sessions.max_workloads, SharedModes(settings.sessions.share_modes))
         held.push_async_callback(orders.close)
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)

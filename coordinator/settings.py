@@ -10,7 +10,7 @@ from typing import Literal
 
 from wattfleet.planning.policies import POLICIES
 from wattfleet_io.settings.model import Group, Names, Settings, setting
-from wattfleet_proto.session_limits import LEASE_S, PROFILE_MODES
+from wattfleet_proto.session_limits import LEASE_S, MAX_SHARED_MODES, PROFILE_MODES
 
 ENVIRONMENT_PREFIX = "WATTFLEET_COORDINATOR_"
 
@@ -296,6 +296,12 @@ class SessionSettings(Group):
         " longest ago goes.",
         ge=1,
         le=1000,
+    )
+    share_modes: int = setting(
+        MAX_SHARED_MODES,
+        "Number of measured modes of each workload that devices of one kind learn from each other. 0 switches it off.",
+        ge=0,
+        le=MAX_SHARED_MODES,
     )
     max_unstored_reports: int = setting(
         1500, "Limit on the reports of one session that wait for the store. With more, the session ends.", ge=1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from itertools import islice
 
 import grpc
@@ -12,10 +12,12 @@ import grpc
 from coordinator.errors import QuotaExceededError
 from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import run_of
+from coordinator.state.records import DeviceRecord, run_of
 from coordinator.state.rounds.device_grant import Grant
+from coordinator.state.shared_modes import Kind, SharedModes
+from wattfleet.modes import Measurement
 from wattfleet_io.tasks import background_task, stop_tasks
-from wattfleet_proto.convert import mode_to_message, workload_to_message
+from wattfleet_proto.convert import measured_to_message, mode_to_message, workload_to_message
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ _SENT_AT_ONCE = 5
 
 MAX_UNSENT_ORDERS = 32
 """Orders to measure, each of another workload, that may wait for a device to read them. Agents keep as many."""
+
+_SHARE_AFTER_S = 1.0
+"""Measured modes are passed on so long after a report: by then, most devices of a round have reported theirs."""
 
 _PAUSE_S, _SPREAD_S = 0.005, 3.0
 """Pauses between steps that begin trainings: each device confirms at once, and others need answers as well.
@@ -90,18 +95,32 @@ class ResponseStream:
 class Orders:
     """Sends orders to devices with a session; another device receives its grant when its next session begins."""
 
-    def __init__(self, fleet: Fleet, max_workloads: int = SessionSettings().max_workloads) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        max_workloads: int = SessionSettings().max_workloads,
+        shared: SharedModes | None = None,
+        share_after_s: float = _SHARE_AFTER_S,
+    ) -> None:
         """Start without any session.
 
         Args:
             fleet: decides on the grants, and knows the workloads.
             max_workloads: limit on the workloads that are announced to a device.
+            shared: the measured modes that devices learn from each other; None for none.
+            share_after_s: how long after a report measured modes are passed on, seconds.
         """
         self._fleet = fleet
         self._max_workloads = max_workloads
+        self._shared = shared or SharedModes(0)
+        self._share_after_s = share_after_s
+        self._to_share: set[tuple[Kind, str]] = set()
+        self._sharing: asyncio.Task[None] | None = None
         self._streams: dict[str, ResponseStream] = {}
         # Of agents of protocol 2.1 or later; older ones know no workloads.
         self._know_workloads: set[str] = set()
+        # Of agents of protocol 2.2 or later.
+        self._learn_from_others: set[str] = set()
         self._not_announced: dict[str, None] = {}
         self._announcing: asyncio.Task[None] | None = None
         # Devices whose grants wait for their step: those that may act on an older grant go first.
@@ -109,15 +128,24 @@ class Orders:
         self._first: dict[str, None] = {}
         self._sending: asyncio.Task[None] | None = None
 
-    def begin(self, device_id: str, stream: ResponseStream, knows_workloads: bool = False) -> None:
+    @property
+    def share_modes(self) -> int:
+        """Measured modes of a workload that devices of one kind learn from each other."""
+        return self._shared.most
+
+    def begin(
+        self, device_id: str, stream: ResponseStream, knows_workloads: bool = False, learns_from_others: bool = False
+    ) -> None:
         """Send a device's orders to a stream from now on.
 
         Args:
             device_id: the device.
             stream: the responses of its session.
             knows_workloads: the agent speaks protocol 2.1 or later.
+            learns_from_others: the agent speaks protocol 2.2 or later.
         """
         self._streams[device_id] = stream
+        (self._learn_from_others.add if learns_from_others else self._learn_from_others.discard)(device_id)
         if not knows_workloads:
             self._know_workloads.discard(device_id)
             return
@@ -134,6 +162,7 @@ class Orders:
         if self._streams.get(device_id) is stream:  # otherwise a newer session has begun
             del self._streams[device_id]
             self._know_workloads.discard(device_id)
+            self._learn_from_others.discard(device_id)
 
     def knows_workloads(self, device_id: str) -> bool:
         """Whether a device has a session, and an agent that knows workloads."""
@@ -141,7 +170,43 @@ class Orders:
 
     def announce_workloads(self) -> None:
         """Announce the workloads of all live runs to all devices that know workloads, in the background."""
-        self._not_announced = dict.fromkeys(sorted(self._know_workloads))
+        self._announce_soon(self._know_workloads)
+
+    def modes_measured(self, device: DeviceRecord, workload: str, measured: tuple[Measurement, ...]) -> None:
+        """Pass on what a device has measured of a workload to others of its kind that have measured less, soon.
+
+        Args:
+            device: the device.
+            workload: name of the workload.
+            measured: the first modes that it has measured.
+        """
+        kind = Kind(device.board, device.provenance)
+        if self._shared.report(device.device_id, kind, workload, measured):
+            self._to_share.add((kind, workload))
+            if self._sharing is None or self._sharing.done():
+                self._sharing = background_task("share measured modes", self._share())
+
+    async def _share(self) -> None:
+        while self._to_share:
+            await asyncio.sleep(self._share_after_s)
+            shared, self._to_share = self._to_share, set()
+            live = {workload.name for workload in self._fleet.flower.live_workloads()[: self._max_workloads]}
+            self._announce_soon(each for each in self._learn_from_others if self._may_learn(each, shared, live))
+
+    def _may_learn(self, device_id: str, shared: Collection[tuple[Kind, str]], live: Collection[str]) -> bool:
+        """Whether a device has measured fewer modes of a live workload than it may learn from others now."""
+        device = self._fleet.agents.devices.get(device_id)
+        if device is None:
+            return False
+        kind, measured = (
+            Kind(device.board, device.provenance),
+            {each.name: each.profiled_modes for each in device.fronts},
+        )
+        names = (workload for of, workload in shared if of == kind and workload in live)
+        return any(measured.get(name, 0) < self._shared.most for name in names)
+
+    def _announce_soon(self, device_ids: Iterable[str]) -> None:
+        self._not_announced.update(dict.fromkeys(sorted(device_ids)))
         if self._announcing is None or self._announcing.done():
             self._announcing = background_task("announce workloads", self._announce_in_steps())
 
@@ -170,7 +235,7 @@ class Orders:
 
     async def close(self) -> None:
         """Stop sending, since the coordinator stops; each device receives its grant from the next one."""
-        await stop_tasks(self._sending, self._announcing)
+        await stop_tasks(self._sending, self._announcing, self._sharing)
 
     async def _announce_in_steps(self) -> None:
         while waiting := self._not_announced:
@@ -183,6 +248,14 @@ class Orders:
     def _announce(self, device_id: str) -> None:
         workloads = self._fleet.flower.live_workloads()[: self._max_workloads]
         announced = session_pb2.WorkloadsAnnounced(workloads=map(workload_to_message, workloads))
+        device = self._fleet.agents.devices.get(device_id)
+        if device is not None and device_id in self._learn_from_others:
+            kind = Kind(device.board, device.provenance)
+            announced.measured.extend(
+                session_pb2.MeasuredUnit(workload=workload.name, modes=map(measured_to_message, unit))
+                for workload in workloads
+                for unit in self._shared.of_others(device_id, kind, workload.name)
+            )
         self._streams[device_id].send_soon(session_pb2.SessionResponse(announced=announced))
 
     async def _send_in_steps(self) -> None:

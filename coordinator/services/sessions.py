@@ -28,6 +28,7 @@ from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import (
     front_from_message,
+    measured_from_messages,
     phase_from_message,
     provenance_from_message,
     state_from_message,
@@ -37,7 +38,7 @@ from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
-from wattfleet_proto.version import WORKLOADS_MINOR, common_version
+from wattfleet_proto.version import SHARING_MINOR, WORKLOADS_MINOR, common_version
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         ended: tuple[grpc.StatusCode, str] | None = None
         try:
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
-            self._orders.begin(lease.device_id, stream, knows_workloads)
+            self._orders.begin(lease.device_id, stream, knows_workloads, protocol.minor >= SHARING_MINOR)
             del first, protocol  # frees the memory: ten thousand sessions last for days
             # Grants that were due since the Hello may have gone to the session that this one replaces.
             self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())
@@ -176,6 +177,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             reconnect_s=pace.reconnect_s,
             protocol=protocol,
             grant_lifetime_s=self._fleet.rounds.grants.lifetime_s,
+            share_modes=self._orders.share_modes if protocol.minor >= SHARING_MINOR else 0,
         )
 
     async def _serve(self, lease: Lease, context: Any, stream: ResponseStream) -> None:
@@ -276,8 +278,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if body == "front":
             report = request.front
             workload = workload_from_message(report.workload) if report.HasField("workload") else None
+            measured = measured_from_messages(report.measured)
             try:
-                return self._fleet.agents.report_front(
+                reported = self._fleet.agents.report_front(
                     device_id,
                     front_from_message(report.front),
                     report.idle_w,
@@ -290,6 +293,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 name = EVERY_WORKLOAD if workload is None else workload.name
                 self._fleet.agents.refuse_front(device_id, str(error), name)
                 raise
+            if workload is not None:
+                self._orders.modes_measured(reported, workload.name, measured)
+            return reported
         if body == "removed":
             return self._fleet.agents.remove_workload(device_id, request.removed.workload)
         if body == "observation":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from edge_agent.devices.device import Device
-from edge_agent.learning.fitting import Fitted, OpenFittingTo
+from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.observation import Observed
 from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
@@ -24,7 +25,7 @@ from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, Profile, Workload, array_to_modes, modes_to_array
+from wattfleet.modes import Measurement, PowerMode, Profile, Workload, array_to_modes, modes_to_array
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ class OnlineLearner:
         self._tolerance = tolerance
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
-        self._take(fitted, known)
+        self._outdated = 0
+        self._take(fitted, self._basis)
 
     @property
     def minibatches_per_epoch(self) -> int:
@@ -114,7 +116,19 @@ class OnlineLearner:
     def is_outdated(self) -> bool:
         """Whether the predictor has yet to be fitted to what has become known of the workload since."""
         with self._state:
-            return self._fitted != self.known.workload
+            return self._fitted != self._basis
+
+    def outdate(self) -> None:
+        """Note that more is known of the workload than its predictor was fitted to, such as from other devices."""
+        with self._state:
+            self._outdated += 1
+            self._settled = (-1, 0.0)
+
+    @property
+    def measurements(self) -> Sequence[Measurement]:
+        """The measured modes in the order of their measurement, without those observed in rounds only."""
+        header = self._journal.header
+        return [replace(each.measurement, batch=each.batch or header.minibatch) for each in self._journal.records]
 
     @property
     def profiled_modes(self) -> int:
@@ -138,7 +152,7 @@ class OnlineLearner:
             ImplausibleError: no mode's prediction is plausible.
         """
         with self._state:
-            prediction, workload = self._prediction, self._fitted
+            prediction, (workload, _) = self._prediction, self._fitted
         allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
         modes = self._device.modes[allowed]
         front = predicted_front(modes, prediction.among(allowed), self.minibatches_per_epoch, self.first_gcycles)
@@ -244,11 +258,11 @@ class OnlineLearner:
         if steps is None:
             raise InvalidInputError(f"the workload {self.known.workload.name!r} can only be trained by its app")
         most = most_modes(self._journal, modes)
-        with self._one_fit, self._open_fitting(known := self.known) as fitting:
+        with self._fitting() as (fitting, basis):
             fitted = profile_device(
                 self._device, steps, self._journal, fitting, most, self._seed, report, self._tolerance
             )
-            self._take(fitted, known)
+            self._take(fitted, basis)
 
     def productive(self, power_limit_w: float) -> ProductiveProfiler:
         """A profiler that measures the next modes during a training; it has none if the profile is complete.
@@ -263,9 +277,9 @@ class OnlineLearner:
             return ProductiveProfiler(self._device, [], self._journal)
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
         try:
-            with self._one_fit, self._open_fitting(workload := self.known) as fitting:
+            with self._fitting() as (fitting, basis):
                 if self.is_outdated:  # another batch draws other watts
-                    self._take(fitting.fit(self._profile(), self.profiled_modes), workload)
+                    self._take(fitting.fit(self._profile(), self.profiled_modes), basis)
                 affordable = self._prediction.power_mw_quantile(POWER_QUANTILE) <= power_limit_w * 1e3
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
@@ -320,8 +334,8 @@ class OnlineLearner:
         Raises:
             FittingFailedError: it could not be fitted, and is unchanged.
         """
-        with self._one_fit, self._open_fitting(known := self.known) as fitting:
-            self._take(fitting.fit(self._profile(), self.profiled_modes), known)
+        with self._fitting() as (fitting, basis):
+            self._take(fitting.fit(self._profile(), self.profiled_modes), basis)
 
     def refit_if_outdated(self) -> None:
         """Fit the predictor to what has become known of the workload, unless another thread has done so meanwhile.
@@ -337,10 +351,25 @@ class OnlineLearner:
         """Close the journal."""
         self._journal.close()
 
-    def _take(self, fitted: Fitted, known: KnownWorkload) -> None:
+    @property
+    def _basis(self) -> tuple[Workload, int]:
+        """What a fit that begins now takes into account: what is known, and how often more became known elsewhere."""
+        with self._state:
+            return self.known.workload, self._outdated
+
+    @contextmanager
+    def _fitting(self) -> Iterator[tuple[Fitting, tuple[Workload, int]]]:
+        """Begin a fit, one at a time; also yields what it takes into account."""
+        with self._one_fit:
+            with self._state:
+                known, basis = self.known, self._basis
+            with self._open_fitting(known) as fitting:
+                yield fitting, basis
+
+    def _take(self, fitted: Fitted, basis: tuple[Workload, int]) -> None:
         """Use a predictor that was fitted to what was known of the workload."""
         with self._state:
-            self._prediction, self._fitted = fitted.prediction, known.workload
+            self._prediction, self._fitted = fitted.prediction, basis
         self._keep(fitted.artefact)
 
     def _profile(self) -> Profile:

@@ -10,7 +10,7 @@ from pathlib import Path
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, FittedWorkload, Profile, Task, WorkloadFacts
+from wattfleet.modes import BOARDS, FittedWorkload, Measurement, Profile, Task, WorkloadFacts
 from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     Artefact,
@@ -43,6 +43,7 @@ class Transfer:
         minibatches_per_epoch: minibatches of one pass over the device's data.
         told: what the app or its data loader has told of the workload.
         others: predictors of other workloads of the same device, from which the references learn the board.
+        units: what each of a few other devices of the same kind has measured of the workload.
     """
 
     references: tuple[Artefact, ...]
@@ -50,6 +51,7 @@ class Transfer:
     minibatches_per_epoch: int
     told: WorkloadFacts = WorkloadFacts()
     others: tuple[Artefact, ...] = ()
+    units: tuple[tuple[Measurement, ...], ...] = ()
 
     @property
     def facts(self) -> WorkloadFacts:
@@ -90,7 +92,7 @@ class Transfer:
         """One reference, adapted to the hardware of the device's board."""
         _require_usable(reference)
         try:
-            return self._with_others(restore_predictor(reference, BOARDS.get(self.header.board_kind)))
+            return self._with_known(restore_predictor(reference, BOARDS.get(self.header.board_kind)))
         except (InvalidInputError, CorruptReferenceError) as error:
             raise UnusableReferenceError(str(error)) from None
         except ModuleNotFoundError as error:
@@ -98,9 +100,9 @@ class Transfer:
                 f"a predictor of kind {reference.details.predictor!r} needs {error.name}: install it here"
             ) from None
 
-    def _with_others(self, prior: Predictor) -> Predictor:
-        """The reference, which also knows what the board has shown with its other workloads."""
-        if not self.others:
+    def _with_known(self, prior: Predictor) -> Predictor:
+        """The reference, which also knows what the board's other workloads and other boards of its kind have shown."""
+        if not self.others and not self.units:
             return prior
         # Imported here to keep SciPy out of the agent's memory: predictors are fitted in processes of their own.
         from wattfleet.prediction import RooflinePredictor
@@ -115,7 +117,7 @@ class Transfer:
                 continue
             if isinstance(known, RooflinePredictor):
                 prior = prior.with_workload(known, other.details.facts or WorkloadFacts())
-        return prior
+        return prior.with_units([Profile.of(each) for each in self.units])
 
     def fitted(self, profile: Profile, priors: Sequence[Predictor]) -> Predictor:
         """Fit the device's predictor to its measurements.

@@ -16,8 +16,9 @@ from edge_agent.profiling.stored_profile import read_predictor
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.settings import WorkloadSettings
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import Workload
+from wattfleet.modes import Measurement, Workload
 from wattfleet.prediction import Artefact
+from wattfleet_proto.session_limits import MAX_SHARED_MODES
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,9 @@ _log = logging.getLogger(__name__)
 _TELLING_MODES = 3
 # Each further workload makes a fit slower and adds less to it.
 _MOST_OTHERS = 4
+
+Units = tuple[tuple[Measurement, ...], ...]
+"""What each of a few other devices has measured of a workload."""
 
 OpenLearner = Callable[[KnownWorkload, Path], OnlineLearner]
 """Opens the learner of a workload, whose files are in a folder."""
@@ -55,6 +59,7 @@ class Workloads:
         self._removed = removed
         self._settings = settings
         self._open: dict[str, OnlineLearner] = {}
+        self._units: dict[str, Units] = {}
         self._latest: OnlineLearner | None = None
         self._live: set[str] | None = None
         self._is_closed = False
@@ -99,18 +104,26 @@ class Workloads:
         """
         return self._learner(self.name_of(name), None)
 
-    def announced(self, workload: Workload) -> OnlineLearner:
+    def announced(self, workload: Workload, units: Units = ()) -> OnlineLearner:
         """The learner of a workload that a run is going to train.
 
         Args:
             workload: as the coordinator knows it.
+            units: what other devices of the same kind have measured of it. A device that has measured as many modes
+                itself does not fit again for them.
 
         Raises:
             WattfleetError: see `learner`.
             StoppedError: the workloads were closed.
         """
         name = self.name_of(workload.name)
-        return self._learner(name, workload if name == workload.name else None)
+        with self._lock:
+            is_new = units != self._units.get(name, ())
+            self._units[name] = units
+        learner = self._learner(name, workload if name == workload.name else None)
+        if is_new and learner.profiled_modes < MAX_SHARED_MODES:
+            learner.outdate()
+        return learner
 
     def trains(self, learner: OnlineLearner) -> None:
         """Note that a training of this workload begins: it is kept when others are removed."""
@@ -122,6 +135,7 @@ class Workloads:
         """Note the workloads of all live runs, as announced: they are kept when others are removed."""
         with self._lock:
             self._live = {self.name_of(each.name) for each in workloads}
+            self._units = {name: units for name, units in self._units.items() if name in self._live}
 
     def others_of(self, name: str) -> tuple[Artefact, ...]:
         """The stored predictors of other workloads that tell something of the board, the latest first."""
@@ -134,6 +148,11 @@ class Workloads:
                         if predictor and int(predictor.details.figures.get("profiled_modes", 0)) >= _TELLING_MODES:
                             found.append(predictor)
         return tuple(found)
+
+    def units_of(self, name: str) -> Units:
+        """What other devices of the same kind have measured of a workload, as it was announced last."""
+        with self._lock:
+            return self._units.get(name, ())
 
     def close(self) -> None:
         """Close all journals; no workload is opened after that."""

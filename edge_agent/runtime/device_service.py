@@ -141,6 +141,7 @@ class DeviceService:
             report,
             stopping,
             is_announcing,
+            welcome.share_modes,
             removed,
         )
         work = asyncio.create_task(making, name="make ready")

@@ -15,7 +15,7 @@ from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, usable_references
-from edge_agent.learning.workloads import Workloads
+from edge_agent.learning.workloads import Units, Workloads
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, require_same_device
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
@@ -28,7 +28,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import Artefact
 from wattfleet.prediction.roofline import BASE_BATCH
-from wattfleet_proto.convert import front_to_message, workload_to_message
+from wattfleet_proto.convert import front_to_message, measured_to_message, workload_to_message
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Readiness:
         reference_digest: digest of the most important reference predictor.
         is_announcing: whether the coordinator announces workloads, from protocol 2.1 on.
         ahead: modes to measure before the first round.
+        share_modes: measured modes that a report of a front has, for other devices of this kind.
     """
 
     workloads: Workloads
@@ -53,20 +54,26 @@ class Readiness:
     reference_digest: str
     is_announcing: bool
     ahead: int
+    share_modes: int = 0
     _announced: dict[str, set[str]] = field(default_factory=dict)
     _reported: dict[tuple[str, str], session_pb2.FrontReport] = field(default_factory=dict)
     _reporting: threading.Lock = field(default_factory=threading.Lock)
 
-    def announced(self, workload: Workload) -> OnlineLearner:
+    def announced(self, workload: Workload, units: Units = ()) -> OnlineLearner:
         """Open the learner of a workload that a run is going to train; its front is reported from now on.
 
         It is due even if it is unchanged, as the coordinator keeps a limited number of fronts and may have dropped it.
 
+        Args:
+            workload: as the coordinator knows it.
+            units: what other devices of this kind have measured of it.
+
         Raises:
             WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
         """
-        learner = self.workloads.announced(workload)
-        learner.refit_if_outdated()  # the run may state a batch that was unknown
+        learner = self.workloads.announced(workload, units)
+        # The run may state a batch that was unknown, and other devices may have measured more.
+        learner.refit_if_outdated()
         own = learner.known.workload.name
         with self._reporting:
             self._announced.setdefault(own, set()).add(workload.name)
@@ -124,6 +131,7 @@ class Readiness:
             report.workload.CopyFrom(workload_to_message(replace(workload, name=name)))
             if learner.known.minibatches_per_epoch is not None:
                 report.minibatches_per_epoch = learner.known.minibatches_per_epoch
+            report.measured.extend(map(measured_to_message, learner.measurements[: self.share_modes]))
         return report
 
 
@@ -136,6 +144,7 @@ def make_ready(
     report: Callable[[Progress], None],
     stopping: threading.Event,
     is_announcing: bool = False,
+    share_modes: int = 0,
     removed: Callable[[str], None] = lambda name: None,
 ) -> Readiness:
     """Open the device's workloads, measure some modes if that was asked for, and measure idle power.
@@ -152,6 +161,7 @@ def make_ready(
         report: called after every step.
         stopping: once set, measuring and fitting raise `StoppedError`, also later in the learners.
         is_announcing: whether the coordinator announces workloads. Otherwise the default workload is profiled first.
+        share_modes: measured modes that a report of a front has, for other devices of this kind.
         removed: called with the name of a workload that was removed, as the device stores too many.
 
     Raises:
@@ -189,7 +199,7 @@ def make_ready(
     except BaseException:
         workloads.close()
         raise
-    return Readiness(workloads, idle_w, parked, references[0].digest, is_announcing, ahead)
+    return Readiness(workloads, idle_w, parked, references[0].digest, is_announcing, ahead, share_modes)
 
 
 @dataclass(frozen=True)
@@ -217,9 +227,10 @@ class _Opener:
             journal.batch = known.workload.facts.batch or journal.header.minibatch
 
             def open_fitting(known: KnownWorkload) -> AbstractContextManager[Fitting]:
-                others = self.workloads.others_of(known.workload.name)
+                name, facts = known.workload.name, known.workload.facts
+                others, units = self.workloads.others_of(name), self.workloads.units_of(name)
                 transfer = Transfer(
-                    tuple(self.references), journal.header, known.counted_minibatches, known.workload.facts, others
+                    tuple(self.references), journal.header, known.counted_minibatches, facts, others, units
                 )
                 return fitting_process(transfer, device.modes, self.stopping, profile.fit_timeout_s)()
 

@@ -14,12 +14,11 @@ from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError, built_in_workload
 from edge_agent.runtime.readiness import Readiness
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
-from edge_agent.session.requests import CoordinatorRequests, ProfileOrder
+from edge_agent.session.requests import Announced, CoordinatorRequests, ProfileOrder
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.process import workload_steps
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import Workload
 from wattfleet.prediction.roofline import BASE_BATCH
 from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
 
@@ -68,15 +67,16 @@ class RequestedWork:
     async def _serve(self) -> None:
         while True:
             announced, orders = await self._requests.next()
-            self._ready.workloads.live(announced)
-            for workload in announced:
-                await self._announce(workload)
+            self._ready.workloads.live(each.workload for each in announced)
+            for each in announced:
+                await self._announce(each)
             for order in orders:
                 await self._profile(order)
 
-    async def _announce(self, workload: Workload) -> None:
+    async def _announce(self, announced: Announced) -> None:
         """Report the front of a workload, from the prior alone if nothing is measured."""
-        learner = await self._learner(workload)
+        workload = announced.workload
+        learner = await self._learner(announced)
         if learner is None:
             return
         ahead = self._ready.ahead
@@ -89,7 +89,7 @@ class RequestedWork:
 
     async def _profile(self, order: ProfileOrder) -> None:
         """Measure modes with a synthetic workload, as the coordinator has ordered."""
-        learner = await self._learner(order.workload)
+        learner = await self._learner(Announced(order.workload, self._ready.workloads.units_of(order.workload.name)))
         if learner is None:
             return
         try:
@@ -102,12 +102,12 @@ class RequestedWork:
         reason = f"measuring the workload {order.workload.name!r}, as the coordinator has ordered"
         await self._supervisor.profile_ahead(reason, lambda report: learner.profile_ahead(order.modes, report, steps))
 
-    async def _learner(self, workload: Workload) -> OnlineLearner | None:
+    async def _learner(self, announced: Announced) -> OnlineLearner | None:
         """The learner of a workload; None if there is none, for a reason that is logged."""
         try:
-            return await shield_until_done(self._ready.announced, workload)
+            return await shield_until_done(self._ready.announced, announced.workload, announced.units)
         except WattfleetError as error:
-            _log.error("the workload %r cannot be predicted: %s", workload.name, error)
+            _log.error("the workload %r cannot be predicted: %s", announced.workload.name, error)
         except StoppedError:
             pass
         return None

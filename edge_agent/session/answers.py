@@ -7,7 +7,13 @@ import re
 from dataclasses import dataclass
 
 from wattfleet.errors import WattfleetError
-from wattfleet_proto.session_limits import LEASE_S, MAX_RECONNECT_S, MAX_REFERENCES_IN_FORCE, PROFILE_MODES
+from wattfleet_proto.session_limits import (
+    LEASE_S,
+    MAX_RECONNECT_S,
+    MAX_REFERENCES_IN_FORCE,
+    MAX_SHARED_MODES,
+    PROFILE_MODES,
+)
 from wattfleet_proto.v1 import session_pb2
 
 # The digest becomes the name of a folder.
@@ -66,3 +72,5 @@ def require_usable(welcome: session_pb2.Welcome) -> None:
     fewest, most = PROFILE_MODES
     if not fewest <= welcome.profile_modes <= most:
         raise UnusableAnswerError(f"profile_modes must be {fewest} to {most:,}, not {welcome.profile_modes:,}")
+    if welcome.share_modes > MAX_SHARED_MODES:
+        raise UnusableAnswerError(f"share_modes must be 0 to {MAX_SHARED_MODES}, not {welcome.share_modes:,}")

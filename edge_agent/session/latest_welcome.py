@@ -116,7 +116,7 @@ class LatestWelcome:
             missed.cancel()
 
     async def changed_from(self, welcome: session_pb2.Welcome | None) -> session_pb2.Welcome:
-        """Wait for a Welcome with another reference, number of modes or version of the protocol.
+        """Wait for a Welcome with other references, numbers of modes or version of the protocol.
 
         Args:
             welcome: the current one; None waits for any.
@@ -142,5 +142,5 @@ def references_of(welcome: session_pb2.Welcome) -> tuple[str, ...]:
     return (welcome.reference_digest, *welcome.further_reference_digests)
 
 
-def _request_of(welcome: session_pb2.Welcome) -> tuple[tuple[str, ...], int, bool]:
-    return references_of(welcome), welcome.profile_modes, announces_workloads(welcome)
+def _request_of(welcome: session_pb2.Welcome) -> tuple[tuple[str, ...], int, bool, int]:
+    return references_of(welcome), welcome.profile_modes, announces_workloads(welcome), welcome.share_modes

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from edge_agent.workloads.loading import SHIPPED
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload
+from wattfleet.modes import Measurement, Workload
 from wattfleet_io.console import plain_text
-from wattfleet_proto.convert import workload_from_message
+from wattfleet_proto.convert import measured_from_messages, workload_from_message
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
-from wattfleet_proto.session_limits import PROFILE_MODES
+from wattfleet_proto.session_limits import MAX_UNITS, PROFILE_MODES
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,19 @@ _MOST_ORDERS = 32
 
 _MAX_SHOWN = 60
 """Characters of an unknown name in the log."""
+
+
+@dataclass(frozen=True)
+class Announced:
+    """A workload that a run is going to train.
+
+    Attributes:
+        workload: as the coordinator knows it.
+        units: what each of a few other devices of this kind has measured of it.
+    """
+
+    workload: Workload
+    units: tuple[tuple[Measurement, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class CoordinatorRequests:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._announced: Sequence[Workload] = ()
+        self._announced: Sequence[Announced] = ()
         self._orders: list[ProfileOrder] = []
         self._changed = asyncio.Event()
 
@@ -58,10 +71,12 @@ class CoordinatorRequests:
             _log.error(
                 "the coordinator announced %d workloads; %d are considered", len(message.workloads), _MOST_ANNOUNCED
             )
+        measured = _measured(message)
         found = []
         for each in message.workloads[:_MOST_ANNOUNCED]:
             try:
-                found.append(workload_from_message(each))
+                workload = workload_from_message(each)
+                found.append(Announced(workload, tuple(measured.get(workload.name, ()))))
             except InvalidInputError as error:
                 _log.error("the coordinator announced an invalid workload: %s", _shown(error))
         self._announced = found
@@ -80,7 +95,7 @@ class CoordinatorRequests:
         self._orders.append(order)
         self._changed.set()
 
-    async def next(self) -> tuple[Sequence[Workload], Sequence[ProfileOrder]]:
+    async def next(self) -> tuple[Sequence[Announced], Sequence[ProfileOrder]]:
         """Wait for a request; the workloads of all live runs, and the orders that were not taken yet."""
         await self._changed.wait()
         self._changed.clear()
@@ -91,6 +106,19 @@ class CoordinatorRequests:
         """Let `next` return the announced workloads once more, for a device that was prepared again."""
         if self._announced or self._orders:
             self._changed.set()
+
+
+def _measured(message: session_pb2.WorkloadsAnnounced) -> dict[str, list[tuple[Measurement, ...]]]:
+    """What other devices have measured, by workload; what cannot be read is left out, and logged."""
+    found: dict[str, list[tuple[Measurement, ...]]] = {}
+    for each in message.measured[: _MOST_ANNOUNCED * MAX_UNITS]:
+        units = found.setdefault(each.workload, [])
+        if len(units) < MAX_UNITS:
+            try:
+                units.append(measured_from_messages(each.modes))
+            except InvalidInputError as error:
+                _log.error("the coordinator sent invalid measurements of another device: %s", _shown(error))
+    return found
 
 
 def _order(message: session_pb2.ProfileOrder) -> ProfileOrder:

@@ -9,5 +9,11 @@ MAX_RECONNECT_S = 120.0
 PROFILE_MODES = (5, 10_000)
 """Fewest and most modes to measure. A predictor needs five."""
 
+MAX_SHARED_MODES = 16
+"""Measured modes that a device shares of each workload at most."""
+
+MAX_UNITS = 4
+"""Other devices of its kind that a device learns from at most: each makes its fits take longer."""
+
 MAX_REFERENCES_IN_FORCE = 4
 """Reference predictors that a device transfers from: each makes its fits take longer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.fakes.polling import until
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.convert import mode_to_message
+from wattfleet_proto.session_limits import MAX_SHARED_MODES
 from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
 from wattfleet_proto.version import own_version
 
@@ -54,6 +55,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
             lease_s=5,
             protocol=own_version(),
             grant_lifetime_s=self.grant_lifetime_s,
+            share_modes=MAX_SHARED_MODES,
         )
         await context.write(session_pb2.SessionResponse(welcome=welcome))
         self._sessions.append(context)
@@ -85,11 +87,10 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         """Send one message to the agent."""
         on_loop(self._send(session_pb2.SessionResponse(**body))).result(_WITHIN_S)
 
-    def announce(self, *workloads: str) -> None:
-        """Announce these workloads as those of all live runs."""
-        self.send(
-            announced=session_pb2.WorkloadsAnnounced(workloads=[power_pb2.Workload(name=name) for name in workloads])
-        )
+    def announce(self, *workloads: str, measured: Sequence[session_pb2.MeasuredUnit] = ()) -> None:
+        """Announce these workloads as those of all live runs, with what other devices have measured of them."""
+        messages = [power_pb2.Workload(name=name) for name in workloads]
+        self.send(announced=session_pb2.WorkloadsAnnounced(workloads=messages, measured=measured))
 
     async def _send(self, response: session_pb2.SessionResponse) -> None:
         for session in self._sessions:

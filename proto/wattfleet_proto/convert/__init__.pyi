@@ -7,6 +7,8 @@ from .device_states import state_from_message as state_from_message
 from .device_states import state_to_message as state_to_message
 from .fronts import front_from_message as front_from_message
 from .fronts import front_to_message as front_to_message
+from .measured_modes import measured_from_messages as measured_from_messages
+from .measured_modes import measured_to_message as measured_to_message
 from .modes import mode_from_message as mode_from_message
 from .modes import mode_to_message as mode_to_message
 from .plans import assignment_from_message as assignment_from_message

@@ -158,6 +158,38 @@ class StateReport(_message.Message):
 Global___StateReport: _TypeAlias = StateReport  # noqa: Y015
 
 @_typing.final
+class MeasuredMode(_message.Message):
+    """A mode that a device has measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    MINIBATCH_MS_FIELD_NUMBER: _builtins.int
+    POWER_MW_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    minibatch_ms: _builtins.float
+    power_mw: _builtins.float
+    batch: _builtins.int
+    """samples in the minibatches"""
+    @_builtins.property
+    def mode(self) -> _power_pb2.PowerMode: ...
+    def __init__(
+        self,
+        *,
+        mode: _power_pb2.PowerMode | None = ...,
+        minibatch_ms: _builtins.float = ...,
+        power_mw: _builtins.float = ...,
+        batch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "minibatch_ms", b"minibatch_ms", "mode", b"mode", "power_mw", b"power_mw"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredMode: _TypeAlias = MeasuredMode  # noqa: Y015
+
+@_typing.final
 class FrontReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -167,6 +199,7 @@ class FrontReport(_message.Message):
     REFERENCE_DIGEST_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     idle_w: _builtins.float
     """watts while parked and not training"""
     profiled_modes: _builtins.int
@@ -183,6 +216,10 @@ class FrontReport(_message.Message):
         front counts for every workload.
         """
 
+    @_builtins.property
+    def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredMode]:
+        """The first modes that the device has measured of it, as many as the Welcome asks for; from protocol 2.2 on."""
+
     def __init__(
         self,
         *,
@@ -192,10 +229,11 @@ class FrontReport(_message.Message):
         reference_digest: _builtins.str = ...,
         workload: _power_pb2.Workload | None = ...,
         minibatches_per_epoch: _builtins.int | None = ...,
+        measured: _abc.Iterable[Global___MeasuredMode] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "measured", b"measured", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
     _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015
@@ -345,6 +383,7 @@ class Welcome(_message.Message):
     RECONNECT_S_FIELD_NUMBER: _builtins.int
     GRANT_LIFETIME_S_FIELD_NUMBER: _builtins.int
     FURTHER_REFERENCE_DIGESTS_FIELD_NUMBER: _builtins.int
+    SHARE_MODES_FIELD_NUMBER: _builtins.int
     reference_digest: _builtins.str
     """sha256 of the manifest, hexadecimal"""
     profile_modes: _builtins.int
@@ -355,6 +394,8 @@ class Welcome(_message.Message):
     """after losing the session, reconnect at a random moment within this time"""
     grant_lifetime_s: _builtins.float
     """grants lapse this long after the agent sent the last lease that renewed them"""
+    share_modes: _builtins.int
+    """Measured modes that a device reports of each workload, for other devices of its kind; from protocol 2.2 on."""
     @_builtins.property
     def protocol(self) -> Global___ProtocolVersion: ...
     @_builtins.property
@@ -371,10 +412,11 @@ class Welcome(_message.Message):
         reconnect_s: _builtins.float = ...,
         grant_lifetime_s: _builtins.float = ...,
         further_reference_digests: _abc.Iterable[_builtins.str] | None = ...,
+        share_modes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["further_reference_digests", b"further_reference_digests", "grant_lifetime_s", b"grant_lifetime_s", "lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["further_reference_digests", b"further_reference_digests", "grant_lifetime_s", b"grant_lifetime_s", "lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest", "share_modes", b"share_modes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -476,20 +518,51 @@ class WorkloadsAnnounced(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOADS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workloads(self) -> _containers.RepeatedCompositeFieldContainer[_power_pb2.Workload]: ...
+    @_builtins.property
+    def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredUnit]:
+        """from protocol 2.2 on"""
+
     def __init__(
         self,
         *,
         workloads: _abc.Iterable[_power_pb2.Workload] | None = ...,
+        measured: _abc.Iterable[Global___MeasuredUnit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkloadsAnnounced: _TypeAlias = WorkloadsAnnounced  # noqa: Y015
+
+@_typing.final
+class MeasuredUnit(_message.Message):
+    """What another device of the same kind has measured of a workload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    MODES_FIELD_NUMBER: _builtins.int
+    workload: _builtins.str
+    @_builtins.property
+    def modes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredMode]: ...
+    def __init__(
+        self,
+        *,
+        workload: _builtins.str = ...,
+        modes: _abc.Iterable[Global___MeasuredMode] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modes", b"modes", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredUnit: _TypeAlias = MeasuredUnit  # noqa: Y015
 
 @_typing.final
 class ProfileOrder(_message.Message):

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.workload_folders import folder_name
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.polling import until
 from tests.fakes.running_agent import RunningAgent, fitting_here, new_board, ready_agent
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.modes import Measurement, PowerMode, array_to_modes
 from wattfleet_flower import profiled
 from wattfleet_flower.client.agent_training import AgentUnreachableError
-from wattfleet_proto.convert import front_from_message
+from wattfleet_proto.convert import front_from_message, measured_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
 MODES = 6
@@ -97,6 +98,31 @@ def test_an_announced_name_that_is_invalid_harms_no_other_workload(
     (said,) = [record.getMessage() for record in caplog.records if "invalid workload" in record.getMessage()]
     assert len(said) < 400 and said.isprintable()
     assert not running.has_ended and coordinator.is_ready()
+
+
+def measured_by_another(workload: str, seed: int) -> session_pb2.MeasuredUnit:
+    """What another unit of the running agent's kind of board has measured, ten times as slow as it is."""
+    board = SimulatedDevice("orin-nano", seed)
+    modes = board.modes[:: len(board.modes) // 12]
+    minibatch_ms, power_mw = board.truth(modes)
+    rows = zip(array_to_modes(modes), (10 * minibatch_ms).tolist(), power_mw.tolist(), strict=True)
+    return session_pb2.MeasuredUnit(
+        workload=workload, modes=[measured_to_message(Measurement(*row, batch=16)) for row in rows]
+    )
+
+
+def test_a_device_plans_with_what_others_of_its_kind_have_measured(
+    coordinator: CoordinatorInProcess, running: RunningAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator.announce("digits")
+    alone = front_from_message(front_after(coordinator, "digits").front)
+    invalid = session_pb2.MeasuredUnit(workload="digits", modes=[session_pb2.MeasuredMode(minibatch_ms=-1)])
+    coordinator.announce("digits", measured=[invalid, *(measured_by_another("digits", seed) for seed in (70, 71))])
+    until(lambda: len(coordinator.fronts) > 1)
+    together = front_from_message(front_after(coordinator, "digits").front)
+    assert together.epoch_s.min() > 3 * alone.epoch_s.min()
+    assert front_after(coordinator, "digits").profiled_modes == 0
+    assert "invalid measurements of another device" in caplog.text
 
 
 @pytest.mark.parametrize("bad", ["x" * 10_000, "bell\x07"])

@@ -13,7 +13,8 @@ from edge_agent.runtime.readiness import Readiness
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError
-from wattfleet.modes import PowerMode, Workload, WorkloadFacts
+from wattfleet.modes import Measurement, PowerMode, Workload, WorkloadFacts
+from wattfleet_proto.convert import measured_from_messages
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Learner:
     is_plausible: bool = True
     profiled_modes: int = 0
     watts: float = 20.0
+    measurements: Sequence[Measurement] = ()
 
     def refit_if_outdated(self) -> None:
         self.watts = 20.0 * (self.known.workload.facts.batch or 16) / 16
@@ -40,14 +42,14 @@ class Workloads:
     def is_default(self, learner: Learner) -> bool:
         return False
 
-    def announced(self, workload: Workload) -> Learner:
+    def announced(self, workload: Workload, units: object) -> Learner:
         [found] = [each for each in self.opened if each.known.workload.name == workload.name]
         found.known = found.known.completed(workload.facts)
         return found
 
 
-def ready_with(workloads: Any) -> Readiness:
-    return Readiness(workloads, 5.0, PowerMode(1, 1_000, 1_000_000, 1_000_000), "a" * 64, True, 0)
+def ready_with(workloads: Any, share_modes: int = 0) -> Readiness:
+    return Readiness(workloads, 5.0, PowerMode(1, 1_000, 1_000_000, 1_000_000), "a" * 64, True, 0, share_modes)
 
 
 def test_a_workload_without_a_plausible_front_keeps_no_other_from_being_reported(
@@ -78,3 +80,15 @@ def test_the_front_of_a_run_that_states_its_batch_is_predicted_for_it() -> None:
     ready.announced(Workload("digits", WorkloadFacts(batch=32)))
     [report] = ready.due_fronts()
     assert (report.workload.batch, report.front.points[0].power_w) == (32, 40.0)
+
+
+def test_a_front_comes_with_the_first_measured_modes_for_other_devices() -> None:
+    measured = [Measurement(PowerMode(4, 10**6, gpu_mhz * 10**6, 2 * 10**9), 80.0, 9e3, 16) for gpu_mhz in range(1, 4)]
+    learner = Learner(KnownWorkload(Workload("digits"), 100), measurements=measured[:1])
+    ready = ready_with(Workloads([learner]), share_modes=2)
+    [report] = ready.due_fronts()
+    assert measured_from_messages(report.measured) == tuple(measured[:1])
+    learner.measurements = measured
+    [report] = ready.due_fronts()
+    assert measured_from_messages(report.measured) == tuple(measured[:2]), "due, though its front is the same"
+    assert ready_with(Workloads([learner])).due_fronts()[0].measured == [], "an earlier coordinator asks for none"

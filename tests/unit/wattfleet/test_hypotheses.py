@@ -128,3 +128,43 @@ def test_rows_at_one_mode_of_several_batches_can_be_fitted() -> None:
     for known in (reference(), None):
         found = columns(RooflinePredictor.fit(rows, known).predict(SPACE[::500], np.full(len(SPACE[::500]), 64)))
         assert np.isfinite(found).all() and (found > 0).all()
+
+
+def unit(seed: int) -> tuple:
+    """The parameters of one unit: a few percent off those of its kind, which works more than any known workload."""
+    rng = np.random.default_rng(seed)
+    time, power = scaled(2.5).log(), replace(POWER, gpu_busy_mw=16_000).log()
+    return (
+        type(TIME).from_log(time + rng.normal(0, 0.03, len(time))),
+        type(POWER).from_log(power + rng.normal(0, 0.03, len(power))),
+    )
+
+
+def test_rows_of_other_units_predict_a_unit_that_has_measured_nothing() -> None:
+    knows_units = reference().with_units([measured(drawn(6, 10 + k), *unit(k)) for k in range(3)])
+    alone, together = [], []
+    for seed in range(20, 23):
+        truth = measured(ELSEWHERE, *unit(seed), noise=0.0)
+        alone.append(errors_pct(RooflinePredictor.fit(NOTHING, reference()).predict(ELSEWHERE), truth))
+        found = RooflinePredictor.fit(NOTHING, knows_units).predict(ELSEWHERE)
+        together.append(errors_pct(found, truth))
+        assert (np.abs(np.log(found.power_mw / truth.power_mw)) < 1.645 * found.power_log_sd).mean() > 0.8
+    assert (np.median(together, axis=0) < np.median(alone, axis=0) / 2).all()
+    assert np.median(together, axis=0)[0] < 6
+
+
+def test_rows_of_units_that_train_something_else_are_recognised() -> None:
+    own, truth = measured(drawn(5, 1), scaled(2.5)), measured(ELSEWHERE, scaled(2.5), noise=0.0)
+    elsewhere = measured(drawn(16, 2), scaled(9.0), replace(POWER, gpu_busy_mw=20_000))
+    alone = RooflinePredictor.fit(own, reference()).predict(ELSEWHERE)
+    misled = RooflinePredictor.fit(own, reference().with_units([elsewhere])).predict(ELSEWHERE)
+    assert errors_pct(misled, truth)[0] == pytest.approx(errors_pct(alone, truth)[0], abs=1.0)
+
+
+def test_absurd_rows_of_units_change_hardly_anything() -> None:
+    own, truth = measured(drawn(5, 1)), measured(ELSEWHERE, noise=0.0)
+    alone = RooflinePredictor.fit(own, reference()).predict(ELSEWHERE)
+    absurd = [replace(measured(drawn(5, 2)), minibatch_ms=np.full(5, ms)) for ms in (1e300, 1e-300)]
+    found = RooflinePredictor.fit(own, reference().with_units(absurd)).predict(ELSEWHERE)
+    assert errors_pct(found, truth) == pytest.approx(errors_pct(alone, truth), abs=1.0)
+    assert reference().with_units([NOTHING]).units == ()

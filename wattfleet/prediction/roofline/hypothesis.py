@@ -120,10 +120,10 @@ def fit_time(rows: Rows, assumed: Assumptions) -> FittedQuantity:
     )
 
 
-def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probability: float) -> Hypothesis:
+def fit_power(rows: Rows, assumed: Assumptions, time: FittedQuantity) -> FittedQuantity:
     """Fit the power to few rows, or none, after the time."""
     theta = TimeParameters.from_log(time.log_parameters)
-    power = fit_rows(
+    return fit_rows(
         power_physics(theta, rows.settings),
         rows.settings,
         rows.log_mw,
@@ -132,9 +132,14 @@ def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probabili
         POWER_WIDTH,
         _power_gpu_share,
     )
+
+
+def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probability: float) -> Hypothesis:
+    """The hypothesis whose time was fitted, with its power fitted as well."""
+    power = fit_power(rows, assumed, time)
     return Hypothesis(
         probability,
-        theta,
+        TimeParameters.from_log(time.log_parameters),
         PowerParameters.from_log(power.log_parameters),
         time.remainder,
         power.remainder,

@@ -8,6 +8,7 @@ task is that of PowerTrain (doi:10.1016/j.future.2024.07.001, section 3.3), but 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -38,12 +39,15 @@ from wattfleet.prediction.roofline.priors import (
 )
 from wattfleet.prediction.roofline.residual import Surface
 from wattfleet.prediction.roofline.serialization import predictor_tensors, read_predictor_tensors
+from wattfleet.prediction.roofline.units import learned_from_units, unit_rows
 from wattfleet.prediction.tensors import read_tensors, write_tensors
 
 Values = NDArray[np.float64]
 
 # A hypothesis that is less probable than this is dropped.
 _LEAST_PROBABILITY = 0.03
+# Probability, before any measurement of the device, that other units of its board tell something of it.
+_UNITS_PROBABILITY = 0.9
 # Rows that are predicted at once, which bounds the memory.
 _CHUNK = 20_000
 
@@ -57,6 +61,7 @@ class RooflinePredictor:
         batch: the batch size that is predicted if none is stated; None after a fit to several.
         hardware: the board that it describes; None if it is unknown.
         population: the workloads from which a transfer learns its prior; None takes this workload alone.
+        units: what other units of the board have measured of the next workload; not saved.
     """
 
     name: ClassVar[str] = "roofline"
@@ -66,6 +71,7 @@ class RooflinePredictor:
     batch: int | None = BASE_BATCH
     hardware: Hardware | None = None
     population: Population | None = None
+    units: tuple[Profile, ...] = ()
 
     @property
     def likeliest(self) -> Hypothesis:
@@ -156,6 +162,17 @@ class RooflinePredictor:
         board = fitted.hardware or self.hardware or known.members[0].hardware
         return replace(self, population=known.with_member(learned_member(fitted.likeliest, facts, board)))
 
+    def with_units(self, units: Sequence[Profile]) -> RooflinePredictor:
+        """This reference, which then also knows what other units of its board have measured of the next workload.
+
+        A transfer weighs what these units tell against what the reference tells without them, by the device's own
+        measurements.
+
+        Args:
+            units: the measured rows of each unit. Each makes a transfer slower and, from the second on, adds less.
+        """
+        return replace(self, units=tuple(each for each in units if len(each)))
+
     def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
         """Predict modes, measured or not.
 
@@ -216,7 +233,16 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
         for probability, known in hypotheses(facts):
             priors = population.time_prior(known, board), population.power_prior(known, board)
             surfaces = population.surfaces(known.task, board)
-            assumed.append((probability / len(references), Assumptions(*priors, surfaces, known.loader_workers)))
+            alone = Assumptions(*priors, surfaces, known.loader_workers)
+            weight = probability / len(references)
+            if reference.units:
+                others = unit_rows(reference.units, facts.batch or BASE_BATCH)
+                # Rows that no plausible parameters explain say nothing of this device.
+                with suppress(InvalidInputError):
+                    learned = learned_from_units(others, len(reference.units), alone)
+                    assumed.append((weight * _UNITS_PROBABILITY, learned))
+                    weight *= 1 - _UNITS_PROBABILITY
+            assumed.append((weight, alone))
     if not references:
         median_ms = float(np.exp(np.median(rows.log_ms)))
         zero = Surface.zero()
