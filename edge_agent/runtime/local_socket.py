@@ -275,7 +275,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             InvalidInputError: the reported times are impossible.
         """
         times = reported_times(report, since_s)
-        return await shield_until_done(self._watch.minibatches_ended, times, report.paused)
+        return await shield_until_done(self._watch.minibatches_ended, times, report.paused, report.is_pass_over)
 
     async def _finished(
         self, assignment: RoundAssignment, finish: local_pb2.FinishTraining

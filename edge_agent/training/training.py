@@ -187,7 +187,7 @@ class TrainingWatch:
         running.loader.until_s = self._device.clock.now_s()
         running.unobservable |= app_has_finished
 
-    def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
+    def minibatches_ended(self, times: Sequence[StepTimes], paused: bool, is_pass_over: bool = False) -> bool:
         """Measure modes by the minibatches that the app reports, and apply the mode for the next ones.
 
         If a measurement cannot be written, the training continues in its own mode without further measurements.
@@ -196,6 +196,7 @@ class TrainingWatch:
             times: of the minibatches since the last report, the last of which ended just now; empty to begin
                 measuring.
             paused: whether the training pauses now.
+            is_pass_over: whether it pauses since all data was trained once, so that another pass may follow.
 
         Returns:
             Whether further reports are wanted.
@@ -214,7 +215,7 @@ class TrainingWatch:
                 # The app has waited for the agent instead of training.
                 running.undisturbed = _Undisturbed(self._device.clock.now_s())
         try:
-            self._measure(running, running.profiler, times, paused)
+            self._measure(running, running.profiler, times, paused, is_pass_over)
         except JournalError as error:
             _log.error("measuring modes ended for this training: %s", error)
             self._end_measurements(running, running.profiler)
@@ -272,7 +273,12 @@ class TrainingWatch:
             self._device.apply(running.mode)
 
     def _measure(
-        self, running: _Running, profiler: ProductiveProfiler, times: Sequence[StepTimes], paused: bool
+        self,
+        running: _Running,
+        profiler: ProductiveProfiler,
+        times: Sequence[StepTimes],
+        paused: bool,
+        is_pass_over: bool,
     ) -> None:
         if not times and not paused:
             profiler.begin()
@@ -287,8 +293,11 @@ class TrainingWatch:
         has_tried, in_own_mode = profiler.measured + profiler.discarded > 0, False
         if running.trained.is_length_known and has_tried and running.reported >= _MEASURING_SHARE * assigned:
             self._end_measurements(running, profiler)
-        elif paused:
+        elif is_pass_over:
             in_own_mode = profiler.pass_ended()
+        elif paused:
+            profiler.pause()
+            in_own_mode = True
         if running.undisturbed is None and (in_own_mode or not profiler.measuring):
             running.undisturbed = _Undisturbed(self._device.clock.now_s(), running.reported)
 

@@ -96,19 +96,20 @@ class AgentTraining:
             if is_first:
                 self._profiled.release()
 
-    def report(self, times: list[local_pb2.MinibatchTimes], paused: bool) -> bool:
+    def report(self, times: list[local_pb2.MinibatchTimes], paused: bool, is_pass_over: bool = False) -> bool:
         """Report trained minibatches; return once the mode for the next ones is applied.
 
         Args:
             times: of the minibatches since the last report.
-            paused: whether the loader has ended, so that the assigned mode has to be applied.
+            paused: whether the loader is not read any further, so that the assigned mode has to be applied.
+            is_pass_over: whether it has ended, so that a measurement may last until its next pass.
 
         Returns:
             Whether the agent wants further reports; not if the training is over, and an iterator is still held.
         """
         if self._is_finished:
             return False
-        trained = local_pb2.MinibatchesTrained(minibatches=times, paused=paused)
+        trained = local_pb2.MinibatchesTrained(minibatches=times, paused=paused, is_pass_over=is_pass_over)
         self._requests.put(local_pb2.TrainRequest(minibatches=trained))
         return self._answer().noted.measuring
 

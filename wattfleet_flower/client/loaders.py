@@ -112,8 +112,10 @@ def measured(loader: Iterable[Batch], training: AgentTraining) -> Iterator[Batch
                 times.clear()
                 reported_s = time.perf_counter()
 
+        is_pass_over = False
         try:
             yield from timed_batches(loader, lambda: measuring, report)
+            is_pass_over = True
         finally:
             if measuring:
-                training.report(times, paused=True)
+                training.report(times, paused=True, is_pass_over=is_pass_over)

@@ -130,8 +130,13 @@ class MinibatchesTrained(_message.Message):
 
     MINIBATCHES_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    IS_PASS_OVER_FIELD_NUMBER: _builtins.int
     paused: _builtins.bool
-    """the loader has ended; apply the assigned mode"""
+    """the loader has ended, or is not read any further; apply the assigned mode"""
+    is_pass_over: _builtins.bool
+    """The loader has ended: a measurement that needs more minibatches, and its mode, may last until its next pass. From
+    protocol 2.2 on.
+    """
     @_builtins.property
     def minibatches(self) -> _containers.RepeatedCompositeFieldContainer[Global___MinibatchTimes]: ...
     def __init__(
@@ -139,10 +144,11 @@ class MinibatchesTrained(_message.Message):
         *,
         minibatches: _abc.Iterable[Global___MinibatchTimes] | None = ...,
         paused: _builtins.bool = ...,
+        is_pass_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["minibatches", b"minibatches", "paused", b"paused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pass_over", b"is_pass_over", "minibatches", b"minibatches", "paused", b"paused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

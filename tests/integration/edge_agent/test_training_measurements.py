@@ -59,7 +59,7 @@ def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None
         while watch.minibatches_ended([], paused=False):
             assert board.mode == OTHER, "the measurement lasts"
             board.clock.sleep_s(1.5)
-            watch.minibatches_ended([TIMES] * 15, paused=True)
+            watch.minibatches_ended([TIMES] * 15, paused=True, is_pass_over=True)
             epochs += 1
         (record,) = journal.records
         assert (record.minibatch_ms, record.power_mw, epochs) == (pytest.approx(100), 9000, 3)
