@@ -1,6 +1,7 @@
 """Run federated rounds of 50 simulated boards under a site's budget: time to accuracy, energy, fairness, power.
 
-    python -m benchmarks.federated [--seeds 5] [--budgets 300,450,600,900,1500] [--jobs 2] [--json] [--png FILE]
+    python -m benchmarks.federated [--seeds 5] [--budgets 300,450,600,900,1500] [--overhead-s 1.5] [--jobs 2] [--json]
+        [--png FILE]
 
 Boards are simulated and time is virtual. Profiles, predictors, plans and the training of a small network on
 scikit-learn's digits are real. The profiles and the result are written to `--out`.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor as Processes
@@ -20,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.federated.boards import facts
 from benchmarks.federated.experiment import FLEET, Experiment, run_seed
-from benchmarks.federated.methods import METHODS
+from benchmarks.federated.methods import METHODS, OVERHEAD_S
 from benchmarks.federated.picture import write_picture
 from benchmarks.federated.result import Result, result_of
 from benchmarks.federated.tables import tables
@@ -64,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--count", type=int, default=10, help="set the number of devices in a round")
     parser.add_argument("--rounds", type=int, default=120, help="set the number of rounds in every run")
+    parser.add_argument(
+        "--overhead-s", type=_overhead, default=OVERHEAD_S, help="set the seconds of a round besides its training"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="set the number of seeds")
     parser.add_argument("--jobs", type=int, default=2, help="set the number of processes")
     parser.add_argument(
@@ -84,6 +89,7 @@ def _run(options: argparse.Namespace) -> Result:
         methods=options.methods,
         count=options.count,
         rounds=options.rounds,
+        overhead_s=options.overhead_s,
     )
     seeds = range(options.seeds)
     with Processes(options.jobs) as processes:
@@ -99,6 +105,13 @@ def _fleet(text: str) -> dict[str, int]:
 
 def _watts(text: str) -> tuple[float, ...]:
     return tuple(float(watts) for watts in text.split(","))
+
+
+def _overhead(text: str) -> float:
+    overhead_s = float(text)
+    if not 0 <= overhead_s < math.inf:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, and finite, not {text}")
+    return overhead_s
 
 
 def _methods(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import torch
 from benchmarks.federated.boards import BoardFacts, Candidates, Unit, facts, open_board, units
 from benchmarks.federated.figures import run_figures, series
 from benchmarks.federated.learning import Federation
-from benchmarks.federated.methods import METHODS, FleetOffers, method, training_s
+from benchmarks.federated.methods import METHODS, OVERHEAD_S, FleetOffers, method, training_s
 from benchmarks.federated.rounds import LOCAL_EPOCHS, Member, run_rounds
 from edge_agent.runtime.readiness import parked_mode
 from reference_models import load
@@ -36,6 +36,7 @@ class Experiment:
         count: number of devices wanted in a round.
         rounds: number of rounds in every run.
         boards: folder where profiled boards are kept.
+        overhead_s: seconds of a round besides its training, of every method alike.
     """
 
     boards: Path
@@ -45,6 +46,7 @@ class Experiment:
     methods: tuple[str, ...] = tuple(METHODS)
     count: int = 10
     rounds: int = 120
+    overhead_s: float = OVERHEAD_S
 
     @property
     def units(self) -> list[Unit]:
@@ -73,7 +75,9 @@ def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
     for name in experiment.methods:
         found["runs"][name] = {}
         for budget_w in experiment.budgets_w:
-            filled = method(name, offers, experiment.count, LOCAL_EPOCHS, deadline_s, budget_w, seed)
+            filled = method(
+                name, offers, experiment.count, LOCAL_EPOCHS, deadline_s, budget_w, seed, experiment.overhead_s
+            )
             noise = f"{seed}/{name}/{budget_w:g}"
             try:
                 rounds = run_rounds(filled, fleet, federation, experiment.rounds, noise)
@@ -82,8 +86,8 @@ def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
                 continue
             idle_w = sum(member.idle_w for member in fleet)
             found["runs"][name][f"{budget_w:g}"] = {
-                **run_figures(rounds, len(fleet), idle_w, budget_w),
-                "series": series(rounds),
+                **run_figures(rounds, len(fleet), idle_w, budget_w, experiment.overhead_s),
+                "series": series(rounds, experiment.overhead_s),
             }
     return found
 

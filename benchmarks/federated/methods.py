@@ -17,7 +17,7 @@ from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, 
 
 Values = NDArray[np.float64]
 
-OVERHEAD_S = 10.0
+OVERHEAD_S = 1.5
 """Seconds of a round besides its training. A Flower deployment needs about 9 s for the messages of a small round."""
 
 
@@ -138,7 +138,14 @@ METHODS: Mapping[str, str] = {
 
 
 def method(
-    name: str, offers: FleetOffers, count: int, epochs: float, deadline_s: float, site_budget_w: float, seed: int
+    name: str,
+    offers: FleetOffers,
+    count: int,
+    epochs: float,
+    deadline_s: float,
+    site_budget_w: float,
+    seed: int,
+    overhead_s: float = OVERHEAD_S,
 ) -> Method:
     """One of `METHODS`.
 
@@ -150,12 +157,13 @@ def method(
         deadline_s: seconds of training in a round, for FedCS.
         site_budget_w: watts of the site.
         seed: seed of the draws. It is the same for all methods, so all uniform draws select the same devices.
+        overhead_s: seconds of a round besides its training.
     """
     equal = {"presets-equal": offers.presets, "uniform": offers.predicted}
     if name in equal:
         return EqualShares(equal[name], count, seed, site_budget_w)
     planned: Mapping[str, tuple[Sequence[Offer], Policy]] = {
-        "progress": (offers.predicted, Progress(overhead_s=OVERHEAD_S)),
+        "progress": (offers.predicted, Progress(overhead_s=overhead_s)),
         "fastest-k": (offers.predicted, FastestK(count)),
         "fair": (offers.predicted, Fair(count)),
         "random": (offers.predicted, RandomK(count, seed)),
@@ -164,7 +172,7 @@ def method(
         "fedcs": (offers.predicted, Deadline(deadline_s)),
         "presets": (offers.presets, RandomK(count, seed)),
         "maxn": (offers.maxn, RandomK(count, seed)),
-        "oracle-progress": (offers.true, Progress(overhead_s=OVERHEAD_S)),
+        "oracle-progress": (offers.true, Progress(overhead_s=overhead_s)),
         "oracle-fastest-k": (offers.true, FastestK(count)),
         "oracle-fair": (offers.true, Fair(count)),
         "oracle-random": (offers.true, RandomK(count, seed)),

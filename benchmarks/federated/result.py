@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.federated.experiment import Experiment
 from benchmarks.federated.figures import OVERHEADS_S, TARGETS, median_figures
-from benchmarks.federated.methods import METHODS, OVERHEAD_S
+from benchmarks.federated.methods import METHODS
 from benchmarks.federated.rounds import LOCAL_EPOCHS
 
 Result = dict[str, Any]
@@ -38,7 +38,6 @@ def result_of(experiment: Experiment, seeds: Sequence[Mapping[str, Any]]) -> Res
             **settings,
             "seeds": len(seeds),
             "local_epochs": LOCAL_EPOCHS,
-            "overhead_s": OVERHEAD_S,
             "overheads_s": OVERHEADS_S,
             "targets": TARGETS,
             "fedcs_deadline_s": [seed["deadline_s"] for seed in seeds],

@@ -170,9 +170,9 @@ def a_round(chosen: tuple[int, ...], training_s: float, observed_w: float, accur
 def test_figures_of_a_run_worked_out_by_hand() -> None:
     rounds = [a_round((0, 1), 20.0, 99.0, 0.5), a_round((0, 1), 20.0, 102.0, 0.89)]
     rounds += [a_round((0, 2), 30.0, 100.0, 0.92), a_round((0, 2), 30.0, 100.0, 0.92)]
-    figures = run_figures(rounds, devices=4, idle_w=10.0, budget_w=100.0)
+    figures = run_figures(rounds, devices=4, idle_w=10.0, budget_w=100.0, overhead_s=10.0)
 
-    assert seconds(rounds).tolist() == [30, 60, 100, 140]
+    assert seconds(rounds, 10.0).tolist() == [30, 60, 100, 140]
     # The mean of three rounds is 0.91 only after the last one.
     assert figures["rounds"] == {"0.9": 4, "0.93": None}
     assert figures["time_s"]["0.9"] == 140
