@@ -118,7 +118,8 @@ class Workloads:
         """
         name = self.name_of(workload.name)
         with self._lock:
-            is_new = units != self._units.get(name, ())
+            # One that is opened now is fitted with them anyway.
+            is_new = name in self._open and units != self._units.get(name, ())
             self._units[name] = units
         learner = self._learner(name, workload if name == workload.name else None)
         if is_new and learner.profiled_modes < MAX_SHARED_MODES:
