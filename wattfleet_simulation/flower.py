@@ -57,14 +57,16 @@ def free_ports(count: int) -> list[int]:
 class FlowerDeployment:
     """One SuperLink with its SuperNodes, as parts of a run."""
 
-    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node]) -> None:
+    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node], supernode: str = "flower-supernode") -> None:
         """Prepare a deployment.
 
         Args:
             parts: the run's processes, to which it adds its own.
             home: Flower's home directory for this run.
             nodes: the devices.
+            supernode: the program that runs a SuperNode.
         """
+        self._supernode = supernode
         self._parts = parts
         self._nodes = nodes
         self._home = home
@@ -103,7 +105,7 @@ class FlowerDeployment:
             self._parts.start(
                 f"supernode-{node.device_id}",
                 [
-                    program("flower-supernode"),
+                    program(self._supernode),
                     "--insecure",
                     *("--superlink", f"{HOST}:{self._port}", "--host", HOST, "--port", str(port)),
                     "--node-config",
