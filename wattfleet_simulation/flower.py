@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +22,9 @@ _CONNECTION = "local"
 _READY_WITHIN_S = 60.0
 _COMMAND_WITHIN_S = 120.0
 _COMPLETED = "finished:completed"
+
+SUPERNODE = (sys.executable, "-P", "-m", "wattfleet_flower.supernode")
+"""`wattfleet-supernode`, found without a PATH."""
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -57,14 +61,14 @@ def free_ports(count: int) -> list[int]:
 class FlowerDeployment:
     """One SuperLink with its SuperNodes, as parts of a run."""
 
-    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node], supernode: str = "flower-supernode") -> None:
+    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node], supernode: Sequence[str] = SUPERNODE) -> None:
         """Prepare a deployment.
 
         Args:
             parts: the run's processes, to which it adds its own.
             home: Flower's home directory for this run.
             nodes: the devices.
-            supernode: the program that runs a SuperNode.
+            supernode: the command that runs a SuperNode, without its options.
         """
         self._supernode = supernode
         self._parts = parts
@@ -105,7 +109,7 @@ class FlowerDeployment:
             self._parts.start(
                 f"supernode-{node.device_id}",
                 [
-                    program(self._supernode),
+                    *self._supernode,
                     "--insecure",
                     *("--superlink", f"{HOST}:{self._port}", "--host", HOST, "--port", str(port)),
                     "--node-config",

@@ -21,10 +21,14 @@ from rich.table import Table
 
 from benchmarks.round_overhead.deployment import Way, run_rounds
 from benchmarks.round_overhead.timeline import STAGES, round_seconds, stage_seconds
+from wattfleet_simulation.flower import SUPERNODE
+from wattfleet_simulation.processes import program
 
+FLOWERS = (program("flower-supernode"),)
 WAYS = {
-    "flower": Way("Flower alone", "flower-supernode", "flower"),
-    "grid": Way("with the grid's waiting", "flower-supernode", "wattfleet"),
+    "flower": Way("Flower alone", FLOWERS, "flower"),
+    "grid": Way("with the grid's waiting", FLOWERS, "wattfleet"),
+    "wattfleet": Way("with wattfleet-supernode, too", SUPERNODE, "wattfleet"),
 }
 
 

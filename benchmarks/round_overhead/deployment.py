@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,12 @@ class Way:
 
     Attributes:
         name: for the table.
-        supernode: the program that runs a SuperNode.
+        supernode: the command that runs a SuperNode.
         waiting: who waits for the replies: `flower` or `wattfleet`.
     """
 
     name: str
-    supernode: str
+    supernode: Sequence[str]
     waiting: str
 
 
@@ -51,8 +51,8 @@ def run_rounds(
         deployment.start()
         logs = [scratch / "logs" / f"supernode-{node.device_id}.log" for node in nodes]
         with _watched(logs) as seen:
-            config = {"rounds": rounds, "devices": devices, "torch": torch, "waiting": way.waiting}
-            run_id = deployment.submit(_APP, {**config, "result": str(result)})
+            config = {"rounds": rounds, "devices": devices, "torch": torch}
+            run_id = deployment.submit(_APP, {**config, "waiting": way.waiting, "result": str(result)})
             _wait(lambda: _lines(result) >= rounds, deployment, run_id, parts, rounds * _ROUND_WITHIN_S)
     return [json.loads(line) for line in result.read_text().splitlines()], seen
 

@@ -11,13 +11,14 @@ from flwr.serverapp import Grid
 
 from wattfleet_io.clock import Clock
 
-_FIRST_POLL_S = 0.1
-"""Before the first look for replies; Flower's own grid looks every 3 s."""
-
-_POLL_GROWTH = 1.5
+_SHORTEST_POLL_S = 0.1
+"""Between two looks for replies; Flower's own grid looks every 3 s."""
 
 _LONGEST_POLL_S = 1.0
 """Between two looks once the wait is long, unless a look itself takes longer."""
+
+_WAITED_SHARE = 0.1
+"""Of the time waited so far: the pause between two looks, within these limits."""
 
 Timeout = Callable[[float | None], float | None]
 """Maps the caller's timeout to the one to use; both in seconds, None for no timeout."""
@@ -127,11 +128,12 @@ class WaitingGrid(_ForwardingGrid):
         """Pull replies until all are there or the limit has passed; removes the answered messages from `missing`."""
         until_s = math.inf if limit_s is None else began_s + limit_s
         replies: list[Message] = []
-        pause_s, pulling_s = _FIRST_POLL_S, 0.0
+        pulling_s = 0.0
         while missing and (left_s := until_s - self._clock.now_s()) > 0:
             # A pull that takes long, of many replies or from a busy SuperLink, is repeated less often.
+            waited_s = self._clock.now_s() - began_s
+            pause_s = min(max(_SHORTEST_POLL_S, _WAITED_SHARE * waited_s), _LONGEST_POLL_S)
             self._clock.sleep_s(min(max(pause_s, pulling_s), left_s))
-            pause_s = min(pause_s * _POLL_GROWTH, _LONGEST_POLL_S)
             pull_began_s = self._clock.now_s()
             arrived = list(self.pull_messages(missing))
             pulling_s = self._clock.now_s() - pull_began_s
