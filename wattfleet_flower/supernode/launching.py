@@ -172,7 +172,7 @@ class Launcher:
                 server.close()
 
     def _started_warm(self, arguments: Sequence[str]) -> bool:
-        self._advance()
+        self.prepare()
         if self._current is None:
             return False
         try:
@@ -182,8 +182,8 @@ class Launcher:
             return False
         return True
 
-    def _advance(self) -> None:
-        """Replace the current server by the next if that is ready, and begin a next if there is more to import."""
+    def prepare(self) -> bool:
+        """Take over the next server if it is ready, or start one if there is more to import; whether one is awaited."""
         if self._next is not None:
             if self._next.is_ready():
                 if self._current is not None:
@@ -195,6 +195,7 @@ class Launcher:
             imports = self._current.imports
             if fresh := [name for name in self._learned() if self._is_fit(name) and name not in imports]:
                 self._next = self._server([*imports, *fresh])
+        return self._next is not None
 
     def _learned(self) -> list[str]:
         """What the processes that have ended had to import; each is told once."""

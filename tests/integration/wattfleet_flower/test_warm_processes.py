@@ -59,6 +59,7 @@ class Messages:
 
     def __init__(self, folder: Path, script: Path) -> None:
         self.folder = folder
+        self.environment = dict(os.environ)
         self._script = script
         self._count = 0
 
@@ -67,8 +68,10 @@ class Messages:
         return self._found(lambda arguments: launcher([CLIENT_APP, *arguments]), imports, then)
 
     def run_alone(self) -> dict[str, Any]:
-        """What it finds when it is started by itself, with the launcher's environment."""
-        return self._found(lambda arguments: subprocess.run([self._script, *arguments], check=True), "", "")
+        """What it finds when it is started by itself."""
+        return self._found(
+            lambda arguments: subprocess.run([self._script, *arguments], env=self.environment, check=True), "", ""
+        )
 
     def _found(self, start: Any, imports: str, then: str) -> dict[str, Any]:
         self._count += 1
@@ -97,14 +100,14 @@ def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Messages:
 
 
 @pytest.fixture
-def launcher(messages: Messages, tmp_path: Path) -> Iterator[Launcher]:
-    yield from started(tmp_path)
+def launcher(messages: Messages) -> Iterator[Launcher]:
+    yield from started(messages)
 
 
-def started(folder: Path, **options: Any) -> Iterator[Launcher]:
-    servers = folder / "servers"
+def started(messages: Messages, **options: Any) -> Iterator[Launcher]:
+    servers = messages.folder / "servers"
     servers.mkdir()
-    launcher = Launcher(servers, os.environ, **options)
+    launcher = Launcher(servers, messages.environment, **options)
     try:
         yield launcher
     finally:
@@ -125,7 +128,8 @@ def warm(
     messages: Messages, launcher: Launcher, module: str = "flwr.supernode.runtime.run_clientapp"
 ) -> dict[str, Any]:
     """What the first program found that was started with a module imported."""
-    for _ in range(200):
+    for _ in range(50):
+        until(lambda: not launcher.prepare())
         found = messages.run(launcher)
         if module in found["modules"]:
             return found
@@ -136,8 +140,6 @@ def test_a_warm_process_finds_what_flowers_own_process_finds(messages: Messages,
     found, alone = warm(messages, launcher), messages.run_alone()
     for differing in ("pid", "modules", "random"):
         del found[differing], alone[differing]
-    for each in (found, alone):
-        del each["environment"]["PYTEST_CURRENT_TEST"]
     assert found == alone
     assert not [file for file in found["files"] if file.startswith("socket:")]
 
@@ -200,31 +202,28 @@ def test_libraries_of_the_app_are_imported_ahead_but_not_its_own(messages: Messa
 
 
 def test_nothing_is_learned_if_only_some_modules_are_wanted(messages: Messages, tmp_path: Path) -> None:
-    for launcher in started(tmp_path, learn=False, imports=["chunk"]):
+    for launcher in started(messages, learn=False, imports=["chunk"]):
         warm(messages, launcher, "chunk")
         messages.run(launcher, imports="wave")
         assert len({server.pid for _ in range(5) for server in fork_servers() if messages.run(launcher)}) == 1
 
 
 @pytest.mark.parametrize("text", [THREADY, CONNECTING, WITH_A_DEVICE, STARTING])
-def test_an_import_that_cannot_be_forked_is_left_out(
-    messages: Messages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_an_import_that_cannot_be_forked_is_left_out(messages: Messages, tmp_path: Path, text: str) -> None:
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     (libraries / "unfit_library.py").write_text(text)
     (libraries / "broken_library.py").write_text("raise RuntimeError('no display')\n")
-    monkeypatch.setenv("PYTHONPATH", f"{libraries}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    for launcher in started(tmp_path, imports=["broken_library", "unfit_library", "wave"]):
+    environment = messages.environment
+    environment["PYTHONPATH"] = os.pathsep.join([str(libraries), environment.get("PYTHONPATH", "")])
+    for launcher in started(messages, imports=["broken_library", "unfit_library", "wave"]):
         assert "unfit_library" not in warm(messages, launcher, "wave")["modules"]
 
 
-def test_threads_of_openblas_are_no_obstacle(
-    messages: Messages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    for launcher in started(tmp_path):
+def test_threads_of_openblas_are_no_obstacle(messages: Messages) -> None:
+    messages.environment.pop("OMP_NUM_THREADS", None)
+    messages.environment["OPENBLAS_NUM_THREADS"] = "2"
+    for launcher in started(messages):
         warm(messages, launcher)
 
 
@@ -233,7 +232,7 @@ def test_without_flowers_program_for_this_python_there_is_no_server(
 ) -> None:
     script = tmp_path / "bin" / CLIENT_APP
     script.write_text(script.read_text().replace(f"#!{sys.executable}", "#!/usr/bin/env python3"))
-    for _ in started(tmp_path):
+    for _ in started(messages):
         assert not fork_servers()
     assert "is not installed for" in caplog.text
 
