@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattfleet_simulation.processes import PartFailedError, Parts, environment, program
+from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
 APP_DIRECTORY = Path(__file__).parent / "digits_app"
@@ -77,8 +77,8 @@ class FlowerDeployment:
         self._port, *self._node_ports = free_ports(1 + len(nodes))
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
 
-    def start(self) -> None:
-        """Start the SuperLink, wait until it is healthy, and start the SuperNodes.
+    def start(self) -> list[Part]:
+        """Start the SuperLink, wait until it is healthy, and start the SuperNodes, which it returns.
 
         Raises:
             PartFailedError: the SuperLink did not start.
@@ -105,7 +105,7 @@ class FlowerDeployment:
             if time.monotonic() > give_up_s:
                 raise PartFailedError(f"superlink did not answer within {_READY_WITHIN_S:g} s (log: {superlink.log})")
             time.sleep(0.2)
-        for node, port in zip(self._nodes, self._node_ports, strict=True):
+        return [
             self._parts.start(
                 f"supernode-{node.device_id}",
                 [
@@ -117,6 +117,8 @@ class FlowerDeployment:
                 ],
                 self._environment,
             )
+            for node, port in zip(self._nodes, self._node_ports, strict=True)
+        ]
 
     def _healthy(self) -> bool:
         try:

@@ -7,6 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import WARNING
@@ -23,6 +24,7 @@ from wattfleet_io.clock import SystemClock
 
 _KNOWN_VERSIONS = ("1.41.",)
 _TASK_POLL_S = 0.2
+_REPLY_POLL_S = 0.1
 _LEARNED = "learned"
 _NONE = "none"
 
@@ -85,6 +87,7 @@ def _unsupported() -> str:
     executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
     for module, name in (
         (start_client_internal, "http_request_response"),
+        (start_client_internal, "time"),
         *((m, "subprocess") for m in (start_client_internal, executor)),
     ):
         if not hasattr(module, name):
@@ -102,8 +105,14 @@ def _change(options: argparse.Namespace) -> None:
             yield node_id, Receiver(receive, options.poll_s, SystemClock()), *others
 
     start_client_internal.http_request_response = connect_patiently
+    start_client_internal.time = SimpleNamespace(sleep=_pause)
     if options.warm_imports != _NONE:
         start_client_internal.subprocess = SimpleNamespace(Popen=_superexec(options.warm_imports))
+
+
+def _pause(seconds: float) -> None:
+    """Pause of the SuperNode: half a second between two looks for the app's reply, 3 s after an error."""
+    time.sleep(_REPLY_POLL_S if seconds < 1 else seconds)
 
 
 def _superexec(warm_imports: str) -> Callable[[Sequence[str]], object]:

@@ -113,4 +113,5 @@ def loaded_libraries(app_types: tuple[type, ...], known: Collection[str]) -> lis
 
 
 def _has_object_of(module: ModuleType, types: tuple[type, ...]) -> bool:
-    return any(isinstance(value, types) for value in list(vars(module).values()))
+    # Not isinstance: some modules hold objects that warn, or import something, when they are asked for their class.
+    return any(issubclass(type(value), types) for value in list(vars(module).values()))
