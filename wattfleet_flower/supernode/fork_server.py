@@ -30,7 +30,7 @@ _REAP_EVERY_S = 1.0
 def main() -> None:
     """Import, report, and serve; arguments: the socket's descriptor, and a file with the names to import."""
     # Ctrl-C reaches the whole group. This process ends when its socket closes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     try:
@@ -44,6 +44,7 @@ def main() -> None:
     _send(control, ready=True)
     request = _serve(control)
     if request is not None:
+        signal.signal(signal.SIGINT, interrupt)
         _run(request["arguments"], Path(request["learned"]))
 
 
@@ -60,7 +61,10 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
         children -= _ended(children)
         if not readable:
             continue
-        received = control.recv(LARGEST_MESSAGE_BYTES)
+        try:
+            received = control.recv(LARGEST_MESSAGE_BYTES)
+        except ConnectionResetError:  # it was closed before an answer had been read
+            received = b""
         if not received:
             return None
         request: dict[str, Any] = json.loads(received)
@@ -84,7 +88,6 @@ def _ended(children: set[int]) -> set[int]:
 
 def _run(arguments: Sequence[str], learned: Path) -> None:
     """Run Flower's own script as if it had been started by itself, and write what the app imported to a folder."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if "numpy.random" in sys.modules:  # Python's own generator is seeded anew in each fork, torch's at no time
         sys.modules["numpy.random"].seed()
     sys.argv = list(arguments)

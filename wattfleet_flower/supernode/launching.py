@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import socket
@@ -59,7 +60,7 @@ class ForkServer:
         names.write_text(json.dumps(self.imports), encoding="utf-8")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-c", _BOOTSTRAP, str(script.parent), str(theirs.fileno()), str(names)]
+            command = [sys.executable, "-c", _BOOTSTRAP, str(script.resolve().parent), str(theirs.fileno()), str(names)]
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
 
     def is_ready(self, within_s: float = 0.0) -> bool:
@@ -215,6 +216,7 @@ class Launcher:
         elif self._current is None:
             self._give_up(failed.failure)
         else:
+            log(WARNING, "Libraries of the app are not imported ahead: %s", failed.failure)
             self._learn = False
 
     def _is_fit(self, name: str) -> bool:
@@ -250,7 +252,13 @@ def flower_script() -> Path | None:
     found = shutil.which(CLIENT_APP)
     if found is None:
         return None
-    script = Path(found).resolve()
-    # A path that is too long for the first line stands in the second.
-    head = script.read_bytes()[:1024].split(b"\n")[:2]
-    return script if any(os.fsencode(sys.executable) in line for line in head) else None
+    # The interpreter is named in the first line, or in the second if its path is too long for the first.
+    head = b"\n".join(Path(found).read_bytes()[:1024].split(b"\n")[:2])
+    named = [Path(os.fsdecode(word)) for word in re.findall(rb"[^\s'\"#!]+", head)]
+    return Path(found) if any(_is_this_python(path) for path in named) else None
+
+
+def _is_this_python(path: Path) -> bool:
+    """Whether a path is this environment's Python, by whichever of its names."""
+    mine = Path(sys.executable)
+    return path.parent == mine.parent and path.exists() and path.samefile(mine)

@@ -43,8 +43,8 @@ def import_all(names: Iterable[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001  # whatever a library raises
-            sys.modules.pop(name, None)
+        except (Exception, SystemExit):  # noqa: BLE001  # whatever a library raises
+            continue
         if reason := _started(opened):
             raise UnfitImportError(name, reason)
 
@@ -98,17 +98,18 @@ def loaded_libraries(app_types: tuple[type, ...], known: Collection[str]) -> lis
         app_types: a package is an app's own if one of its modules has an object of such a type.
         known: modules that are left out.
     """
-    folders = tuple(
-        os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    )
-    modules = [(name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType)]
-    own = {name.partition(".")[0] for name, module in modules if _has_object_of(module, app_types)}
+    installed = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    folders = tuple(os.path.join(path, "") for path in (sysconfig.get_path("stdlib"), *installed))
+    fresh = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name not in known and isinstance(module, ModuleType)
+    }
+    own = {name.partition(".")[0] for name, module in fresh.items() if _has_object_of(module, app_types)}
     return [
         name
-        for name, module in modules
-        if name not in known
-        and name.partition(".")[0] not in own
-        and str(getattr(module, "__file__", None) or "").startswith(folders)
+        for name, module in fresh.items()
+        if name.partition(".")[0] not in own and str(getattr(module, "__file__", None) or "").startswith(folders)
     ]
 
 
