@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattfleet_simulation.processes import PartFailedError, Parts, environment, program
+from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
 APP_DIRECTORY = Path(__file__).parent / "digits_app"
@@ -21,6 +22,9 @@ _CONNECTION = "local"
 _READY_WITHIN_S = 60.0
 _COMMAND_WITHIN_S = 120.0
 _COMPLETED = "finished:completed"
+
+SUPERNODE = (sys.executable, "-P", "-m", "wattfleet_flower.supernode")
+"""`wattfleet-supernode`, found without a PATH."""
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -57,22 +61,24 @@ def free_ports(count: int) -> list[int]:
 class FlowerDeployment:
     """One SuperLink with its SuperNodes, as parts of a run."""
 
-    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node]) -> None:
+    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node], supernode: Sequence[str] = SUPERNODE) -> None:
         """Prepare a deployment.
 
         Args:
             parts: the run's processes, to which it adds its own.
             home: Flower's home directory for this run.
             nodes: the devices.
+            supernode: the command that runs a SuperNode, without its options.
         """
+        self._supernode = supernode
         self._parts = parts
         self._nodes = nodes
         self._home = home
         self._port, *self._node_ports = free_ports(1 + len(nodes))
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
 
-    def start(self) -> None:
-        """Start the SuperLink, wait until it is healthy, and start the SuperNodes.
+    def start(self) -> list[Part]:
+        """Start the SuperLink, wait until it is healthy, and start the SuperNodes, which it returns.
 
         Raises:
             PartFailedError: the SuperLink did not start.
@@ -99,11 +105,11 @@ class FlowerDeployment:
             if time.monotonic() > give_up_s:
                 raise PartFailedError(f"superlink did not answer within {_READY_WITHIN_S:g} s (log: {superlink.log})")
             time.sleep(0.2)
-        for node, port in zip(self._nodes, self._node_ports, strict=True):
+        return [
             self._parts.start(
                 f"supernode-{node.device_id}",
                 [
-                    program("flower-supernode"),
+                    *self._supernode,
                     "--insecure",
                     *("--superlink", f"{HOST}:{self._port}", "--host", HOST, "--port", str(port)),
                     "--node-config",
@@ -111,6 +117,8 @@ class FlowerDeployment:
                 ],
                 self._environment,
             )
+            for node, port in zip(self._nodes, self._node_ports, strict=True)
+        ]
 
     def _healthy(self) -> bool:
         try:

@@ -26,7 +26,7 @@ SUPERLINK = 1
 
 
 class RecordingClock(VirtualClock):
-    """A virtual clock that records every wait."""
+    """A virtual clock that records every wait, except those between two looks for replies."""
 
     def __init__(self) -> None:
         super().__init__(1000.0)
@@ -35,6 +35,11 @@ class RecordingClock(VirtualClock):
     def sleep_s(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.advance(seconds)
+
+    def forget_last(self) -> None:
+        """Leave out the last wait, which was one for replies."""
+        if self.slept:
+            self.slept.pop()
 
     def advance(self, seconds: float) -> None:
         """Let time pass that nobody waited for."""
@@ -84,11 +89,13 @@ class Node:
         device_id: what it says of itself; None where its app has no mod.
         train: its training.
         takes_s: seconds until it replies; more than the timeout, and the reply is late.
+        busy_until_s: when it will have done what it has received.
     """
 
     device_id: str | None
     train: Callable[[Message], Message] = trained
     takes_s: float = 5.0
+    busy_until_s: float = 0.0
 
 
 class GridOfNodes(Grid):
@@ -99,10 +106,9 @@ class GridOfNodes(Grid):
         self.nodes = dict(nodes)
         self.clock = clock or RecordingClock()
         self.sent: list[Message] = []
-        self.timeouts_s: list[float | None] = []
+        self.waits: list[tuple[float, float]] = []
         self.run_config: dict[str, str | int | float | bool] = {}
         self._made = 0
-        self._busy_until_s: dict[int, float] = {}
         self._on_the_way: dict[str, tuple[float, Message]] = {}
 
     @property
@@ -124,21 +130,22 @@ class GridOfNodes(Grid):
         for message in messages:
             self._number(message)
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
-            begins_s = max(self.clock.now_s(), self._busy_until_s.get(message.metadata.dst_node_id, 0.0))
-            ends_s = self._busy_until_s[message.metadata.dst_node_id] = begins_s + node.takes_s
-            self._on_the_way[message.metadata.message_id] = ends_s, self._replied(node, message)
+            node.busy_until_s = max(self.clock.now_s(), node.busy_until_s) + node.takes_s
+            self._on_the_way[message.metadata.message_id] = node.busy_until_s, self._replied(node, message)
             ids.append(message.metadata.message_id)
+        self.waits += [(self.clock.now_s(), self.clock.now_s())] if ids else []
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that are there by now."""
+        self.clock.forget_last()
+        self.waits[-1] = self.waits[-1][0], self.clock.now_s()
         there = [one for one in message_ids if self._on_the_way.get(one, (float("inf"),))[0] <= self.clock.now_s()]
         return [self._on_the_way.pop(one)[1] for one in there]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies, waited_s = [], 0.0
         messages = list(messages)
-        self.timeouts_s += [timeout] if messages else []
         for message in messages:
             self._number(message)
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
@@ -151,6 +158,11 @@ class GridOfNodes(Grid):
             replies.append(self._replied(node, message))
         self.clock.advance(waited_s)
         return replies
+
+    @property
+    def waited_s(self) -> list[float]:
+        """How long each set of messages was waited for, in seconds."""
+        return [last_look_s - sent_s for sent_s, last_look_s in self.waits]
 
     def _number(self, message: Message) -> None:
         self._made += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,8 +11,14 @@ from flwr.serverapp import Grid
 
 from wattfleet_io.clock import Clock
 
-_POLL_S = 3.0
-"""The interval of Flower's own grid."""
+_SHORTEST_POLL_S = 0.1
+"""Between two looks for replies; Flower's own grid looks every 3 s."""
+
+_LONGEST_POLL_S = 1.0
+"""Between two looks once the wait is long, unless a look itself takes longer."""
+
+_WAITED_SHARE = 0.1
+"""Of the time waited so far: the pause between two looks, within these limits."""
 
 Timeout = Callable[[float | None], float | None]
 """Maps the caller's timeout to the one to use; both in seconds, None for no timeout."""
@@ -79,11 +86,15 @@ class SelectedNodesGrid(_ForwardingGrid):
         return [node for node in self._grid.get_nodes() if node.node_id in selected]
 
 
-class TimeLimitedGrid(_ForwardingGrid):
-    """A grid that waits for the replies to training messages as long as the round's plan allows."""
+class WaitingGrid(_ForwardingGrid):
+    """A grid that looks for replies soon and often, and waits for those to training as long as the round's plan allows.
+
+    Pushing and pulling are the wrapped grid's. As in Flower's `send_and_receive`, replies that are not there in time
+    are absent, and without a timeout all of them are waited for.
+    """
 
     def __init__(self, grid: Grid, timeout: Timeout, extended_timeout: Timeout, clock: Clock) -> None:
-        """Limit how long a grid waits.
+        """Wait for a grid's replies.
 
         Args:
             grid: the grid.
@@ -99,27 +110,34 @@ class TimeLimitedGrid(_ForwardingGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their replies until the timeout."""
         messages = list(messages)
-        if not any(message.metadata.message_type.startswith("train") for message in messages):
-            return super().send_and_receive(messages, timeout=timeout)
+        is_training = any(message.metadata.message_type.startswith("train") for message in messages)
+        limit_s = self._timeout(timeout) if is_training else timeout
+        # Flower gives no id to a message that the SuperLink rejected, which nobody answers.
+        missing = [message_id for message_id in self.push_messages(messages) if message_id]
         began_s = self._clock.now_s()
-        limit_s = self._timeout(timeout)
-        replies = list(super().send_and_receive(messages, timeout=limit_s))
-        missing = {message.metadata.message_id for message in messages}
-        missing -= {reply.metadata.reply_to_message_id for reply in replies}
-        while missing and limit_s is not None and limit_s != timeout:
+        replies = self._pull(missing, began_s, limit_s)
+        while is_training and missing and limit_s is not None and limit_s != timeout:
             extended_s = self._extended_timeout(timeout)
             if extended_s is None or extended_s <= limit_s:
                 break
             limit_s = extended_s
-            replies += self._pull(missing, began_s + limit_s)
+            replies += self._pull(missing, began_s, limit_s)
         return replies
 
-    def _pull(self, missing: set[str], until_s: float) -> list[Message]:
-        """Pull replies until all or `until_s` are reached; removes the answered messages from `missing`."""
+    def _pull(self, missing: list[str], began_s: float, limit_s: float | None) -> list[Message]:
+        """Pull replies until all are there or the limit has passed; removes the answered messages from `missing`."""
+        until_s = math.inf if limit_s is None else began_s + limit_s
         replies: list[Message] = []
-        while missing and self._clock.now_s() < until_s:
-            self._clock.sleep_s(_POLL_S)
-            arrived = list(self.pull_messages(list(missing)))
-            missing -= {reply.metadata.reply_to_message_id for reply in arrived}
+        pulling_s = 0.0
+        while missing and (left_s := until_s - self._clock.now_s()) > 0:
+            # A pull that takes long, of many replies or from a busy SuperLink, is repeated less often.
+            waited_s = self._clock.now_s() - began_s
+            pause_s = min(max(_SHORTEST_POLL_S, _WAITED_SHARE * waited_s), _LONGEST_POLL_S)
+            self._clock.sleep_s(min(max(pause_s, pulling_s), left_s))
+            pull_began_s = self._clock.now_s()
+            arrived = list(self.pull_messages(missing))
+            pulling_s = self._clock.now_s() - pull_began_s
+            answered = {reply.metadata.reply_to_message_id for reply in arrived}
+            missing[:] = [message_id for message_id in missing if message_id not in answered]
             replies += arrived
         return replies

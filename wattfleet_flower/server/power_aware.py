@@ -15,7 +15,7 @@ from wattfleet.modes import Workload
 from wattfleet_flower.server.away import AwayPolicy, OnCoordinatorAway
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
-from wattfleet_flower.server.grids import SelectedNodesGrid, TimeLimitedGrid
+from wattfleet_flower.server.grids import SelectedNodesGrid, WaitingGrid
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
@@ -137,7 +137,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                     self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
                 )
             return super().start(
-                TimeLimitedGrid(grid, self._reply_timeout_s, self._extended_timeout_s, self._clock),
+                WaitingGrid(grid, self._reply_timeout_s, self._extended_timeout_s, self._clock),
                 initial_arrays,
                 num_rounds,
                 timeout,

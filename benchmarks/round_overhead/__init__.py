@@ -1,0 +1,1 @@
+"""What a round of a real Flower deployment costs beside its training."""

@@ -1,0 +1,127 @@
+"""The command `wattfleet-supernode`: Flower's SuperNode, which takes messages up sooner and runs them warm."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from logging import WARNING
+from types import SimpleNamespace
+from typing import Any
+
+import flwr
+from flwr.common import log
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli import flower_supernode
+
+from wattfleet_flower.supernode.polling import FLOWER_POLL_S, Receiver
+from wattfleet_io.clock import SystemClock
+
+_KNOWN_VERSIONS = ("1.41.",)
+_TASK_POLL_S = 0.2
+_REPLY_POLL_S = 0.1
+_LEARNED = "learned"
+_NONE = "none"
+
+
+def main() -> None:
+    """Run the SuperNode."""
+    parser = _parser()
+    options, flowers = parser.parse_known_args()
+    sys.argv[1:] = flowers
+    if {"-h", "--help"} & set(flowers):
+        parser.print_help()
+        print("\nThe other options are Flower's own:\n", flush=True)
+    elif reason := _unsupported():
+        log(WARNING, "wattfleet-supernode runs as flower-supernode: %s", reason)
+    else:
+        _change(options)
+    flower_supernode()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="wattfleet-supernode",
+        usage="%(prog)s [--poll-s S] [--warm-imports NAMES] [options of flower-supernode]",
+        description="Start a Flower SuperNode that takes messages up sooner and starts apps faster.",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--poll-s",
+        type=_poll_s,
+        default=0.25,
+        metavar="S",
+        help="set the shortest pause between two requests for a message, in seconds (default: %(default)s). "
+        f"The longer no message comes, the longer the pause, up to Flower's {FLOWER_POLL_S:g} s",
+    )
+    parser.add_argument(
+        "--warm-imports",
+        default=_LEARNED,
+        metavar="NAMES",
+        help=f"set which modules are imported ahead of messages: '{_LEARNED}' from the app's first message (default), "
+        f"names such as 'torch,numpy', or '{_NONE}' to start each message's process as Flower does",
+    )
+    return parser
+
+
+def _poll_s(text: str) -> float:
+    value = float(text)
+    if not 0.01 <= value <= 60:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 60 s")
+    return value
+
+
+def _unsupported() -> str:
+    """Why this Flower can only be run as it is; empty if it can be changed."""
+    if not flwr.__version__.startswith(_KNOWN_VERSIONS):
+        known = ", ".join(f"{version}x" for version in _KNOWN_VERSIONS)
+        return f"it knows Flower {known}, and this is {flwr.__version__}"
+    if not sys.platform.startswith("linux"):
+        return "it needs Linux"
+    executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
+    for module, name in (
+        (start_client_internal, "http_request_response"),
+        (start_client_internal, "time"),
+        *((m, "subprocess") for m in (start_client_internal, executor)),
+    ):
+        if not hasattr(module, name):
+            return f"Flower's {module.__name__} has no {name}"
+    return ""
+
+
+def _change(options: argparse.Namespace) -> None:
+    """Set what Flower's SuperNode uses to ask for messages, and to start its SuperExec."""
+    connect = start_client_internal.http_request_response
+
+    @contextmanager
+    def connect_patiently(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, ...]]:
+        with connect(*args, **kwargs) as (node_id, receive, *others):
+            yield node_id, Receiver(receive, options.poll_s, SystemClock()), *others
+
+    start_client_internal.http_request_response = connect_patiently
+    start_client_internal.time = SimpleNamespace(sleep=_pause)
+    if options.warm_imports != _NONE:
+        start_client_internal.subprocess = SimpleNamespace(Popen=_superexec(options.warm_imports))
+
+
+def _pause(seconds: float) -> None:
+    """Pause of the SuperNode: half a second between two looks for the app's reply, 3 s after an error."""
+    time.sleep(_REPLY_POLL_S if seconds < 1 else seconds)
+
+
+def _superexec(warm_imports: str) -> Callable[[Sequence[str]], object]:
+    names = [] if warm_imports == _LEARNED else [name for name in warm_imports.split(",") if name]
+    settings = {"learn": warm_imports == _LEARNED, "imports": names, "task_poll_s": _TASK_POLL_S}
+
+    def start(command: Sequence[str]) -> object:
+        # Without -P, Python would import modules from the working folder, which flower-superexec does not.
+        module = [sys.executable, "-P", "-m", "wattfleet_flower.supernode.superexec", json.dumps(settings)]
+        return subprocess.Popen([*module, *command[1:]])
+
+    return start
