@@ -168,9 +168,11 @@ class Launcher:
 
     def close(self) -> None:
         """End the servers."""
-        for server in (self._current, self._next):
-            if server is not None:
-                server.close()
+        if self._current is not None:
+            self._current.close()
+        if self._next is not None:  # it may be importing for seconds, and has started no process
+            self._next.process.kill()
+            self._next.close()
 
     def _started_warm(self, arguments: Sequence[str]) -> bool:
         self.prepare()
