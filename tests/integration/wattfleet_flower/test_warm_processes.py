@@ -190,6 +190,8 @@ def test_a_server_that_hangs_starts_nothing_later(
         server.send_signal(signal.SIGSTOP)
     found = messages.run(launcher)
     assert "flwr.supernode.runtime.run_clientapp" not in found["modules"], "started as Flower does"
+    for server in fork_servers():  # one that had been replaced was to end by itself
+        server.send_signal(signal.SIGCONT)
     until(lambda: not fork_servers())
 
 
