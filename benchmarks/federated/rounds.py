@@ -156,5 +156,8 @@ class _Trained:
     paced: Workload | None = None
     is_length_known: bool = True
 
-    def productive(self, power_limit_w: float) -> NoReturn:
+    def productive(self, power_limit_w: float, minibatches: float) -> NoReturn:
         raise AssertionError("no app reports minibatches here")
+
+    def training_was_too_short(self, minibatches: float) -> NoReturn:
+        raise AssertionError("no mode is measured here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.observation import Observed
 from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
+from edge_agent.learning.short_trainings import ShortTrainings
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Renewal, RoundRecord
@@ -95,6 +97,7 @@ class OnlineLearner:
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
         self._outdated = 0
+        self._short_trainings = ShortTrainings()
         self._take(fitted, self._basis)
 
     @property
@@ -264,12 +267,24 @@ class OnlineLearner:
             )
             self._take(fitted, basis)
 
-    def productive(self, power_limit_w: float) -> ProductiveProfiler:
-        """A profiler that measures the next modes during a training; it has none if the profile is complete.
+    def training_was_too_short(self, minibatches: float) -> None:
+        """Note that a training of so many minibatches has ended before a mode was measured.
+
+        The next few trainings that are not longer are observed in their own mode.
+        """
+        self._short_trainings.note(minibatches)
+
+    def productive(self, power_limit_w: float, minibatches: float = math.inf) -> ProductiveProfiler:
+        """A profiler that measures the next modes during a training.
+
+        It has none if the profile is complete, or if the training is too short to measure a mode.
 
         Args:
             power_limit_w: watts set aside for the device; modes that may draw more are excluded.
+            minibatches: of the training; infinite if their number is unknown.
         """
+        if self._short_trainings.is_too_short(minibatches):
+            return ProductiveProfiler(self._device, [], self._journal)
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
         known = len(own_rows(self._profile(), self._journal.batch))
         settled_at, settled_w = self._settled

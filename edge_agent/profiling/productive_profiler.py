@@ -58,7 +58,7 @@ class ProductiveProfiler:
         self._attempts = 0
         self._temperature_known = False
         self._measurement: ModeMeasurement | None = None
-        self._is_whole_pass = False
+        self._has_begun = self._is_whole_pass = False
         self._own_mode: PowerMode | None = None
         self._held = ExitStack()
 
@@ -66,6 +66,11 @@ class ProductiveProfiler:
     def measuring(self) -> bool:
         """Whether a mode is left to be measured."""
         return bool(self._pending)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the first measurement of the training has not come to an end."""
+        return self._has_begun and not self.measured and not self.discarded
 
     def profiled(
         self, loader: Iterable[Batch], finish_step: Callable[[], None] = wait_for_gpu
@@ -103,6 +108,7 @@ class ProductiveProfiler:
         if self._measurement is not None:
             self._measurement.resume()
         elif self._pending and self._own_mode is None:
+            self._has_begun = True
             self._own_mode = self._device.current_mode()
             self._held.enter_context(self._device.measuring())
             self._measure_next()

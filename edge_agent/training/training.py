@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from edge_agent.devices.device import AppTraining, Device, PowerMeter
 from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.training.trained_workload import TrainedWorkload
 from edge_agent.training.training_power import MAX_SILENCE_S, MIN_SAMPLES, mean_power_w
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, Workload
+from wattfleet.modes import PowerMode
 from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
 
 _log = logging.getLogger(__name__)
@@ -29,34 +29,6 @@ _MEASURING_SHARE = 0.5
 _FEWEST_MINIBATCHES = 40
 # The observation begins again if the app has waited for the agent for longer than this, before its first report.
 _NEGLIGIBLE_S = 0.1
-
-
-class TrainedWorkload(Protocol):
-    """The workload of a training, as far as the device has to know it."""
-
-    @property
-    def paced(self) -> Workload | None:
-        """The workload that a virtual board is to pace; None for its own."""
-        ...
-
-    @property
-    def minibatches_per_epoch(self) -> int:
-        """Minibatches of one pass over the device's data."""
-        ...
-
-    @property
-    def is_length_known(self) -> bool:
-        """Whether that number is the device's own, and not assumed."""
-        ...
-
-    @property
-    def first_gcycles(self) -> float:
-        """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
-        ...
-
-    def productive(self, power_limit_w: float) -> ProductiveProfiler:
-        """The profiler for a training with so many watts."""
-        ...
 
 
 @dataclass
@@ -210,7 +182,9 @@ class TrainingWatch:
             return False
         if running.profiler is None:
             asked_s = self._waits_since_s(running)
-            running.profiler = running.trained.productive(running.power_limit_w)
+            assigned = running.epochs * running.trained.minibatches_per_epoch
+            minibatches = assigned if running.trained.is_length_known else math.inf
+            running.profiler = running.trained.productive(running.power_limit_w, minibatches)
             if self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S:
                 # The app has waited for the agent instead of training.
                 running.undisturbed = _Undisturbed(self._device.clock.now_s())
@@ -330,6 +304,8 @@ class TrainingWatch:
         with self._ending(running):
             try:
                 if running.profiler is not None:
+                    if running.trained.is_length_known and running.profiler.is_cut_off:
+                        running.trained.training_was_too_short(epochs * per_epoch)
                     running.profiler.pause()
                 running.app.finish(max(1, round(epochs * per_epoch)))
                 ended_s = self._device.clock.now_s()

@@ -22,6 +22,10 @@ class Trained:
     first_gcycles: float = 0.0
     paced: Workload | None = None
     is_length_known: bool = True
+    too_short: float = 0.0
 
-    def productive(self, power_limit_w: float) -> Any:
+    def productive(self, power_limit_w: float, minibatches: float) -> Any:
         return self.profiler(power_limit_w)
+
+    def training_was_too_short(self, minibatches: float) -> None:
+        self.too_short = minibatches

@@ -241,6 +241,17 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         assert not any(isinstance(one, RoundRecord) for one in journal.records)
 
 
+def test_trainings_that_are_too_short_to_measure_a_mode_are_observed(tmp_path):
+    learner = Bench(tmp_path / "profile.jsonl", more=5).learner
+    assert not learner.productive(60.0, minibatches=40).measuring
+    assert learner.productive(60.0, minibatches=100).measuring
+    learner.training_was_too_short(100)
+    tried = [learner.productive(60.0, minibatches=100).measuring for _ in range(5)]
+    assert tried == [False] * 4 + [True], "the next modes may take less time"
+    learner.training_was_too_short(100)
+    assert learner.productive(60.0, minibatches=101).measuring
+
+
 def test_the_app_waits_for_no_fit_that_cannot_choose_a_mode(tmp_path):
     opened = []
     bench = Bench(tmp_path / "profile.jsonl", more=5, before_fit=lambda: opened.append("a fit"))

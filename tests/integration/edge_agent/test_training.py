@@ -65,6 +65,7 @@ def test_a_reassigned_mode_is_applied_even_if_restoring_the_own_mode_fails(board
     class Stuck:
         measuring = True
         measured = discarded = 0
+        is_cut_off = False
 
         def begin(self) -> None:
             pass

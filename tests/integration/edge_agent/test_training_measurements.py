@@ -66,6 +66,22 @@ def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None
         assert (board.mode, board.held) == (MODE, 0)
 
 
+@pytest.mark.parametrize(("minibatches", "too_short"), [(30, 30), (50, 0)])
+def test_a_training_that_was_too_short_to_measure_a_mode_is_noted(
+    tmp_path: Path, minibatches: int, too_short: int
+) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch, trained = TrainingWatch(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
+        trained.minibatches_per_epoch = minibatches
+        watch.start(trained, MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        board.clock.sleep_s(minibatches / 10)
+        watch.minibatches_ended([TIMES] * minibatches, paused=True, is_pass_over=True)
+        watch.finish()
+        assert (trained.too_short, len(journal.records)) == (too_short, int(not too_short))
+
+
 def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:

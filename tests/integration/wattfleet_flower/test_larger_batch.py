@@ -53,12 +53,13 @@ class Loader:
 
     batch_size: int
     num_workers: int = 2
+    minibatches: int = 6
 
     def __len__(self) -> int:
-        return 6
+        return self.minibatches
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
+        return iter(range(self.minibatches))
 
 
 @dataclass
@@ -181,7 +182,7 @@ def test_modes_measured_after_that_keep_within_the_grant(agent: Agent, fittings:
     during: set[PowerMode] = set()
 
     def work() -> None:
-        for _ in profiled(Loader(32)):
+        for _ in profiled(Loader(32, minibatches=50)):
             during.add(agent.board.current_mode())
             break
         during.add(agent.board.current_mode())
