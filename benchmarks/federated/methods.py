@@ -18,7 +18,10 @@ from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, 
 Values = NDArray[np.float64]
 
 OVERHEAD_S = 1.5
-"""Seconds of a round besides its training. A Flower deployment needs about 9 s for the messages of a small round."""
+"""Seconds of a round besides its training, about as `benchmarks.round_overhead` measures it for warm processes.
+
+Flower alone needs 6 to 9 s for the messages of a small round.
+"""
 
 
 def training_s(front: Front, epochs: float) -> Values:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 import grpc
@@ -15,7 +15,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, run_of
 from coordinator.state.rounds.device_grant import Grant
 from coordinator.state.shared_modes import Kind, SharedModes
-from wattfleet.modes import Measurement
+from wattfleet.modes import Measurement, Workload
 from wattfleet_io.tasks import background_task, stop_tasks
 from wattfleet_proto.convert import measured_to_message, mode_to_message, workload_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -115,6 +115,8 @@ class Orders:
         self._shared = shared or SharedModes(0)
         self._share_after_s = share_after_s
         self._to_share: set[tuple[Kind, str]] = set()
+        # By kind, for devices that share no modes themselves: what was announced after how many changes.
+        self._announcements: dict[Kind, tuple[int, Sequence[Workload], session_pb2.SessionResponse]] = {}
         self._sharing: asyncio.Task[None] | None = None
         self._streams: dict[str, ResponseStream] = {}
         # Of agents of protocol 2.1 or later; older ones know no workloads.
@@ -180,6 +182,10 @@ class Orders:
             workload: name of the workload.
             measured: the first modes that it has measured.
         """
+        if all(workload != live.name for live in self._fleet.flower.live_workloads()):
+            return  # reported again once it is announced
+        if self._fleet.agents.claims.exclusion_reason(device, workload) is not None:
+            measured = ()
         kind = Kind(device.board, device.provenance)
         if self._shared.report(device.device_id, kind, workload, measured):
             self._to_share.add((kind, workload))
@@ -191,6 +197,7 @@ class Orders:
             await asyncio.sleep(self._share_after_s)
             shared, self._to_share = self._to_share, set()
             live = {workload.name for workload in self._fleet.flower.live_workloads()[: self._max_workloads]}
+            self._shared.keep(live)
             self._announce_soon(each for each in self._learn_from_others if self._may_learn(each, shared, live))
 
     def _may_learn(self, device_id: str, shared: Collection[tuple[Kind, str]], live: Collection[str]) -> bool:
@@ -198,12 +205,11 @@ class Orders:
         device = self._fleet.agents.devices.get(device_id)
         if device is None:
             return False
-        kind, measured = (
-            Kind(device.board, device.provenance),
-            {each.name: each.profiled_modes for each in device.fronts},
-        )
-        names = (workload for of, workload in shared if of == kind and workload in live)
-        return any(measured.get(name, 0) < self._shared.most for name in names)
+        names = {name for kind, name in shared if kind == (device.board, device.provenance) and name in live}
+        if not names:
+            return False
+        experienced = {each.name for each in device.fronts if each.profiled_modes >= self._shared.most}
+        return not names <= experienced
 
     def _announce_soon(self, device_ids: Iterable[str]) -> None:
         self._not_announced.update(dict.fromkeys(sorted(device_ids)))
@@ -238,25 +244,42 @@ class Orders:
         await stop_tasks(self._sending, self._announcing, self._sharing)
 
     async def _announce_in_steps(self) -> None:
+        loop = asyncio.get_running_loop()
         while waiting := self._not_announced:
+            begun_s = loop.time()
             for device_id in list(islice(waiting, _SENT_AT_ONCE)):
                 del waiting[device_id]
                 if device_id in self._know_workloads:
                     self._announce(device_id)
-            await asyncio.sleep(min(_PAUSE_S, _SPREAD_S * _SENT_AT_ONCE / max(1, len(waiting))))
+            busy_s = loop.time() - begun_s
+            await asyncio.sleep(max(busy_s, min(_PAUSE_S, _SPREAD_S * _SENT_AT_ONCE / max(1, len(waiting)))))
 
     def _announce(self, device_id: str) -> None:
+        self._streams[device_id].send_soon(self._announcement(device_id))
+
+    def _announcement(self, device_id: str) -> session_pb2.SessionResponse:
+        """The workloads of all live runs, with what others have measured of them."""
         workloads = self._fleet.flower.live_workloads()[: self._max_workloads]
-        announced = session_pb2.WorkloadsAnnounced(workloads=map(workload_to_message, workloads))
         device = self._fleet.agents.devices.get(device_id)
-        if device is not None and device_id in self._learn_from_others:
-            kind = Kind(device.board, device.provenance)
-            announced.measured.extend(
-                session_pb2.MeasuredUnit(workload=workload.name, modes=map(measured_to_message, unit))
-                for workload in workloads
-                for unit in self._shared.of_others(device_id, kind, workload.name)
-            )
-        self._streams[device_id].send_soon(session_pb2.SessionResponse(announced=announced))
+        if device is None or device_id not in self._learn_from_others:
+            return session_pb2.SessionResponse(announced=_announced(workloads))
+        kind = Kind(device.board, device.provenance)
+        if self._shared.is_kept(device_id, kind):
+            return self._with_measured(device_id, kind, workloads)
+        # Thousands of devices of a kind are told the same.
+        changes, announced, response = self._announcements.get(kind, (-1, (), session_pb2.SessionResponse()))
+        if (changes, announced) != (self._shared.changes, workloads):
+            response = self._with_measured(device_id, kind, workloads)
+            self._announcements[kind] = self._shared.changes, workloads, response
+        return response
+
+    def _with_measured(self, device_id: str, kind: Kind, workloads: Sequence[Workload]) -> session_pb2.SessionResponse:
+        measured = [
+            session_pb2.MeasuredUnit(workload=workload.name, modes=map(measured_to_message, unit))
+            for workload in workloads
+            for unit in self._shared.of_others(device_id, kind, workload.name)
+        ]
+        return session_pb2.SessionResponse(announced=_announced(workloads, measured))
 
     async def _send_in_steps(self) -> None:
         loop = asyncio.get_running_loop()
@@ -279,6 +302,12 @@ class Orders:
             _log.debug("%s: grant of %.1f W for %s", device_id, grant.limit_w, grant.plan_id or "no plan")
             message = grant_to_message(grant, self._fleet.flower.workload_of(run_of(grant.plan_id)))
             self._streams[device_id].send_soon(session_pb2.SessionResponse(grant=message))
+
+
+def _announced(
+    workloads: Sequence[Workload], measured: Sequence[session_pb2.MeasuredUnit] = ()
+) -> session_pb2.WorkloadsAnnounced:
+    return session_pb2.WorkloadsAnnounced(workloads=map(workload_to_message, workloads), measured=measured)
 
 
 def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from wattfleet.modes import Measurement
 from wattfleet_proto.session_limits import MAX_UNITS
 
 _MOST_GROUPS = 256
-"""Workloads of one kind of board whose measurements are kept; the one that was used longest ago goes first."""
+"""Workloads of one kind of board whose measurements are kept at most."""
 
 Measured = tuple[Measurement, ...]
 
@@ -37,37 +36,46 @@ class SharedModes:
 
     Attributes:
         most: the same.
+        changes: how often what is kept has changed.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._groups: OrderedDict[tuple[Kind, str], dict[str, Measured]] = OrderedDict()
+        self.changes = 0
+        self._groups: dict[tuple[Kind, str], dict[str, Measured]] = {}
 
     def report(self, device_id: str, kind: Kind, workload: str, measured: Measured) -> bool:
         """Take what a device has measured of a workload so far.
 
         Returns:
-            Whether this changes what other devices may learn.
+            Whether other devices may learn more from it than before.
         """
         measured = measured[: self.most]
-        if not measured:
-            return self.forget(device_id, kind, workload)
-        units = self._groups.setdefault((kind, workload), {})
-        self._groups.move_to_end((kind, workload))
-        if units.get(device_id) == measured:
+        units = self._groups.get((kind, workload), {})
+        known = units.get(device_id, ())
+        if measured == known or (not units and len(self._groups) >= _MOST_GROUPS):
             return False
-        units[device_id] = measured
+        self.changes += 1
+        units.pop(device_id, None)
+        if measured:
+            units[device_id] = measured
+            self._groups[kind, workload] = units
         if len(units) > MAX_UNITS + 1:  # a device does not learn from itself
             # Of equally many, the newer goes: what others have learned from stays.
             least = min(reversed(units), key=lambda each: len(units[each]))
             del units[least]
-        if len(self._groups) > _MOST_GROUPS:
-            self._groups.popitem(last=False)
-        return device_id in units
+        return device_id in units and len(measured) > len(known)
 
-    def forget(self, device_id: str, kind: Kind, workload: str) -> bool:
-        """Drop what a device has measured of a workload; returns whether there was anything."""
-        return self._groups.get((kind, workload), {}).pop(device_id, None) is not None
+    def keep(self, workloads: Collection[str]) -> None:
+        """Drop all workloads but these."""
+        gone = [group for group in self._groups if group[1] not in workloads]
+        for group in gone:
+            del self._groups[group]
+        self.changes += bool(gone)
+
+    def is_kept(self, device_id: str, kind: Kind) -> bool:
+        """Whether modes of a device are kept."""
+        return any(device_id in units for (of, _), units in self._groups.items() if of == kind)
 
     def of_others(self, device_id: str, kind: Kind, workload: str) -> Sequence[Measured]:
         """What other devices of a kind have measured of a workload, those with the most modes first."""

@@ -96,7 +96,7 @@ class OnlineLearner:
         self._tolerance = tolerance
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
-        self._outdated = 0
+        self._news = 0
         self._short_trainings = ShortTrainings()
         self._take(fitted, self._basis)
 
@@ -119,13 +119,23 @@ class OnlineLearner:
     def is_outdated(self) -> bool:
         """Whether the predictor has yet to be fitted to what has become known of the workload since."""
         with self._state:
-            return self._fitted != self._basis
+            return self._fitted[0] != self.known.workload
 
-    def outdate(self) -> None:
-        """Note that more is known of the workload than its predictor was fitted to, such as from other devices."""
+    def others_measured(self) -> None:
+        """Note that other devices have measured more of the workload: the next fit takes it into account."""
         with self._state:
-            self._outdated += 1
+            self._news += 1
             self._settled = (-1, 0.0)
+
+    def learn_from_others(self) -> None:
+        """Fit the predictor to what other devices have measured since its last fit.
+
+        Raises:
+            FittingFailedError: it could not be fitted, and is unchanged.
+        """
+        with self._one_fit:
+            if self._fitted[1] != self._news:
+                self.refit()
 
     @property
     def measurements(self) -> Sequence[Measurement]:
@@ -306,18 +316,28 @@ class OnlineLearner:
             self._settled = (known, power_limit_w)
         return ProductiveProfiler(self._device, chosen, self._journal)
 
-    def require_within(self, mode: PowerMode, power_limit_w: float) -> None:
-        """Check that a mode is predicted to draw no more than a limit.
+    def granted_mode(self, mode: PowerMode, power_limit_w: float) -> PowerMode:
+        """The mode to train in under a grant.
+
+        It is a lower one than the granted mode only if other devices have shown, since the plan, that this draws more.
+
+        Args:
+            mode: the granted mode.
+            power_limit_w: watts set aside for the device.
 
         Raises:
-            InvalidInputError: it draws more, or the device does not offer it.
+            InvalidInputError: it is predicted to draw more than the limit, or the device does not offer it.
         """
         power_w = float(self._predicted(mode).power_mw[0]) / 1e3
-        if power_w > power_limit_w:
+        if power_w <= power_limit_w:
+            return mode
+        lower = self.mode_within(mode, power_limit_w) if self._news else None
+        if lower is None:
             raise InvalidInputError(
                 f"the mode {mode.label()} is predicted to draw {power_w:.1f} W, more than the limit of"
                 f" {power_limit_w:.1f} W: check that agent and coordinator use the same front"
             )
+        return lower
 
     def mode_within(self, mode: PowerMode, power_limit_w: float) -> PowerMode | None:
         """The mode to train in, where a plan has granted one before the workload was known as it is now.
@@ -368,9 +388,9 @@ class OnlineLearner:
 
     @property
     def _basis(self) -> tuple[Workload, int]:
-        """What a fit that begins now takes into account: what is known, and how often more became known elsewhere."""
+        """What a fit that begins now takes into account: what is known, and how often others have measured more."""
         with self._state:
-            return self.known.workload, self._outdated
+            return self.known.workload, self._news
 
     @contextmanager
     def _fitting(self) -> Iterator[tuple[Fitting, tuple[Workload, int]]]:

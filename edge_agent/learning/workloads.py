@@ -104,27 +104,21 @@ class Workloads:
         """
         return self._learner(self.name_of(name), None)
 
-    def announced(self, workload: Workload, units: Units = ()) -> OnlineLearner:
+    def announced(self, workload: Workload, units: Units | None = None) -> OnlineLearner:
         """The learner of a workload that a run is going to train.
 
         Args:
             workload: as the coordinator knows it.
-            units: what other devices of the same kind have measured of it. A device that has measured as many modes
-                itself does not fit again for them.
+            units: what other devices of the same kind have measured of it; None for nothing new. A device that has
+                measured as many modes itself does not fit again for them.
 
         Raises:
             WattfleetError: see `learner`.
             StoppedError: the workloads were closed.
         """
         name = self.name_of(workload.name)
-        with self._lock:
-            # One that is opened now is fitted with them anyway.
-            is_new = name in self._open and units != self._units.get(name, ())
-            self._units[name] = units
-        learner = self._learner(name, workload if name == workload.name else None)
-        if is_new and learner.profiled_modes < MAX_SHARED_MODES:
-            learner.outdate()
-        return learner
+        # A run that names no workload may train anything: nobody else's measurements are of it.
+        return self._learner(name, workload, units) if name == workload.name else self._learner(name, None)
 
     def trains(self, learner: OnlineLearner) -> None:
         """Note that a training of this workload begins: it is kept when others are removed."""
@@ -153,7 +147,7 @@ class Workloads:
     def units_of(self, name: str) -> Units:
         """What other devices of the same kind have measured of a workload, as it was announced last."""
         with self._lock:
-            return self._units.get(name, ())
+            return self._units.get(self.name_of(name), ())
 
     def close(self) -> None:
         """Close all journals; no workload is opened after that."""
@@ -163,15 +157,20 @@ class Workloads:
                 learner.close()
             self._open.clear()
 
-    def _learner(self, name: str, announced: Workload | None) -> OnlineLearner:
+    def _learner(self, name: str, announced: Workload | None, units: Units | None = None) -> OnlineLearner:
         with self._opening_of(name):
             with self._lock:
                 learner = self._open.get(name)
+                has_news = units is not None and units != self._units.get(name, ())
+                if units is not None:
+                    self._units[name] = units
             if learner is None:
                 learner = self._opened(name, announced)
                 self._remove_least_used(name)
             elif announced is not None:
                 self._folders.note(learner.known)
+                if has_news and learner.profiled_modes < MAX_SHARED_MODES:
+                    learner.others_measured()
             if announced is not None:
                 learner.announced(announced)
             return learner

@@ -10,7 +10,7 @@ import numpy as np
 from edge_agent.devices.device import Device, require_in_force
 from edge_agent.profiling.disturbance import DEFAULT_LIMITS, Guard, Limits
 from edge_agent.profiling.journal_records import ModeRecord
-from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
+from edge_agent.profiling.settling import RISE_S, settled_minibatch_ms, settled_power_mw
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
@@ -101,10 +101,17 @@ class ModeMeasurement:
         return self._device.clock.now_s() - self._begin_s
 
     def resume(self) -> None:
-        """Go on after a pause between two passes over the data, in which no minibatch was trained."""
+        """Go on after a pause between two passes over the data, in which no minibatch was trained.
+
+        Neither the pause nor the rise of the power after it takes patience.
+        """
         now_s = self._device.clock.now_s()
-        if now_s - self._last_s > _NEGLIGIBLE_PAUSE_S and self._runs_s[-1]:
+        paused_s = now_s - self._last_s
+        if paused_s > _NEGLIGIBLE_PAUSE_S and self._runs_s[-1]:
             self._runs_s.append([])
+            paused_s += RISE_S
+        if self._give_up_s is not None:
+            self._give_up_s += paused_s
         self._last_s = now_s
 
     def minibatch_ended(self, times: StepTimes | None = None, ended_s: float | None = None) -> ModeRecord | None:

@@ -58,7 +58,7 @@ class ProductiveProfiler:
         self._attempts = 0
         self._temperature_known = False
         self._measurement: ModeMeasurement | None = None
-        self._has_begun = self._is_whole_pass = False
+        self._has_begun = self._spans_pass = False
         self._own_mode: PowerMode | None = None
         self._held = ExitStack()
 
@@ -104,7 +104,7 @@ class ProductiveProfiler:
         Raises:
             ModeNotAppliedError: the first mode did not take effect, and the training's own cannot be restored.
         """
-        self._is_whole_pass = True
+        self._spans_pass = True
         if self._measurement is not None:
             self._measurement.resume()
         elif self._pending and self._own_mode is None:
@@ -135,7 +135,7 @@ class ProductiveProfiler:
             measurement = self._measurement
             measurement.stop()
             self._measurement = None
-            self._is_whole_pass = False
+            self._spans_pass = False
             overloaded = isinstance(error, OverloadedError)
             self._discard(
                 Discarded(measurement.mode, str(error), measurement.minibatches, measurement.seconds, overloaded)
@@ -146,7 +146,7 @@ class ProductiveProfiler:
         # The app has been training for long, so its first minibatch in this mode has no warm-up.
         self._journal.append(replace(record, first_minibatch_ms=None))
         self.measured += 1
-        self._is_whole_pass = False
+        self._spans_pass = False
         self._leave()
         self._measure_next()
         return True
@@ -160,7 +160,7 @@ class ProductiveProfiler:
         Raises:
             ModeNotAppliedError: that mode did not take effect.
         """
-        if self._measurement is not None and self._is_whole_pass:
+        if self._measurement is not None and self._spans_pass:
             return False
         self.pause()
         return True

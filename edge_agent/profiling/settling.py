@@ -41,7 +41,7 @@ class Settled:
 
 
 def settled_minibatch_ms(minibatch_ms: NDArray[np.float64]) -> Settled:
-    """The time of a minibatch, ms, from the times of `[k]` minibatches in a row since a run began, k >= 2.
+    """The time of a minibatch, ms, from the times of `[k]` minibatches of one training, in their order, k >= 2.
 
     The first one, in which kernels are chosen and caches filled, is dropped.
     """

@@ -24,21 +24,28 @@ class GrantedTraining:
         learner: of the workload that is trained.
     """
 
-    def __init__(self, watch: TrainingWatch, learner: OnlineLearner, grant: Grant, epochs: float) -> None:
-        """Apply the mode of a grant and begin to observe.
+    def __init__(
+        self, watch: TrainingWatch, learner: OnlineLearner, grant: Grant, mode: PowerMode, epochs: float
+    ) -> None:
+        """Apply a mode and begin to observe, unless it is another one than the granted mode.
 
         Args:
             watch: runs the training.
             learner: of the workload that is trained.
-            grant: allows the training, in a mode that keeps within it.
+            grant: allows the training.
+            mode: keeps within the grant.
             epochs: local epochs to train.
 
         Raises:
             InvalidInputError: the number of epochs is out of range.
             ModeNotAppliedError: the mode could not be applied.
         """
-        assert grant.mode is not None, "a grant without a mode begins no training"
-        watch.start(learner, grant.mode, epochs, grant.power_limit_w)
+        watch.start(learner, mode, epochs, grant.power_limit_w)
+        if mode != grant.mode:
+            _log.warning("training begins at %s: other devices have shown that it draws less", mode.label())
+            watch.lower(mode)
+        if mode != grant.mode:
+            watch.lower(mode)
         self.learner = learner
         self._watch = watch
         self._power_limit_w = grant.power_limit_w
@@ -125,7 +132,7 @@ class GrantedTraining:
             if mode is None:
                 return self._stop_since(self._no_mode(grant.power_limit_w))
         else:
-            self.learner.require_within(grant.mode, grant.power_limit_w)
+            mode = self.learner.granted_mode(grant.mode, grant.power_limit_w)
         self._watch.reassign(mode, grant.power_limit_w)
         self._power_limit_w = grant.power_limit_w
         _log.info("training continues at %s within %.1f W", self._watch.mode.label(), grant.power_limit_w)

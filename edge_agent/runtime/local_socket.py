@@ -200,9 +200,9 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         assert grant.mode is not None, "a grant without a mode begins no training"
         learner = self._workloads.learner(grant.workload)
         learner.refit_if_outdated()
-        learner.require_within(grant.mode, grant.power_limit_w)
+        mode = learner.granted_mode(grant.mode, grant.power_limit_w)
         self._workloads.trains(learner)
-        return GrantedTraining(self._watch, learner, grant, epochs)
+        return GrantedTraining(self._watch, learner, grant, mode, epochs)
 
     async def _loader_seen(self, training: GrantedTraining, loader: local_pb2.LoaderSeen) -> asyncio.Task[None] | None:
         """Take what the app's loader tells of itself, and begin to fit the predictor to its minibatches if necessary.

@@ -59,21 +59,24 @@ class Readiness:
     _reported: dict[tuple[str, str], session_pb2.FrontReport] = field(default_factory=dict)
     _reporting: threading.Lock = field(default_factory=threading.Lock)
 
-    def announced(self, workload: Workload, units: Units = ()) -> OnlineLearner:
+    def announced(self, workload: Workload, units: Units | None = None, is_training: bool = False) -> OnlineLearner:
         """Open the learner of a workload that a run is going to train; its front is reported from now on.
 
         It is due even if it is unchanged, as the coordinator keeps a limited number of fronts and may have dropped it.
 
         Args:
             workload: as the coordinator knows it.
-            units: what other devices of this kind have measured of it.
+            units: what other devices of this kind have measured of it; None for nothing new.
+            is_training: whether the device trains: what others have measured then waits for the fit after the training,
+                as another fit would disturb what is measured meanwhile.
 
         Raises:
             WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
         """
         learner = self.workloads.announced(workload, units)
-        # The run may state a batch that was unknown, and other devices may have measured more.
-        learner.refit_if_outdated()
+        learner.refit_if_outdated()  # the run may state a batch that was unknown
+        if not is_training:
+            learner.learn_from_others()
         own = learner.known.workload.name
         with self._reporting:
             self._announced.setdefault(own, set()).add(workload.name)

@@ -21,6 +21,7 @@ from edge_agent.workloads.step import OpenSteps
 from wattfleet.errors import WattfleetError
 from wattfleet.prediction.roofline import BASE_BATCH
 from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
+from wattfleet_proto.device_state import DeviceState
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class RequestedWork:
 
     async def _profile(self, order: ProfileOrder) -> None:
         """Measure modes with a synthetic workload, as the coordinator has ordered."""
-        learner = await self._learner(Announced(order.workload, self._ready.workloads.units_of(order.workload.name)))
+        learner = await self._learner(Announced(order.workload))
         if learner is None:
             return
         try:
@@ -105,7 +106,8 @@ class RequestedWork:
     async def _learner(self, announced: Announced) -> OnlineLearner | None:
         """The learner of a workload; None if there is none, for a reason that is logged."""
         try:
-            return await shield_until_done(self._ready.announced, announced.workload, announced.units)
+            is_training = self._supervisor.state is DeviceState.TRAINING
+            return await shield_until_done(self._ready.announced, announced.workload, announced.units, is_training)
         except WattfleetError as error:
             _log.error("the workload %r cannot be predicted: %s", announced.workload.name, error)
         except StoppedError:

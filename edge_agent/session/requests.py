@@ -34,11 +34,11 @@ class Announced:
 
     Attributes:
         workload: as the coordinator knows it.
-        units: what each of a few other devices of this kind has measured of it.
+        units: what each of a few other devices of this kind has measured of it; None for nothing new.
     """
 
     workload: Workload
-    units: tuple[tuple[Measurement, ...], ...] = ()
+    units: tuple[tuple[Measurement, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

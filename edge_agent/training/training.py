@@ -68,6 +68,7 @@ class _Running:
     meter: PowerMeter
     profiler: ProductiveProfiler | None = None
     reported: int = 0
+    passes: int = 0
     unobservable: bool = False
     loader: _LoaderHandled | None = None
     measurements_ended: bool = False
@@ -259,6 +260,7 @@ class TrainingWatch:
             if profiler.measuring:
                 running.undisturbed = None
         running.reported += len(times)
+        running.passes += is_pass_over
         running.app.minibatches_ended(
             [(time.fetch_stall_ms + time.compute_ms) / 1e3 for time in times],
             lambda index, ended_s: profiler.minibatch_ended(times[index], ended_s),
@@ -267,7 +269,7 @@ class TrainingWatch:
         has_tried, in_own_mode = profiler.measured + profiler.discarded > 0, False
         if running.trained.is_length_known and has_tried and running.reported >= _MEASURING_SHARE * assigned:
             self._end_measurements(running, profiler)
-        elif is_pass_over:
+        elif is_pass_over and running.passes < running.epochs:
             in_own_mode = profiler.pass_ended()
         elif paused:
             profiler.pause()

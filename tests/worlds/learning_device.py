@@ -136,7 +136,7 @@ class LearningDevice(Device):
         batch = self._many.batch_of(grant.plan_id)
         learning.board.trained = (grant.workload, batch)
         try:
-            learner.require_within(grant.mode, grant.power_limit_w)
+            mode = learner.granted_mode(grant.mode, grant.power_limit_w)
         except InvalidInputError as error:
             self._world.note(f"{self.id}: refuses {grant.plan_id}: {error}")
             self._many.counts["refused trainings"] += 1
@@ -144,7 +144,7 @@ class LearningDevice(Device):
             return
         learning.workloads.trains(learner)
         knobs: Any = self._knobs
-        self._granted = training = GrantedTraining(knobs, learner, grant, 1.0)
+        self._granted = training = GrantedTraining(knobs, learner, grant, mode, 1.0)
         has_length = self.rng.random() < 0.95
         length = self.length_of(grant.workload) if has_length else None
         loader = local_pb2.LoaderSeen(batch=batch, loader_workers=2, minibatches_per_epoch=length)

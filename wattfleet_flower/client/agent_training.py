@@ -19,6 +19,7 @@ from wattfleet_flower.client.loader_facts import facts_of
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_to_start
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
+from wattfleet_proto.version import SHARING_MINOR
 
 
 class AgentUnreachableError(WattfleetError):
@@ -80,6 +81,11 @@ class AgentTraining:
         if seen.ListFields():
             self._has_told_loader = True
             self._requests.put(local_pb2.TrainRequest(loader=seen))
+
+    @property
+    def measures_over_passes(self) -> bool:
+        """Whether the agent may measure one mode during several passes over a loader."""
+        return self._protocol_minor >= SHARING_MINOR
 
     @property
     def is_profiled(self) -> bool:

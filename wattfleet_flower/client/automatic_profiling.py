@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 # The first minibatch of a pass is not reported. A measurement may last for several passes, but each begins and ends
-# with an answer of the agent, which would take too large a share of a shorter one.
-_LEAST_MINIBATCHES = 5
+# with an answer of the agent, which would take too large a share of a shorter one. Agents before protocol 2.2 measure a
+# mode by 41 minibatches of one pass.
+_LEAST_MINIBATCHES, _LEAST_MINIBATCHES_BEFORE = 5, 42
 
 # Several trainings of one process may overlap, in Flower's simulation for example: the last one to end undoes it.
 _lock = threading.Lock()
@@ -108,7 +109,8 @@ def _measured_from_first_step(
         return
     training.loader_begins(loader)
     length = length_of(loader)
-    if length is not None and length < _LEAST_MINIBATCHES:
+    least = _LEAST_MINIBATCHES if training.measures_over_passes else _LEAST_MINIBATCHES_BEFORE
+    if length is not None and length < least:
         yield from batches
     else:
         yield from measured(batches, training)

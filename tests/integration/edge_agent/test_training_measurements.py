@@ -54,7 +54,7 @@ def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
-        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        watch.start(measured_with(board, journal), MODE, epochs=5, power_limit_w=30)
         epochs = 0
         while watch.minibatches_ended([], paused=False):
             assert board.mode == OTHER, "the measurement lasts"
@@ -64,6 +64,36 @@ def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None
         (record,) = journal.records
         assert (record.minibatch_ms, record.power_mw, epochs) == (pytest.approx(100), 9000, 3)
         assert (board.mode, board.held) == (MODE, 0)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_after_the_last_epoch_the_assigned_mode_is_in_force(tmp_path: Path, epochs: int) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=epochs, power_limit_w=30)
+        modes = []
+        for _ in range(epochs):
+            watch.minibatches_ended([], paused=False)
+            board.clock.sleep_s(1.5)
+            watch.minibatches_ended([TIMES] * 15, paused=True, is_pass_over=True)
+            modes.append(board.mode)
+        assert modes == [OTHER] * (epochs - 1) + [MODE]
+
+
+def test_epochs_too_short_for_power_discard_no_mode(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch, trained = TrainingWatch(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
+        trained.minibatches_per_epoch = 15
+        watch.start(trained, MODE, epochs=20, power_limit_w=30)
+        for _ in range(20):
+            watch.minibatches_ended([], paused=False)
+            board.clock.sleep_s(1.5)
+            watch.minibatches_ended([TIMES] * 15, paused=True, is_pass_over=True)
+            board.clock.sleep_s(20)
+        watch.finish()
+        assert (len(journal.records), len(journal.discarded), trained.too_short) == (0, 0, 300)
 
 
 @pytest.mark.parametrize(("minibatches", "too_short"), [(30, 30), (50, 0)])

@@ -79,6 +79,16 @@ def test_a_loader_too_short_to_measure_a_mode_is_seen_but_not_profiled(agent: Re
     assert len(trainer.seen) == BATCHES * BATCH
 
 
+@pytest.mark.parametrize(("protocol_minor", "is_profiled"), [(1, False), (2, True)])
+def test_a_short_loader_is_profiled_only_where_a_mode_is_measured_over_passes(
+    agent: RecordingAgent, protocol_minor: int, is_profiled: bool
+) -> None:
+    agent.protocol_minor = protocol_minor
+    trainer = Trainer()
+    train(agent, lambda: trainer.epoch(DataLoader(trainer.loader.dataset, batch_size=10)))
+    assert bool(agent.reports) == is_profiled
+
+
 def test_it_learns_the_same_as_without(agent: RecordingAgent) -> None:
     weights = []
     for profiles in (True, False):

@@ -50,8 +50,24 @@ def test_what_changes_nothing_for_others_is_not_passed_on() -> None:
     for number in range(4):
         assert shared.report(f"orin-{number}", ORIN, "digits", rows(4))
     assert not shared.report("b", ORIN, "digits", rows(4)), "five others have as many"
-    assert shared.report("a", ORIN, "digits", ()), "it is profiled again"
+    assert not shared.report("a", ORIN, "digits", ()), "it is profiled again"
+    assert len(shared.of_others("new", ORIN, "digits")) == 4
+    assert not shared.report("a", ORIN, "text", rows(0))
+    assert shared.report("a", ORIN, "text", rows(2))
+    assert not shared.report("a", ORIN, "text", rows(2, minibatch_ms=90.0)), "other values, but no more modes"
+    assert shared.of_others("new", ORIN, "text") == [rows(2, minibatch_ms=90.0)]
     assert not SharedModes(0).report("a", ORIN, "digits", rows(4))
+
+
+def test_only_so_many_workloads_are_kept_and_those_without_runs_go() -> None:
+    shared = SharedModes(16)
+    for number in range(256):
+        assert shared.report("a", ORIN, f"workload-{number}", rows(1))
+    assert not shared.report("a", ORIN, "one more", rows(1))
+    shared.keep({"workload-3"})
+    assert shared.report("a", ORIN, "one more", rows(1))
+    assert shared.of_others("b", ORIN, "workload-3") == [rows(1)]
+    assert shared.of_others("b", ORIN, "workload-4") == []
 
 
 class Sharing:
@@ -97,6 +113,28 @@ async def test_devices_are_told_what_others_measured_while_they_have_less() -> N
     sharing.connect("late")
     await sharing.until_told("late", [rows(16), rows(3)])
     assert len(sharing.told["late"]) == 1, "with the announcement of the workload"
+    await sharing.orders.close()
+
+
+async def test_a_device_that_is_left_out_for_its_claims_teaches_nobody() -> None:
+    sharing = Sharing()
+    sharing.connect("a")
+    sharing.measured("a", 3)
+    sharing.fleet.agents.refuse_front("a", "no board of its kind draws so many watts", DIGITS.name)
+    sharing.orders.modes_measured(sharing.fleet.agents.get("a"), DIGITS.name, rows(4))
+    sharing.connect("late")
+    await sharing.until_told("late", [])
+    await sharing.orders.close()
+
+
+async def test_modes_of_a_workload_without_a_run_are_not_kept() -> None:
+    sharing = Sharing()
+    sharing.connect("a")
+    record = sharing.fleet.agents.report_front("a", ORIN_FRONT, 5.0, 3, "", Workload("ahead"), 100)
+    sharing.orders.modes_measured(record, "ahead", rows(3))
+    sharing.fleet.flower.start_run(RUN + "1", "FedAvg", 3, workload=Workload("ahead"))
+    sharing.connect("late")
+    await sharing.until_told("late", [])
     await sharing.orders.close()
 
 

@@ -24,9 +24,13 @@ class Learner:
     profiled_modes: int = 0
     watts: float = 20.0
     measurements: Sequence[Measurement] = ()
+    fits: int = 0
 
     def refit_if_outdated(self) -> None:
         self.watts = 20.0 * (self.known.workload.facts.batch or 16) / 16
+
+    def learn_from_others(self) -> None:
+        self.fits += 1
 
     def predicted_front(self) -> tuple[Front, Workload]:
         if not self.is_plausible:
@@ -92,3 +96,12 @@ def test_a_front_comes_with_the_first_measured_modes_for_other_devices() -> None
     [report] = ready.due_fronts()
     assert measured_from_messages(report.measured) == tuple(measured[:2]), "due, though its front is the same"
     assert ready_with(Workloads([learner])).due_fronts()[0].measured == [], "an earlier coordinator asks for none"
+
+
+def test_what_others_have_measured_waits_while_the_device_trains() -> None:
+    learner = Learner(KnownWorkload(Workload("digits"), 100))
+    ready = ready_with(Workloads([learner]))
+    ready.announced(Workload("digits"), (), is_training=True)
+    assert learner.fits == 0
+    ready.announced(Workload("digits"), ())
+    assert learner.fits == 1

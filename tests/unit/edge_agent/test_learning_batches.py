@@ -1,4 +1,4 @@
-"""Learning a workload whose app comes with another batch than before."""
+"""Learning a workload of which more becomes known: the batch of its app, or what other devices have measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from edge_agent.learning.fitting import Fitting
 from edge_agent.learning.online_learner import OnlineLearner
@@ -14,7 +15,8 @@ from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.known_workload import KnownWorkload
 from tests.fakes.batch_fitting import BatchFitting
 from tests.fakes.scripted_device import ScriptedDevice
-from wattfleet.modes import ModeArray, Profile, Workload, WorkloadFacts
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import ModeArray, Profile, Workload, WorkloadFacts, array_to_modes
 
 W_PER_SAMPLE = 0.6
 
@@ -42,3 +44,30 @@ def test_modes_are_measured_within_the_watts_of_the_batch_that_is_trained_now(tm
         learner.loader_seen(32, 2, 250)
         assert not learner.productive(limit_w).measuring, "twice the watts are more than the round has"
         assert learner.productive(2 * limit_w).measuring
+
+
+def test_a_granted_mode_is_lowered_if_other_devices_show_more_watts(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    known = KnownWorkload(Workload("app", WorkloadFacts(batch=16)), 500)
+    power_mw = np.full(len(device.modes), 10e3)
+
+    @contextmanager
+    def open_fitting(known: KnownWorkload) -> Iterator[Fitting]:
+        yield BatchFitting(device.modes, power_mw.copy(), np.linspace(100.0, 200.0, len(device.modes)))
+
+    with Journal.open(tmp_path / "profile.jsonl", JournalHeader("orin", "scripted", "hardware", "app", 16)) as journal:
+        with open_fitting(known) as fitting:
+            fitted = fitting.fit(Profile.of(()), 0)
+        learner = OnlineLearner(device, None, journal, open_fitting, fitted, 2, known, 0, lambda kept: None)
+        granted, lower = array_to_modes(device.modes)[0], array_to_modes(device.modes)[-1]
+        assert learner.granted_mode(granted, 15.0) == granted
+        power_mw[:-1] = 30e3
+        learner.refit()
+        with pytest.raises(InvalidInputError, match="use the same front"):
+            learner.granted_mode(granted, 15.0)
+        learner.others_measured()
+        learner.learn_from_others()
+        assert learner.granted_mode(granted, 15.0) == lower
+        assert learner.granted_mode(lower, 15.0) == lower
+        with pytest.raises(InvalidInputError, match="use the same front"):
+            learner.granted_mode(granted, 5.0)

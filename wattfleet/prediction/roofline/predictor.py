@@ -46,8 +46,9 @@ Values = NDArray[np.float64]
 
 # A hypothesis that is less probable than this is dropped.
 _LEAST_PROBABILITY = 0.03
-# Probability, before any measurement of the device, that other units of its board tell something of it.
-_UNITS_PROBABILITY = 0.9
+# Probability, before any measurement of the device, that another unit of its board tells nothing of it: its meter may
+# be wrong, or it may train something else.
+_WRONG_UNIT_PROBABILITY = 0.4
 # Rows that are predicted at once, which bounds the memory.
 _CHUNK = 20_000
 
@@ -240,8 +241,9 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
                 # Rows that no plausible parameters explain say nothing of this device.
                 with suppress(InvalidInputError):
                     learned = learned_from_units(others, len(reference.units), alone)
-                    assumed.append((weight * _UNITS_PROBABILITY, learned))
-                    weight *= 1 - _UNITS_PROBABILITY
+                    all_wrong = _WRONG_UNIT_PROBABILITY ** len(reference.units)
+                    assumed.append((weight * (1 - all_wrong), learned))
+                    weight *= all_wrong
             assumed.append((weight, alone))
     if not references:
         median_ms = float(np.exp(np.median(rows.log_ms)))
