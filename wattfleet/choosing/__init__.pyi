@@ -1,3 +1,6 @@
+from .batch_efficiency import BatchEfficiency as BatchEfficiency
+from .batch_efficiency import gradient_noise_scale as gradient_noise_scale
+from .batch_efficiency import scaled_learning_rate as scaled_learning_rate
 from .budget_search import search_within_budgets as search_within_budgets
 from .choice import ChosenMode as ChosenMode
 from .choice import InfeasibleDeadlineError as InfeasibleDeadlineError
