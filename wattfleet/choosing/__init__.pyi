@@ -17,6 +17,13 @@ from .front import POWER_QUANTILE as POWER_QUANTILE
 from .front import Front as Front
 from .front import pareto_front as pareto_front
 from .front import predicted_front as predicted_front
+from .joint_profiling import BatchTooLargeError as BatchTooLargeError
+from .joint_profiling import JointMeasurement as JointMeasurement
+from .joint_profiling import JointProfile as JointProfile
+from .joint_profiling import PowerFigure as PowerFigure
+from .joint_profiling import PowerLimit as PowerLimit
+from .joint_profiling import gpu_frequencies as gpu_frequencies
+from .joint_profiling import profile_jointly as profile_jointly
 from .method_names import ProfilingMethod as ProfilingMethod
 from .method_names import WorkloadChanges as WorkloadChanges
 from .profiling_method import LOSS_SOURCE as LOSS_SOURCE
