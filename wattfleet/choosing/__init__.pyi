@@ -17,6 +17,14 @@ from .front import POWER_QUANTILE as POWER_QUANTILE
 from .front import Front as Front
 from .front import pareto_front as pareto_front
 from .front import predicted_front as predicted_front
+from .joint_choice import JointChoice as JointChoice
+from .joint_choice import JointTable as JointTable
+from .joint_choice import TrainingObjective as TrainingObjective
+from .joint_choice import baseline_1 as baseline_1
+from .joint_choice import baseline_2 as baseline_2
+from .joint_choice import choose_jointly as choose_jointly
+from .joint_choice import fastest_batch as fastest_batch
+from .joint_choice import highest_safe_gpu_hz as highest_safe_gpu_hz
 from .joint_profiling import BatchTooLargeError as BatchTooLargeError
 from .joint_profiling import JointMeasurement as JointMeasurement
 from .joint_profiling import JointProfile as JointProfile
