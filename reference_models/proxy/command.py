@@ -49,8 +49,8 @@ def proxy(
     evaluate_every: Annotated[
         int | None,
         typer.Option(
-            help="Test after so many trained samples. By default, a tenth of the training data, rounded up to a"
-            " multiple of the largest batch."
+            help="Test after so many trained samples. By default, as the journal in --out says; for a new one, a tenth"
+            " of the training data, rounded up to a multiple of the largest batch."
         ),
     ] = None,
     lr_scaling: Annotated[
@@ -75,7 +75,7 @@ def proxy(
         train_runs,
         write_samples,
     )
-    from reference_models.proxy.runs_journal import RunsJournal
+    from reference_models.proxy.runs_journal import RunsJournal, stored_evaluate_every
     from reference_models.proxy.samples_to_target import RunEnd, RunLimits, samples_to_target
     from reference_models.proxy.shipped_tasks import load_task
 
@@ -84,7 +84,7 @@ def proxy(
     samples = len(trained.train[0])
     require_batches(sizes, samples)
     if evaluate_every is None:
-        evaluate_every = default_evaluate_every(sizes, samples)
+        evaluate_every = stored_evaluate_every(out / JOURNAL_FILE) or default_evaluate_every(sizes, samples)
     plan = ProxyPlan(trained, sizes, seeds, RunLimits(target_accuracy, evaluate_every, max_samples), lr_scaling)
 
     from reference_models.proxy.torch_learner import TorchLearner, default_device
@@ -94,7 +94,7 @@ def proxy(
     def train(batch: int, seed: int, report: ReportSamples) -> RunEnd:
         try:
             return samples_to_target(TorchLearner(trained, batch, seed, lr_scaling, device), batch, plan.limits, report)
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             raise InvalidInputError(
                 f"the batch {batch} does not fit into the GPU's memory: leave it out of --batches. The finished runs"
                 f" are kept in {out / JOURNAL_FILE}"

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.atomic_files import open_regular_file, sync_folder
+from wattfleet_io.atomic_files import open_regular_file, read_regular_file, sync_folder
 from wattfleet_io.console import plain_text
 from wattfleet_io.parsing import parse_json
 
@@ -57,6 +57,19 @@ class RunsHeader:
     target_accuracy: float
     evaluate_every: int
     max_samples: int
+
+
+def stored_evaluate_every(path: Path) -> int | None:
+    """The interval of an existing journal; None if there is none, or its first line does not tell.
+
+    Opening the journal reports what is wrong with it.
+    """
+    try:
+        first = parse_json(read_regular_file(path).partition(b"\n")[0])
+    except (OSError, ValueError):
+        return None
+    interval = first.get("evaluate_every") if isinstance(first, dict) else None
+    return interval if isinstance(interval, int) and interval >= 1 else None
 
 
 @checked_dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -180,8 +193,9 @@ class RunsJournal:
             )
 
     def _parsed(self, number: int, line: bytes) -> ProxyRun:
+        self._json(number, line)
         try:
-            return self._run.validate_python(self._json(number, line))
+            return self._run.validate_json(line)
         except ValidationError:
             raise self._damaged(number) from None
 
