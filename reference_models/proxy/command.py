@@ -63,8 +63,11 @@ def proxy(
 ) -> None:
     """Train a model with every batch on a proxy data set, and count the samples to a target accuracy.
 
-    Run it on a server. It trains on a CUDA GPU if there is one, otherwise on the CPU. A run has reached the accuracy
-    once the mean of its last 3 tests has. After an interruption, the same command continues with the next run.
+    Run it on a server. It trains on a CUDA GPU if there is one, otherwise on the CPU.
+
+    A run has reached the accuracy once the mean of its last 3 tests has.
+
+    After an interruption, the same command continues with the next run.
     """
     import torch
 
@@ -103,7 +106,7 @@ def proxy(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInputError(f"{out}: cannot be created: {error.strerror}") from None
+        raise InvalidInputError(f"{out}: cannot be created: {error.strerror}; give another --out") from None
     with RunsJournal(out / JOURNAL_FILE, plan.header) as journal:
         try:
             with _progress(plan, journal.runs, device.type) as (begun, finished):

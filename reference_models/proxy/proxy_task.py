@@ -65,9 +65,9 @@ class ProxyTask:
     def learning_rate(self, batch: int, scaled: bool) -> float:
         """The learning rate for a batch.
 
-        For SGD it grows in proportion to the batch (Goyal et al. 2017, "Accurate, large minibatch SGD"). For Adam and
-        AdamW it grows with the batch's square root (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive
-        gradient algorithms").
+        For Adam and AdamW it grows with the batch's square root, as in the paper's evaluation, after Krizhevsky 2014
+        ("One weird trick for parallelizing convolutional neural networks"). For SGD it grows in proportion to the batch
+        (Goyal et al. 2017, "Accurate, large minibatch SGD").
 
         Args:
             batch: samples in a minibatch.

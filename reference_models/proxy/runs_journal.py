@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import open_regular_file, read_regular_file, sync_folder
 from wattfleet_io.console import plain_text
-from wattfleet_io.parsing import parse_json
+from wattfleet_io.parsing import parse_json_object
 
 _FORMAT = 1
 _MAX_SHOWN = 100
@@ -65,10 +65,9 @@ def stored_evaluate_every(path: Path) -> int | None:
     Opening the journal reports what is wrong with it.
     """
     try:
-        first = parse_json(read_regular_file(path).partition(b"\n")[0])
+        interval = parse_json_object(read_regular_file(path).partition(b"\n")[0]).get("evaluate_every")
     except (OSError, ValueError):
         return None
-    interval = first.get("evaluate_every") if isinstance(first, dict) else None
     return interval if isinstance(interval, int) and interval >= 1 else None
 
 
@@ -201,12 +200,9 @@ class RunsJournal:
 
     def _json(self, number: int, line: bytes) -> dict[str, Any]:
         try:
-            parsed = parse_json(line)
+            return parse_json_object(line)
         except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            raise self._damaged(number)
-        return parsed
+            raise self._damaged(number) from None
 
     def _damaged(self, number: int) -> RunsJournalError:
         return RunsJournalError(f"{self._path}, line {number}: is damaged; move the file away to train again")

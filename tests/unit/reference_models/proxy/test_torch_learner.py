@@ -37,6 +37,30 @@ def test_the_same_seed_gives_the_same_training_whatever_ran_before() -> None:
     assert accuracies(blobs(), 8, seed=2) != first
 
 
+def test_a_model_that_does_not_seed_itself_also_trains_the_same() -> None:
+    unseeded = replace(blobs(), make_model=lambda seed: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.2)))
+    assert accuracies(unseeded, 8, seed=1) == accuracies(unseeded, 8, seed=1)
+
+
+def test_dropout_does_not_disturb_the_accuracy() -> None:
+    learner = TorchLearner(replace(blobs(), make_model=lambda seed: Dropping()), 8, 0, device=CPU)
+    learner.train_minibatch()
+    assert learner.accuracy() == 1
+
+
+class Dropping(nn.Module):
+    """Answers from the sum of a point's coordinates, which dropout would often make wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.dropout = nn.Dropout(0.9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.dropout(x).sum(1)
+        return self.scale * torch.stack([-total, total], 1)
+
+
 def test_scaling_changes_the_training_of_batches_other_than_the_base_batch() -> None:
     assert accuracies(blobs("sgd"), 8, 0, scaled=True) == accuracies(blobs("sgd"), 8, 0, scaled=False)
     assert accuracies(blobs("sgd"), 32, 0, scaled=True) != accuracies(blobs("sgd"), 32, 0, scaled=False)
