@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reference_models.proxy.command import proxy
 from wattfleet.modes import Task
 
 if TYPE_CHECKING:
     from wattfleet.prediction import SuspectRow
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Train reference predictors and audit measured profiles."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Train reference predictors, audit measured profiles, and compare batches on a proxy data set.",
 )
 
 
 @app.callback()
 def group() -> None:
-    """Train reference predictors, from which devices transfer, and audit measured profiles."""
+    """Train reference predictors, from which devices transfer, audit profiles, and compare batches."""
+
+
+app.command()(proxy)
 
 
 @app.command()

@@ -35,6 +35,18 @@ def parse_json(text: str | bytes) -> Any:
     return content
 
 
+def parse_json_object(text: str | bytes) -> dict[str, Any]:
+    """Parse one JSON document that is an object; see `parse_json`.
+
+    Raises:
+        ValueError: it cannot be parsed, or is something else.
+    """
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
 def parse_toml(content: bytes) -> dict[str, Any]:
     """Parse a TOML document.
 

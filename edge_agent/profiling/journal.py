@@ -35,7 +35,7 @@ from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles
 from wattfleet_io.atomic_files import open_regular_file, read_regular_file, require_own_folder, sync_folder
 from wattfleet_io.console import plain_text
-from wattfleet_io.parsing import parse_json
+from wattfleet_io.parsing import parse_json, parse_json_object
 
 _FORMAT = 1
 _CLOSED = -1
@@ -270,12 +270,9 @@ def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:
     lines = []
     for number, line in enumerate(complete.splitlines(), start=1):
         try:
-            parsed = parse_json(line)
+            lines.append(parse_json_object(line))
         except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            raise JournalError(f"{path}, line {number}: is damaged; move the file away to measure again")
-        lines.append(parsed)
+            raise JournalError(f"{path}, line {number}: is damaged; move the file away to measure again") from None
     return lines
 
 

@@ -6,7 +6,6 @@ minibatch, without end. On a GPU it waits for its queued work before it yields.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Literal
 
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.named_functions import import_function
 
 Processor = Literal["cpu", "cuda"]
 """Where a workload computes."""
@@ -85,11 +85,7 @@ def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorklo
             not a valid workload.
     """
     module_name, function_name = require_workload(spec, minibatch)
-    function = getattr(_module(spec, module_name), function_name, None)
-    if function is None:
-        raise InvalidInputError(f"workload {spec}: module {module_name} has no {function_name}")
-    if not callable(function):
-        raise InvalidInputError(f"workload {spec}: {function_name} is a {type(function).__name__}, not a function")
+    function = import_function(f"workload {spec}", module_name, function_name)
     try:
         inspect.signature(function).bind(minibatch=minibatch, device=device)
     except TypeError as error:
@@ -122,13 +118,3 @@ def require_workload(spec: str, minibatch: int) -> tuple[str, str]:
             f"unknown workload {spec!r}; use one of {', '.join(SHIPPED)}, or your own module:function"
         )
     return module_name, function_name
-
-
-def _module(spec: str, name: str) -> object:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(f"{missing}."):
-            raise InvalidInputError(f"workload {spec}: no module {name}; add its folder to PYTHONPATH") from None
-        raise InvalidInputError(f"workload {spec}: {missing} is not installed") from None

@@ -27,6 +27,7 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import read_session_status
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup
+from reference_models.proxy.runs_journal import ProxyRun, RunsHeader, RunsJournal, stored_evaluate_every
 from tests.fakes.fronts import front
 from tests.fakes.full_store import fill, served_by
 from tests.fakes.stored_workloads import only_workload
@@ -107,8 +108,23 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
             is_a_file=False,
         ),
         "Prometheus answer": Format({"answer.json": _ANSWER}, _read_answer, is_a_file=False),
+        "journal of proxy runs": Format({"runs.jsonl": _proxy_runs(folder)}, _open_proxy_runs),
         "store": Format({"coordinator.db": _store(folder)}, _open_store),
     }
+
+
+def _proxy_runs(folder: Path) -> bytes:
+    path = folder / "runs.jsonl"
+    with RunsJournal(path, _PROXY_HEADER) as journal:
+        for seed in range(3):
+            journal.append(ProxyRun(8, seed, 640, 0.9, 1.5, "cpu"))
+    return path.read_bytes()
+
+
+def _open_proxy_runs(folder: Path) -> None:
+    stored_evaluate_every(folder / "runs.jsonl")
+    with RunsJournal(folder / "runs.jsonl", _PROXY_HEADER) as journal:
+        journal.samples_by_batch([8], 3)
 
 
 def _read_answer(folder: Path) -> None:
@@ -146,6 +162,7 @@ def _outbox(folder: Path) -> bytes:
 _WELCOME = json_format.MessageToJson(
     session_pb2.Welcome(reference_digest="a" * 64, profile_modes=20, lease_s=5.0), preserving_proto_field_name=True
 ).encode()
+_PROXY_HEADER = RunsHeader("digits", "a" * 64, "b" * 64, "adam", 1e-3, 16, True, 0.9, 64, 6400)
 _STATUS = b'{"address": "127.0.0.1:7070", "problem": "the coordinator is away"}\n'
 _ANSWER = (
     b'{"status":"success","data":{"resultType":"vector","result":'

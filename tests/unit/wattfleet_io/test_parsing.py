@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from wattfleet_io.parsing import parse_json, parse_toml
+from wattfleet_io.parsing import parse_json, parse_json_object, parse_toml
 
 
 @pytest.mark.parametrize("content", [{"mode": [6, 1510400, -5, 2**63 - 1]}, [1.5, None, True, "text"], 3, {}])
@@ -52,3 +52,10 @@ def test_toml_strings_may_have_any_number_of_dots() -> None:
         "a": {"b": {"c": text}},
         "d": [text, text],
     }
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "{", b"\xff"])
+def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
+    assert parse_json_object('{"a": 1}') == {"a": 1}
+    with pytest.raises(ValueError):
+        parse_json_object(text)
