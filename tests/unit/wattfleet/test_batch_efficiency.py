@@ -76,7 +76,7 @@ def test_wrong_figures_are_refused(change: dict[str, Any], said: str) -> None:
         replace(MEASURED, **change)
 
 
-def test_runs_give_the_median_relative_to_the_largest_batch_that_reached_the_accuracy() -> None:
+def test_runs_give_the_median_relative_to_the_largest_batch_that_reached_it() -> None:
     found = BatchEfficiency.from_runs(
         "resnet18",
         {

@@ -141,7 +141,7 @@ def test_an_infeasible_limit_states_one_that_is_kept() -> None:
         choose_jointly(odd, EFFICIENCY, PowerLimit(4_009))
 
 
-def test_a_prediction_keeps_the_limit_with_the_probability_and_a_measurement_as_it_is() -> None:
+def test_a_prediction_keeps_the_limit_with_the_probability() -> None:
     sd = np.array([0.0, 0.1])
     known = KnownModes(
         modes_to_array([SLOW, FAST]),

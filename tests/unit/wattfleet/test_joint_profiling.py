@@ -65,7 +65,7 @@ def test_each_smaller_batch_continues_at_the_highest_feasible_frequency() -> Non
     assert found.refused == ()
 
 
-def test_without_a_limit_only_the_largest_batch_is_measured_below_the_highest_frequency() -> None:
+def test_without_a_limit_only_the_largest_batch_leaves_the_highest_frequency() -> None:
     board = FakeBoard(linear)
     profile_jointly(MODES, [1, 2], PowerLimit(), board.measure)
     assert board.asked == [(100, 2), (200, 2), (300, 2), (400, 2), (400, 1)]
@@ -106,7 +106,7 @@ def test_the_peak_is_limited_on_request() -> None:
         profile_jointly(MODES, [10], PowerLimit(400, PowerFigure.PEAK), FakeBoard(linear, with_peak=False).measure)
 
 
-def test_noise_that_exceeds_the_limit_at_the_resumed_frequency_is_followed_downwards() -> None:
+def test_noise_above_the_limit_at_the_resumed_frequency_is_followed_downwards() -> None:
     noisy = {(100, 2): 100, (200, 2): 200, (300, 2): 300, (400, 2): 999, (300, 1): 301, (200, 1): 199}
     board = FakeBoard(lambda gpu_hz, batch: noisy[gpu_hz, batch])
     profile_jointly(MODES, [2, 1], PowerLimit(300), board.measure)
