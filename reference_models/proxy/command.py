@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.atomic_files import replace_file
 
 if TYPE_CHECKING:
     from reference_models.proxy.proxy_runs import ProxyPlan, ReportSamples
     from reference_models.proxy.proxy_task import ProxyTask
     from reference_models.proxy.runs_journal import ProxyRun
+    from wattfleet.choosing import BatchEfficiency
 
 JOURNAL_FILE = "runs.jsonl"
-RESULT_FILE = "samples.json"
+RESULT_FILE = "batch-efficiency.json"
 
 _INTERRUPTED = 130
 """The exit code of a command that Ctrl+C ended."""
@@ -74,9 +76,9 @@ def proxy(
     from reference_models.proxy.proxy_runs import (
         ProxyPlan,
         default_evaluate_every,
+        efficiency_of,
         require_batches,
         train_runs,
-        write_samples,
     )
     from reference_models.proxy.runs_journal import RunsJournal, stored_evaluate_every
     from reference_models.proxy.samples_to_target import RunEnd, RunLimits, samples_to_target
@@ -117,11 +119,13 @@ def proxy(
             )
             raise typer.Exit(_INTERRUPTED) from None
         result = journal.samples_by_batch(sizes, seeds)
+    _print_table(trained, plan, result)
+    efficiency = efficiency_of(plan, result)
     try:
-        write_samples(plan, result, out / RESULT_FILE)
+        replace_file(out / RESULT_FILE, efficiency.to_json().encode())
     except OSError as error:
         raise InvalidInputError(f"{out / RESULT_FILE}: cannot be written: {error.strerror}") from None
-    _print_table(trained, plan, result, out / RESULT_FILE)
+    _print_efficiency(efficiency, out / RESULT_FILE)
 
 
 def _parsed(batches: str) -> list[int]:
@@ -182,9 +186,7 @@ def _outcome(run: ProxyRun) -> str:
     return "diverged" if run.accuracy is None else f"target not reached, accuracy {run.accuracy:.3f}"
 
 
-def _print_table(
-    task: ProxyTask, plan: ProxyPlan, samples_by_batch: Mapping[int, Sequence[int | None]], stored: Path
-) -> None:
+def _print_table(task: ProxyTask, plan: ProxyPlan, samples_by_batch: Mapping[int, Sequence[int | None]]) -> None:
     from statistics import median
 
     from rich.table import Table
@@ -203,6 +205,14 @@ def _print_table(
         figures = [f"{each(reached):,.0f}" for each in (median, min, max)] if reached else ["never", "", ""]
         rate = f"{task.learning_rate(batch, plan.lr_scaling):.3g}"
         table.add_row(str(batch), rate, *figures, f"{len(reached)} of {len(samples)}")
+    terminal().print(table)
+
+
+def _print_efficiency(efficiency: BatchEfficiency, stored: Path) -> None:
+    from wattfleet_io.console import terminal
+
     console = terminal()
-    console.print(table)
+    console.print("Samples relative to the largest batch that reached the accuracy:")
+    for batch, relative, spread in zip(efficiency.batches, efficiency.relative_samples, efficiency.spread, strict=True):
+        console.print(f"  batch {batch}: {relative:.3f} (runs spread by {spread:.1%})")
     console.print(f"stored in {stored}", soft_wrap=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from reference_models.proxy.proxy_task import ProxyTask
 from reference_models.proxy.runs_journal import ProxyRun, RunsHeader, RunsJournal
 from reference_models.proxy.samples_to_target import RunEnd, RunLimits
+from wattfleet.choosing import BatchEfficiency
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import replace_file
-from wattfleet_io.console import json_text
 
 ReportSamples = Callable[[int, float], None]
 """Takes the samples that a run has trained, and the mean of its last accuracies."""
@@ -134,16 +132,16 @@ def train_runs(
         finished(run)
 
 
-def write_samples(plan: ProxyPlan, samples_by_batch: dict[int, list[int | None]], path: Path) -> None:
-    """Write the samples to the target by batch as a JSON document.
+def efficiency_of(plan: ProxyPlan, samples_by_batch: Mapping[int, Sequence[int | None]]) -> BatchEfficiency:
+    """How many samples training needs with each batch, relative to the largest that reached the target.
+
+    Args:
+        plan: what was trained.
+        samples_by_batch: samples to the target of each run, by batch; None for a run that never reached it.
 
     Raises:
-        OSError: it cannot be written; an existing file stays as it is.
+        InvalidInputError: no batch reached the target in most of its runs.
     """
-    document = {
-        "model": plan.task.name,
-        "target_accuracy": plan.limits.target_accuracy,
-        "optimizer": plan.task.optimizer,
-        "runs": {str(batch): samples for batch, samples in samples_by_batch.items()},
-    }
-    replace_file(path, json_text(document, indent=2).encode() + b"\n")
+    task, target = plan.task, plan.limits.target_accuracy
+    origin = f"{plan.seeds} runs of {task.name} to an accuracy of {target:g} with {task.optimizer}"
+    return BatchEfficiency.from_runs(task.name, samples_by_batch, origin)

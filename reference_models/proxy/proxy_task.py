@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from wattfleet.choosing import scaled_learning_rate
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -63,20 +64,13 @@ class ProxyTask:
             raise InvalidInputError(f"task {self.name}: base_batch must be at least 1, not {self.base_batch}")
 
     def learning_rate(self, batch: int, scaled: bool) -> float:
-        """The learning rate for a batch.
-
-        For Adam and AdamW it grows with the batch's square root, as in the paper's evaluation, after Krizhevsky 2014
-        ("One weird trick for parallelizing convolutional neural networks"). For SGD it grows in proportion to the batch
-        (Goyal et al. 2017, "Accurate, large minibatch SGD").
+        """The learning rate for a batch, see `wattfleet.choosing.scaled_learning_rate`.
 
         Args:
             batch: samples in a minibatch.
             scaled: False gives `base_lr` for every batch.
         """
-        if not scaled:
-            return self.base_lr
-        ratio = batch / self.base_batch
-        return self.base_lr * (ratio if self.optimizer == "sgd" else math.sqrt(ratio))
+        return scaled_learning_rate(self.base_lr, self.base_batch, batch, self.optimizer if scaled else "none")
 
     def data_sha256(self) -> str:
         """A digest of the training and the test data, in hexadecimal digits."""

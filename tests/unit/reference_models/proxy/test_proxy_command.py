@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import reference_models.proxy.torch_learner as learner_module
 from reference_models.commands import app
+from wattfleet.choosing import BatchEfficiency
 from wattfleet.errors import InvalidInputError
 
 BLOBS = "tests.fakes.proxy_tasks:blobs"
@@ -24,12 +25,16 @@ def command(out: Path, *arguments: str, task: str = BLOBS, target: str = "0.9", 
 def test_the_command_stores_and_shows_the_samples_of_every_batch(tmp_path: Path) -> None:
     result = command(tmp_path / "new" / "proxy")
     assert result.exit_code == 0, result.output
-    stored = json.loads((tmp_path / "new" / "proxy" / "samples.json").read_text())
-    assert stored["model"] == "blobs"
-    assert {batch: len(samples) for batch, samples in stored["runs"].items()} == {"8": 2, "16": 2}
-    for samples in stored["runs"].values():
-        assert all(count % 16 == 0 for count in samples)
-        assert f"{min(samples):,}" in result.stdout
+    stored = BatchEfficiency.from_json((tmp_path / "new" / "proxy" / "batch-efficiency.json").read_text())
+    assert (stored.model, stored.batches) == ("blobs", (8, 16))
+    runs = [json.loads(line) for line in (tmp_path / "new" / "proxy" / "runs.jsonl").read_text().splitlines()[1:]]
+    samples = {batch: [run["samples"] for run in runs if run["batch"] == batch] for batch in (8, 16)}
+    for counts in samples.values():
+        assert len(counts) == 2 and all(count % 16 == 0 for count in counts)
+        assert f"{min(counts):,}" in result.stdout
+    relative = sum(samples[8]) / sum(samples[16])  # of two runs, the median is the mean
+    assert stored.of(8) == pytest.approx(relative)
+    assert f"batch 8: {relative:.3f}" in result.stdout
     assert "2 of 2" in result.stdout
     assert "batch 16, seed 1: " in result.stderr
 
@@ -48,22 +53,25 @@ def test_the_command_continues_an_interrupted_one(tmp_path: Path, monkeypatch: p
     interrupted = command(tmp_path / "resumed")
     assert interrupted.exit_code == 130
     assert "the same command continues" in interrupted.stderr
-    assert not (tmp_path / "resumed" / "samples.json").exists()
+    assert not (tmp_path / "resumed" / "batch-efficiency.json").exists()
     monkeypatch.undo()
 
     resumed = command(tmp_path / "resumed")
     assert resumed.exit_code == 0, resumed.output
     assert "2 runs of 4 already finished" in resumed.stderr
     command(tmp_path / "whole")
-    assert (tmp_path / "resumed" / "samples.json").read_text() == (tmp_path / "whole" / "samples.json").read_text()
+    assert (tmp_path / "resumed" / "batch-efficiency.json").read_text() == (
+        tmp_path / "whole" / "batch-efficiency.json"
+    ).read_text()
 
 
 def test_a_batch_that_never_reaches_the_accuracy_is_shown_as_never(tmp_path: Path) -> None:
     result = command(tmp_path, task="tests.fakes.proxy_tasks:shuffled_labels")
-    assert result.exit_code == 0, result.output
+    assert isinstance(result.exception, InvalidInputError)
+    assert "no batch size reached the target accuracy in most of its runs: lower the accuracy" in str(result.exception)
     assert result.stdout.count(" never ") == 2
     assert "0 of 2" in result.stdout
-    assert json.loads((tmp_path / "samples.json").read_text())["runs"] == {"8": [None, None], "16": [None, None]}
+    assert not (tmp_path / "batch-efficiency.json").exists()
 
 
 def test_without_scaling_all_batches_are_trained_with_one_learning_rate(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from reference_models.proxy.proxy_runs import (
     ReportSamples,
     TrainRun,
     default_evaluate_every,
+    efficiency_of,
     train_runs,
-    write_samples,
 )
 from reference_models.proxy.runs_journal import RunsJournal, RunsJournalError
 from reference_models.proxy.samples_to_target import RunEnd, RunLimits, samples_to_target
@@ -183,11 +183,10 @@ def test_by_default_each_tenth_of_the_data_is_tested_in_whole_batches() -> None:
     assert default_evaluate_every((50,), 96) == 50
 
 
-def test_the_result_states_the_samples_by_batch(tmp_path: Path) -> None:
-    write_samples(PLAN, {8: [640, 672], 16: [None, 960]}, tmp_path / "samples.json")
-    assert json.loads((tmp_path / "samples.json").read_text()) == {
-        "model": "blobs",
-        "target_accuracy": 0.9,
-        "optimizer": "adam",
-        "runs": {"8": [640, 672], "16": [None, 960]},
-    }
+def test_the_efficiency_is_relative_to_the_largest_batch_that_reached_the_target() -> None:
+    found = efficiency_of(PLAN, {8: [640, 672], 16: [960, 960], 32: [None, 960, None]})
+    assert (found.model, found.batches, found.unreached) == ("blobs", (8, 16), (32,))
+    assert found.of(8) == pytest.approx(656 / 960)
+    assert "accuracy of 0.9 with adam" in found.origin
+    with pytest.raises(InvalidInputError, match="no batch size reached the target accuracy"):
+        efficiency_of(PLAN, {8: [None, None], 16: [None, None]})
