@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import socket
 import subprocess
 import sys
@@ -118,11 +117,12 @@ async def test_agents_connect_while_idle_connections_to_metrics_abound(tmp_path:
     announced = tmp_path / "addresses.json"
     process = subprocess.Popen(
         [
+            # Not a function before the exec: this process has threads of gRPC, which a fork would break.
+            *("sh", "-c", f'ulimit -n {_DESCRIPTORS}; exec "$@"', "sh"),
             *(sys.executable, "-c", "from wattfleet_io.cli import main; main()", "coordinator", "serve"),
             *("--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0", "--site-budget-w", "100"),
             *("--store", str(tmp_path / "coordinator.db"), "--announce", str(announced)),
         ],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS)),
     )
     try:
         until(announced.exists)
