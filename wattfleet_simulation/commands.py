@@ -31,8 +31,8 @@ def simulate(
         typer.Option(
             "--app",
             help="Train this network, with this minibatch size, in a run of its own: convolutional or perceptron, for"
-            " example perceptron:32. Apps that are joined by + train at the same time. Repeatable. Default:"
-            " convolutional:16, then perceptron:32.",
+            " example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each board. Apps that"
+            " are joined by + train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
             show_default=False,
         ),
     ] = None,

@@ -48,7 +48,7 @@ def build_report(
         "wattfleet_version": version("wattfleet"),
         "settings": {
             "devices": {device.device_id: device.spec for device in settings.devices},
-            "apps": ["+".join(f"{app.network}:{app.batch_size}" for app in together) for together in settings.apps],
+            "apps": ["+".join(map(str, together)) for together in settings.apps],
             "rounds": settings.rounds,
             "site_budget_w": settings.site_budget_w,
             "modes": settings.profile_modes,
@@ -165,6 +165,7 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
                 "predicted_power_w": assignment.power_w,
                 "observed_power_w": seen[assignment.device_id].power_w if assignment.device_id in seen else None,
                 "power_limit_w": assignment.power_limit_w,
+                "batch": assignment.batch or None,
                 "epoch_log_sd": assignment.epoch_log_sd,
                 "power_log_sd": assignment.power_log_sd,
                 "modes_profiled": assignment.profiled_modes,

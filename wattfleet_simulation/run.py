@@ -46,16 +46,24 @@ class SimulatedApp:
     Attributes:
         network: one of the digits app's networks.
         batch_size: samples in a minibatch.
+        further_batches: other minibatch sizes that the plan may choose for a device.
     """
 
     network: str
     batch_size: int
+    further_batches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.network not in NETWORKS:
             raise InvalidInputError(f"unknown network {self.network!r}: choose one of {', '.join(NETWORKS)}")
-        if self.batch_size < 1:
-            raise InvalidInputError(f"a minibatch must have at least 1 sample, not {self.batch_size}")
+        for size in (self.batch_size, *self.further_batches):
+            if size < 1:
+                raise InvalidInputError(f"a minibatch must have at least 1 sample, not {size}")
+        if len({self.batch_size, *self.further_batches}) <= len(self.further_batches):
+            raise InvalidInputError(f"the minibatch sizes of {self} must be distinct")
+
+    def __str__(self) -> str:
+        return f"{self.network}:{'/'.join(map(str, (self.batch_size, *self.further_batches)))}"
 
 
 Apps = tuple[SimulatedApp, ...]
@@ -65,19 +73,24 @@ Apps = tuple[SimulatedApp, ...]
 def apps_named(text: str) -> Apps:
     """Read apps such as `perceptron:32`, or `convolutional:16+perceptron:32` to train at the same time.
 
+    The plan chooses among several minibatch sizes, such as `perceptron:16/32/64`; the learning rate is that of the
+    first.
+
     Raises:
         InvalidInputError: there is no such network, the minibatch size is not a whole number above 0, or there are more
             apps than runs can train at the same time.
     """
     found = []
     for each in text.split("+"):
-        network, _, batch_size = each.partition(":")
-        if not batch_size.isdecimal():
+        network, _, listed = each.partition(":")
+        sizes = listed.split("/")
+        if not all(size.isdecimal() for size in sizes):
             raise InvalidInputError(
-                f"--app {text!r}: write network:minibatch size, such as perceptron:32; join apps that train at the same"
-                " time by +"
+                f"--app {text!r}: write network:minibatch size, such as perceptron:32, or perceptron:16/32/64 to let"
+                " the plan choose the size; join apps that train at the same time by +"
             )
-        found.append(SimulatedApp(network, int(batch_size)))
+        batch_size, *further = map(int, sizes)
+        found.append(SimulatedApp(network, batch_size, tuple(further)))
     if len(found) > _MOST_AT_ONCE:
         raise InvalidInputError(f"--app {text!r}: at most {_MOST_AT_ONCE} apps may train at the same time")
     return tuple(found)
@@ -292,7 +305,10 @@ class Simulation:
         self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, apps: Apps
     ) -> list[Snapshot]:
         """Run these apps at the same time; return the last snapshot of each."""
-        what = " and ".join(f"{app.network} network, minibatches of {app.batch_size}" for app in apps)
+        what = " and ".join(
+            f"{app.network} network, minibatches of {' or '.join(map(str, (app.batch_size, *app.further_batches)))}"
+            for app in apps
+        )
         numbers = range(self._run_number + 1, self._run_number + len(apps) + 1)
         phase = f"run {numbers[0]}" if len(apps) == 1 else f"runs {numbers[0]} to {numbers[-1]}"
         self._show(f"starting {phase}: {what}", None)
@@ -316,6 +332,7 @@ class Simulation:
                 "patience-s": settings.patience_s,
                 "network": app.network,
                 "batch-size": app.batch_size,
+                "batches": ",".join(map(str, (app.batch_size, *app.further_batches))) if app.further_batches else "",
             },
         )
 

@@ -325,4 +325,5 @@ def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:
         power_limit_w=grant.limit_w,
         longest_s=grant.longest_s,
         workload=workload,
+        batch=0 if granted is None else granted.batch or 0,
     )

@@ -326,7 +326,11 @@ class Fleet:
             if not self._obeys(device_id) or not self.agents.is_connected(device_id):
                 continue
             offer = self.draw.offer_of(device, self.flower.workload_of(run_of(grant.plan_id)), lengths)
-            if offer is None:  # its front was removed meanwhile: it can go on, or be stopped
+            if offer is not None and offer.front.batch is not None:
+                # Its app cannot change the batch in the midst of a training.
+                front = offer.front.of_batch(grant.assignment.batch or 0)
+                offer = None if front is None else replace(offer, front=front)
+            if offer is None:  # its front was removed or has changed meanwhile: it can go on, or be stopped
                 offer = self.draw.offer_as_assigned(device, grant.assignment)
             limit_w = grant.granted_w if offer.limit_w is None else min(offer.limit_w, grant.granted_w)
             offers.setdefault(grant.plan_id, []).append(replace(offer, limit_w=limit_w))

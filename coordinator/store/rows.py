@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,14 @@ from coordinator.state.records import (
 from coordinator.state.workload_fronts import EVERY_WORKLOAD, WorkloadFront
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
-from wattfleet.modes import Processor, Task, Workload, WorkloadFacts
+from wattfleet.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
 from wattfleet_proto.convert import plan_from_message, plan_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2
 
 Values = dict[str, Any]
 
+_BATCHES = "batches"
 _FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s")
 
 
@@ -69,8 +70,8 @@ def workload_front_values(device_id: str, known: WorkloadFront) -> Values:
     return {
         "device_id": device_id,
         "workload": known.name,
-        "facts": {} if known.workload is None else _facts_values(known.workload.facts),
-        "points": front_bytes(known.front),
+        "facts": {} if known.workload is None else _facts_values(known.workload),
+        "points": front_bytes(known.front, known.workload is not None and known.workload.batches is not None),
         "minibatches_per_epoch": known.minibatches_per_epoch,
         "profiled_modes": known.profiled_modes,
         "reference_digest": known.reference_digest,
@@ -84,38 +85,52 @@ def workload_front(row: Row[Any]) -> WorkloadFront:
         ImplausibleError: an earlier version has stored what no device can have.
     """
     return WorkloadFront(
-        front_from_bytes(row.points),
-        None if row.workload == EVERY_WORKLOAD else Workload(row.workload, _facts(row.facts)),
+        front_from_bytes(row.points, _BATCHES in row.facts),
+        None if row.workload == EVERY_WORKLOAD else _workload(row.workload, row.facts),
         row.minibatches_per_epoch,
         row.profiled_modes,
         sys.intern(row.reference_digest),
     )
 
 
-def _facts_values(facts: WorkloadFacts) -> Values:
-    """The known facts of a workload."""
-    return {name: value for name, value in asdict(facts).items() if value is not None}
+def _facts_values(workload: Workload) -> Values:
+    """The known facts of a workload, and the batch sizes that its app can train with."""
+    values = {name: value for name, value in asdict(workload.facts).items() if value is not None}
+    if workload.batches is not None:
+        values[_BATCHES] = {name: list(each) for name, each in asdict(workload.batches).items()}
+    return values
 
 
-def _facts(values: Values) -> WorkloadFacts:
-    """The facts of a workload, from those that are known."""
+def _workload(name: str, values: Values) -> Workload:
+    """A workload, from what `_facts_values` gave."""
     members = {"task": Task, "processor": Processor}
-    return WorkloadFacts(**{name: members[name](value) if name in members else value for name, value in values.items()})
+    facts = {each: members[each](value) if each in members else value for each, value in values.items()}
+    options = facts.pop(_BATCHES, None)
+    batches = None if options is None else BatchOptions(*(tuple(options[each.name]) for each in fields(BatchOptions)))
+    return Workload(name, WorkloadFacts(**facts), batches)
 
 
-def front_bytes(front: Front) -> bytes:
+def front_bytes(front: Front, has_batches: bool = False) -> bytes:
     """A front as `[k, 9]` little-endian doubles: the mode's four knobs, then the front's columns.
 
     A start reads ten thousand fronts; as messages they would take six times as long.
+
+    Args:
+        front: the front.
+        has_batches: whether a tenth column states the samples in a batch, 0 for the workload's.
     """
     columns = [front.modes, *(getattr(front, name)[:, None] for name in _FRONT_COLUMNS)]
+    if has_batches:
+        columns.append(np.zeros((len(front), 1)) if front.batch is None else front.batch[:, None])
     return np.hstack(columns).astype("<f8").tobytes()
 
 
-def front_from_bytes(points: bytes) -> Front:
+def front_from_bytes(points: bytes, has_batches: bool = False) -> Front:
     """The front from its bytes (see `front_bytes`)."""
-    table = np.frombuffer(points, "<f8").reshape(-1, 9).astype(np.float64)
-    return Front(table[:, :4], *table[:, 4:].T)
+    table = np.frombuffer(points, "<f8").reshape(-1, 10 if has_batches else 9).astype(np.float64)
+    batch = table[:, 9].astype(np.int64) if has_batches and table[:, 9].any() else None
+    epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = table[:, 4:9].T
+    return Front(table[:, :4], epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s, batch)
 
 
 def node_values(record: NodeRecord) -> Values:
@@ -134,13 +149,13 @@ def run_values(record: RunRecord) -> Values:
         "finished": record.finished,
         "owner": record.owner,
         "workload": record.workload.name,
-        "facts": _facts_values(record.workload.facts),
+        "facts": _facts_values(record.workload),
     }
 
 
 def run_record(row: Row[Any]) -> RunRecord:
     """A run from its columns."""
-    workload = Workload(row.workload, _facts(row.facts))
+    workload = _workload(row.workload, row.facts)
     metrics = row.initial_metrics
     return RunRecord(row.run_id, row.strategy, row.rounds, metrics, row.error, row.finished, row.owner, workload)
 

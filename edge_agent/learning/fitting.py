@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.known_workload import KnownWorkload
@@ -21,11 +23,13 @@ class Fitted:
 
     Attributes:
         artefact: the predictor as it is stored.
-        prediction: of each of the device's modes, in their order.
+        prediction: of each of the device's modes, in their order, with the batch size of the fit.
+        by_batch: the same with each batch size that a plan may choose.
     """
 
     artefact: Artefact
     prediction: Prediction
+    by_batch: Mapping[int, Prediction] = field(default_factory=dict)
 
 
 class Fitting(Protocol):
@@ -82,8 +86,10 @@ class FittingHere:
 
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
         """See `Fitting.fit`."""
-        predictor = self._fitted(profile)
-        return Fitted(self._transfer.packed(predictor, measured_modes), self._predicted(predictor, profile))
+        predictor, n = self._fitted(profile), len(self._modes)
+        by_batch = {batch: predictor.predict(self._modes, np.full(n, batch)) for batch in self._transfer.batches}
+        packed = self._transfer.packed(predictor, measured_modes)
+        return Fitted(packed, self._predicted(predictor, profile), by_batch)
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
         """See `Fitting.next_modes`."""

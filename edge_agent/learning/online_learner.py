@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
@@ -27,7 +28,7 @@ from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, PowerMode, Profile, Workload, array_to_modes, modes_to_array
+from wattfleet.modes import BatchOptions, Measurement, PowerMode, Profile, Workload, array_to_modes, modes_to_array
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class OnlineLearner:
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
         self._news = 0
+        self._ignored_batches: BatchOptions | None = None
         self._short_trainings = ShortTrainings()
         self._take(fitted, self._basis)
 
@@ -119,7 +121,7 @@ class OnlineLearner:
     def is_outdated(self) -> bool:
         """Whether the predictor has yet to be fitted to what has become known of the workload since."""
         with self._state:
-            return self._fitted[0] != self.known.workload
+            return _fitted_to(self._fitted[0]) != _fitted_to(self.known.workload)
 
     def others_measured(self) -> None:
         """Note that other devices have measured more of the workload: the next fit takes it into account."""
@@ -165,11 +167,21 @@ class OnlineLearner:
             ImplausibleError: no mode's prediction is plausible.
         """
         with self._state:
-            prediction, (workload, _) = self._prediction, self._fitted
+            prediction, by_batch, (workload, _), known = self._prediction, self._by_batch, self._fitted, self.known
         allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
         modes = self._device.modes[allowed]
+        if by_batch and workload.batches == known.workload.batches:
+            return self._front_over(by_batch, allowed), known.workload
         front = predicted_front(modes, prediction.among(allowed), self.minibatches_per_epoch, self.first_gcycles)
         return front, workload
+
+    def _front_over(self, by_batch: Mapping[int, Prediction], allowed: NDArray[np.bool_]) -> Front:
+        """The front over modes and the batch sizes that a plan may choose."""
+        batch = np.repeat(list(by_batch), np.count_nonzero(allowed))
+        per_epoch = np.repeat([self.known.minibatches_of(each) for each in by_batch], np.count_nonzero(allowed))
+        modes = np.tile(self._device.modes[allowed], (len(by_batch), 1))
+        prediction = Prediction.joined([each.among(allowed) for each in by_batch.values()])
+        return predicted_front(modes, prediction, per_epoch, self.first_gcycles, batch)
 
     def loader_seen(self, batch: int | None, loader_workers: int | None, minibatches_per_epoch: int | None) -> bool:
         """Take what the loader of the app has told of itself; None where it says nothing.
@@ -185,7 +197,38 @@ class OnlineLearner:
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
                 told = facts  # a virtual board paces minibatches of its own
-            return self._take_known(self.known.completed(told, minibatches_per_epoch))
+            known = self.known
+            if known.workload.chooses_batch and batch is not None and batch != facts.batch:
+                _log.warning(
+                    "the app trains with batches of %d samples instead of %d: no batch is chosen for it; use"
+                    " `wattfleet_flower.planned_loader` in the app",
+                    batch,
+                    facts.batch,
+                )
+                self._ignored_batches, known = known.workload.batches, known.with_batches(None)
+            return self._take_known(known.completed(told, minibatches_per_epoch))
+
+    def trains_with(self, batch: int) -> None:
+        """Note that a plan has chosen a batch size for the training that begins.
+
+        An app that does not let a plan choose trains with its own batch.
+
+        Args:
+            batch: samples; 0 if the plan has chosen none.
+        """
+        with self._state:
+            options = self.known.workload.batches
+            if options is not None and batch in options and self.known.workload.chooses_batch:
+                self._take_known(self.known.with_batch(batch))
+
+    def out_of_memory(self) -> bool:
+        """Note that the batch of the latest training did not fit into the device's memory.
+
+        Returns:
+            Whether the batch sizes that a plan may choose have changed by that.
+        """
+        with self._state:
+            return self._take_known(self.known.out_of_memory())
 
     def announced(self, workload: Workload) -> None:
         """Take what the coordinator has told of the workload. What the device has seen itself counts more.
@@ -194,7 +237,9 @@ class OnlineLearner:
             InvalidInputError: it is of another task.
         """
         with self._state:
-            self._take_known(self.known.completed(workload.completed(self.known.workload.facts).facts))
+            known = self.known.completed(workload.completed(self.known.workload.facts).facts)
+            is_ignored = workload.batches is not None and workload.batches == self._ignored_batches
+            self._take_known(known.with_batches(None if is_ignored else workload.batches))
 
     def _take_known(self, known: KnownWorkload) -> bool:
         """Take what is now known of the workload; return whether its minibatches are others than before."""
@@ -295,8 +340,11 @@ class OnlineLearner:
         """
         if self._short_trainings.is_too_short(minibatches):
             return ProductiveProfiler(self._device, [], self._journal)
+        profile = self._profile()
+        known = len(own_rows(profile, self._journal.batch))
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
-        known = len(own_rows(self._profile(), self._journal.batch))
+        if self._by_batch:  # the limit counts the modes that were measured with any of the batches
+            most = max(0, most - (len(profile) - known))
         settled_at, settled_w = self._settled
         if known >= most or (known == settled_at and power_limit_w <= settled_w):
             return ProductiveProfiler(self._device, [], self._journal)
@@ -387,6 +435,11 @@ class OnlineLearner:
         self._journal.close()
 
     @property
+    def _prediction(self) -> Prediction:
+        """Of each of the device's modes, with the batch size of the latest training."""
+        return self._by_batch.get(self.known.workload.facts.batch or 0, self._predicted_ahead)
+
+    @property
     def _basis(self) -> tuple[Workload, int]:
         """What a fit that begins now takes into account: what is known, and how often others have measured more."""
         with self._state:
@@ -404,7 +457,7 @@ class OnlineLearner:
     def _take(self, fitted: Fitted, basis: tuple[Workload, int]) -> None:
         """Use a predictor that was fitted to what was known of the workload."""
         with self._state:
-            self._prediction, self._fitted = fitted.prediction, basis
+            self._predicted_ahead, self._by_batch, self._fitted = fitted.prediction, fitted.by_batch, basis
         self._keep(fitted.artefact)
 
     def _profile(self) -> Profile:
@@ -416,3 +469,10 @@ class OnlineLearner:
             raise InvalidInputError(f"this device does not offer the mode {mode.label()}")
         at, known = found[:1], self._prediction
         return Prediction(known.minibatch_ms[at], known.power_mw[at], known.time_log_sd[at], known.power_log_sd[at])
+
+
+def _fitted_to(workload: Workload) -> Workload:
+    """What a fit depends on: it predicts all batch sizes that a plan may choose, whichever is trained."""
+    if not workload.chooses_batch:
+        return workload
+    return replace(workload, facts=replace(workload.facts, batch=None, step_flops=None))

@@ -44,6 +44,7 @@ class Transfer:
         told: what the app or its data loader has told of the workload.
         others: predictors of other workloads of the same device, from which the references learn the board.
         units: what each of a few other devices of the same kind has measured of the workload.
+        batches: batch sizes that a plan may choose; empty if the app always trains with its own.
     """
 
     references: tuple[Artefact, ...]
@@ -52,6 +53,7 @@ class Transfer:
     told: WorkloadFacts = WorkloadFacts()
     others: tuple[Artefact, ...] = ()
     units: tuple[tuple[Measurement, ...], ...] = ()
+    batches: tuple[int, ...] = ()
 
     @property
     def facts(self) -> WorkloadFacts:

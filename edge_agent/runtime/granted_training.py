@@ -44,8 +44,6 @@ class GrantedTraining:
         if mode != grant.mode:
             _log.warning("training begins at %s: other devices have shown that it draws less", mode.label())
             watch.lower(mode)
-        if mode != grant.mode:
-            watch.lower(mode)
         self.learner = learner
         self._watch = watch
         self._power_limit_w = grant.power_limit_w

@@ -182,7 +182,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 # The stream has broken off: the app is gone, and there is nothing to learn.
                 await run_uncancelled(self._give_up(TrainingAborted()))
                 raise
-            await run_uncancelled(self._learn(training.learner, observed, request.finish.failed))
+            await run_uncancelled(self._learn(training.learner, observed, request.finish))
         # The next plan needs the observation: deliver it before Flower gets the reply. Do not wait while the
         # coordinator is away: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
@@ -199,6 +199,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         """
         assert grant.mode is not None, "a grant without a mode begins no training"
         learner = self._workloads.learner(grant.workload)
+        learner.trains_with(grant.batch)
         learner.refit_if_outdated()
         mode = learner.granted_mode(grant.mode, grant.power_limit_w)
         self._workloads.trains(learner)
@@ -301,13 +302,14 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         )
         return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
 
-    async def _learn(self, learner: OnlineLearner, observed: Observed | None, failed: bool) -> None:
+    async def _learn(self, learner: OnlineLearner, observed: Observed | None, finish: local_pb2.FinishTraining) -> None:
         """Learn from a round, and report the state that follows."""
         drift = not_learned = None
+        failed = finish.failed
         try:
             if observed is not None:
                 drift = await shield_until_done(learner.observe, observed)
-            elif not failed:
+            elif not failed or (finish.is_out_of_memory and learner.out_of_memory()):
                 await shield_until_done(learner.refit)
         except WattfleetError as error:
             # The round itself is complete; only its observation is lost to the predictor.

@@ -132,8 +132,8 @@ class Readiness:
         )
         if name:
             report.workload.CopyFrom(workload_to_message(replace(workload, name=name)))
-            if learner.known.minibatches_per_epoch is not None:
-                report.minibatches_per_epoch = learner.known.minibatches_per_epoch
+            if learner.known.reported_minibatches is not None:
+                report.minibatches_per_epoch = learner.known.reported_minibatches
             report.measured.extend(map(measured_to_message, learner.measurements[: self.share_modes]))
         return report
 
@@ -230,10 +230,16 @@ class _Opener:
             journal.batch = known.workload.facts.batch or journal.header.minibatch
 
             def open_fitting(known: KnownWorkload) -> AbstractContextManager[Fitting]:
-                name, facts = known.workload.name, known.workload.facts
+                name, facts, options = known.workload.name, known.workload.facts, known.workload.batches
                 others, units = self.workloads.others_of(name), self.workloads.units_of(name)
                 transfer = Transfer(
-                    tuple(self.references), journal.header, known.counted_minibatches, facts, others, units
+                    tuple(self.references),
+                    journal.header,
+                    known.counted_minibatches,
+                    facts,
+                    others,
+                    units,
+                    options.batches if options is not None and known.workload.chooses_batch else (),
                 )
                 return fitting_process(transfer, device.modes, self.stopping, profile.fit_timeout_s)()
 

@@ -162,4 +162,6 @@ def _grant(message: session_pb2.Grant) -> Grant:
     mode = mode_from_message(message.mode) if message.HasField("mode") else None
     if message.workload:
         require_workload_name(message.workload)
-    return Grant(message.id, message.plan_id, mode, message.power_limit_w, message.longest_s, message.workload)
+    return Grant(
+        message.id, message.plan_id, mode, message.power_limit_w, message.longest_s, message.workload, message.batch
+    )

@@ -27,6 +27,7 @@ class Grant:
         power_limit_w: watts that the device may draw.
         longest_s: the training ends after so many seconds.
         workload: name of what is trained; empty if the run names nothing.
+        batch: samples in a batch that the plan has chosen; 0 if it has chosen none.
     """
 
     grant_id: int
@@ -35,6 +36,7 @@ class Grant:
     power_limit_w: float
     longest_s: float
     workload: str = ""
+    batch: int = 0
 
 
 class HeldGrant:

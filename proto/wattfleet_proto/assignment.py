@@ -11,10 +11,12 @@ An assignment takes two ways from the plan to the device:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import LARGEST_COUNT
 
 RECORD_KEY = "wattfleet"
 """The record's key in a message's content."""
@@ -42,6 +44,57 @@ OBSERVED_POWER_W_KEY = "observed-power-w"
 
 PREDICTION_KEY = "wattfleet-prediction"
 """The key, in a training message's content, of the record of what is predicted of the training."""
+
+
+WORK_KEY = "wattfleet-work"
+"""The key, in a training message's content, of the record of the work that the plan has chosen (`AssignedWork`)."""
+
+
+@dataclass(frozen=True)
+class AssignedWork:
+    """The work that a plan has chosen for one device in one round.
+
+    Attributes:
+        batch: samples in a minibatch.
+        lr_scale: factor of the learning rate that the app uses with its own batch size.
+        passes: passes over the data that make the progress of one pass with the app's own batch size. An epoch of the
+            plan has so many.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+
+    batch: int
+    lr_scale: float
+    passes: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= LARGEST_COUNT:
+            raise InvalidInputError(f"a batch must have 1 to {LARGEST_COUNT:,} samples, not {self.batch}")
+        if not (0 < self.lr_scale < math.inf and 0 < self.passes < math.inf):
+            raise InvalidInputError(
+                f"the scale of the learning rate and the passes must be finite and above 0, not {self.lr_scale:g} and"
+                f" {self.passes:g}"
+            )
+
+    def to_record(self) -> dict[str, int | float]:
+        """Return the values of the ConfigRecord."""
+        return {"batch": self.batch, "lr-scale": self.lr_scale, "passes": self.passes}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, object]) -> AssignedWork:
+        """Read the work from the values of a ConfigRecord.
+
+        Raises:
+            InvalidInputError: a value is missing, has the wrong type or is out of range.
+        """
+        try:
+            return cls(int(str(record["batch"])), float(str(record["lr-scale"])), float(str(record["passes"])))
+        except (KeyError, ValueError) as error:
+            raise InvalidInputError(
+                f"the message's {WORK_KEY!r} record states no work ({error}): run the same version of Wattfleet on the"
+                " server and the devices"
+            ) from None
 
 
 @dataclass(frozen=True)

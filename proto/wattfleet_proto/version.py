@@ -5,13 +5,16 @@ from __future__ import annotations
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
-MAJOR, MINOR = 2, 2
+MAJOR, MINOR = 2, 3
 
 WORKLOADS_MINOR = 1
 """The first minor version that knows workloads."""
 
 SHARING_MINOR = 2
 """The first minor version in which devices share measured modes."""
+
+BATCHES_MINOR = 3
+"""The first minor version in which plans choose batch sizes."""
 
 
 class ProtocolVersionError(WattfleetError):

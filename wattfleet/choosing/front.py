@@ -194,10 +194,21 @@ class Front:
         kept = np.flatnonzero(_plausible(*columns)[0][1])
         if not len(kept):
             _require_plausible(*columns)
-        kept = kept[pareto_front(time_s[kept], self.planned_w[kept])]
+        return self._points(kept[pareto_front(time_s[kept], self.planned_w[kept])], columns)
+
+    def _points(self, kept: NDArray[np.intp], columns: Values | None = None) -> Front:
+        """The front of some points, with other columns if they are given."""
+        columns = self._columns if columns is None else columns
         epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = columns[:, kept]
         batch = None if self._batch is None else self._batch[kept]
         return Front(self.modes[kept], epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s, batch)
+
+    def of_batch(self, batch: int) -> Front | None:
+        """The points with a batch size; None if there are none."""
+        if self._batch is None:
+            return None
+        kept = np.flatnonzero(self._batch == batch)
+        return self._points(kept) if len(kept) else None
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""

@@ -1,3 +1,5 @@
+from .batch_options import MAX_BATCH_OPTIONS as MAX_BATCH_OPTIONS
+from .batch_options import BatchOptions as BatchOptions
 from .boards import BOARDS as BOARDS
 from .boards import Board as Board
 from .boards import Hardware as Hardware

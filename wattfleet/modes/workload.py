@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes.batch_options import BatchOptions
 from wattfleet.modes.workload_facts import WorkloadFacts
 
 MAX_WORKLOAD_NAME_CHARACTERS = 200
@@ -24,6 +25,7 @@ class Workload:
     Attributes:
         name: names the network and its data, such as `resnet18-imagenet`.
         facts: what is known of its step now; its task never changes.
+        batches: the batch sizes that its app can train with; None if the app always trains with its own.
 
     Raises:
         InvalidInputError: the name is empty, too long, or has characters that are not printable.
@@ -31,9 +33,22 @@ class Workload:
 
     name: str
     facts: WorkloadFacts = WorkloadFacts()
+    batches: BatchOptions | None = None
 
     def __post_init__(self) -> None:
         require_workload_name(self.name)
+
+    @property
+    def chooses_batch(self) -> bool:
+        """Whether a plan may choose the batch size: the app has options, and trains with one of them."""
+        return self.batches is not None and self.facts.batch is not None and self.facts.batch in self.batches
+
+    def with_batch(self, batch: int) -> Workload:
+        """The same workload, trained with another batch size."""
+        flops, before = self.facts.step_flops, self.facts.batch
+        if flops is not None and before is not None:
+            flops = flops * batch / before
+        return replace(self, facts=replace(self.facts, batch=batch, step_flops=flops))
 
     def completed(self, facts: WorkloadFacts) -> Workload:
         """The same workload with newer facts; what they leave open stays as it is known.

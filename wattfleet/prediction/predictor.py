@@ -47,6 +47,11 @@ class Prediction:
         """
         return Prediction(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
+    @classmethod
+    def joined(cls, predictions: Sequence[Prediction]) -> Prediction:
+        """The predictions of several sets of modes, one after the other."""
+        return cls(*(np.concatenate([getattr(each, column.name) for each in predictions]) for column in fields(cls)))
+
     def minibatch_ms_quantile(self, q: float) -> Values:
         """The `q` quantile of the time, `[n]` ms."""
         return np.asarray(self.minibatch_ms * np.exp(normal_quantile(q) * self.time_log_sd))

@@ -16,7 +16,7 @@ from flwr.common.logger import log
 from wattfleet.errors import WattfleetError
 from wattfleet_flower.client.deadline import Deadline
 from wattfleet_flower.client.loader_facts import facts_of
-from wattfleet_proto.assignment import RoundAssignment
+from wattfleet_proto.assignment import AssignedWork, RoundAssignment
 from wattfleet_proto.convert import assignment_to_start
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 from wattfleet_proto.version import SHARING_MINOR
@@ -34,6 +34,7 @@ class AgentTraining:
     Attributes:
         deadline: of the training.
         optimizer_steps: steps that torch's optimizers have made in it, as far as they are counted.
+        work: the work that the plan has chosen for it; None if it has chosen none.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -46,6 +47,7 @@ class AgentTraining:
         self._answers: SimpleQueue[local_pb2.TrainResponse | Exception] = SimpleQueue()
         self.deadline = Deadline(1.0, None)
         self.optimizer_steps = 0
+        self.work: AssignedWork | None = None
         self._protocol_minor = 0
         self._has_told_loader = self._is_stopped = self._is_finished = False
         self._profiled = threading.Lock()
@@ -119,15 +121,18 @@ class AgentTraining:
         self._requests.put(local_pb2.TrainRequest(minibatches=trained))
         return self._answer().noted.measuring
 
-    def finish(self, failed: bool, epochs_done: float | None) -> local_pb2.TrainingFinished:
+    def finish(
+        self, failed: bool, epochs_done: float | None, is_out_of_memory: bool = False
+    ) -> local_pb2.TrainingFinished:
         """Have the agent park the device and report what it observed; return the observation.
 
         Args:
             failed: whether the training failed.
             epochs_done: local epochs trained; None for as many as were assigned, 0 if unknown.
+            is_out_of_memory: whether it failed since its batch did not fit into memory.
         """
         self._is_finished = True
-        finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done)
+        finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done, is_out_of_memory=is_out_of_memory)
         self._requests.put(local_pb2.TrainRequest(finish=finish))
         self._requests.put(None)
         return self._answer().finished

@@ -22,6 +22,8 @@ from wattfleet_proto.assignment import (
     OBSERVED_POWER_W_KEY,
     RECORD_KEY,
     SHARE_KEY,
+    WORK_KEY,
+    AssignedWork,
     RoundAssignment,
 )
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
@@ -48,21 +50,27 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     assignment = RoundAssignment.from_record(record)
     # The app sees the message as its strategy wrote it.
     del message.content[RECORD_KEY]
+    work = AssignedWork.from_record(message.content[WORK_KEY]) if WORK_KEY in message.content else None
     profiles = automatic_profiling() if _profiles_automatically(context) else nullcontext()
     socket = str(context.node_config.get("agent-socket", DEFAULT_SOCKET))
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         training = AgentTraining(channel)
+        training.work = work
         try:
             training.start(assignment)
             deadline = training.set_deadline(Deadline(assignment.epochs, assignment.deadline_s))
-            reply = None
+            reply, is_out_of_memory = None, False
             token = CURRENT_TRAINING.set(training)
             try:
                 with profiles:
                     reply = call_next(message, context)
+            except Exception as error:
+                is_out_of_memory = _is_out_of_memory(error)
+                raise
             finally:
                 CURRENT_TRAINING.reset(token)
-                finished = training.finish(reply is None or reply.has_error(), deadline.epochs_done)
+                failed = reply is None or reply.has_error()
+                finished = training.finish(failed, deadline.epochs_done, is_out_of_memory)
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")
             raise AgentUnreachableError(
@@ -71,6 +79,11 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     if not reply.has_error() and (done := _done(deadline, finished)):
         reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether a batch did not fit into the memory of the GPU or of the board; torch has several errors for that."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 
 def _done(deadline: Deadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float]:

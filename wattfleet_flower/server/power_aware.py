@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from wattfleet.modes import Workload
 from wattfleet_flower.server.away import AwayPolicy, OnCoordinatorAway
+from wattfleet_flower.server.batch_choice import BatchChoice
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
 from wattfleet_flower.server.grids import SelectedNodesGrid, WaitingGrid
@@ -50,6 +51,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         *,
         workload: str | Workload | None = None,
         workload_keys: Iterable[str] = WORKLOAD_KEYS,
+        batches: BatchChoice | None = None,
         select: Select | None = None,
         allowance_s: float | None = ALLOWANCE_S,
         patience_s: float = PATIENCE_S,
@@ -68,6 +70,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 and from the initial arrays.
             workload_keys: keys of the run config whose overridden values become part of a derived name. Hyphens and
                 underscores are alike.
+            batches: the batch sizes that the plan may choose for each node; the app then trains with `planned_loader`.
+                None to let the app train with its own.
             select: chooses nodes for a round, from its number and the predictions of the connected nodes. The plan then
                 selects among these alone; None to let it select among all connected nodes.
             allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
@@ -99,6 +103,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             type(strategy).__name__,
             local_epochs,
             WorkloadNaming(workload, workload_keys),
+            batches,
             select,
             WaitLimits(allowance_s, patience_s, low_budget_patience_s),
             AwayPolicy(on_coordinator_away, coordinator_patience_s),

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from wattfleet.modes import Workload
 from wattfleet_flower.server.active_runs import ACTIVE_RUNS
 from wattfleet_flower.server.away import AwayPolicy, Outage
+from wattfleet_flower.server.batch_choice import BatchChoice
 from wattfleet_flower.server.coordinator_run import CoordinatorRun
 from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.nodes import POLL_S, Nodes
@@ -27,7 +28,7 @@ from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
-from wattfleet_proto.assignment import PREDICTION_KEY, RECORD_KEY
+from wattfleet_proto.assignment import PREDICTION_KEY, RECORD_KEY, WORK_KEY
 from wattfleet_proto.convert import assignments_from_plan
 from wattfleet_proto.v1 import planning_pb2
 
@@ -64,6 +65,7 @@ class PlannedRounds:
         strategy: str,
         local_epochs: float,
         naming: WorkloadNaming,
+        batches: BatchChoice | None,
         select: Select | None,
         limits: WaitLimits,
         away: AwayPolicy,
@@ -76,6 +78,7 @@ class PlannedRounds:
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that the app's training makes at each node in a round.
             naming: names the workload of a run.
+            batches: the batch sizes that a plan may choose; None if the app trains with its own.
             select: chooses the nodes that a plan may use; None to let the plan choose among all.
             limits: how long to wait.
             away: what to do while the coordinator does not answer.
@@ -86,6 +89,7 @@ class PlannedRounds:
         self._local_epochs = local_epochs
         self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
         self._naming = naming
+        self._batches = batches
         self._select = select
         self._limits = limits
         self._clock = clock
@@ -109,7 +113,7 @@ class PlannedRounds:
             InvalidInputError: no workload can be named after the run.
         """
         with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id:
-            self._start(run_id, rounds, self._naming.workload(grid.run, arrays))
+            self._start(run_id, rounds, self._workload(grid, arrays))
             try:
                 yield
             except BaseException as error:
@@ -120,7 +124,12 @@ class PlannedRounds:
     def require_start(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Start the run, if a round is configured without `start`: directly, or by another strategy."""
         if not self._run.is_started:
-            self._start(str(grid.run.run_id), 0, self._naming.workload(grid.run, arrays))
+            self._start(str(grid.run.run_id), 0, self._workload(grid, arrays))
+
+    def _workload(self, grid: Grid, arrays: ArrayRecord) -> Workload:
+        """What the run trains, and the batch sizes that its plans may choose."""
+        workload = self._naming.workload(grid.run, arrays)
+        return workload if self._batches is None else self._batches.of_workload(workload)
 
     def connected(self, grid: Grid, least: int) -> list[int]:
         """Return the connected nodes; see `Nodes.connected`."""
@@ -235,6 +244,7 @@ class PlannedRounds:
             return unchanged
         assignments = assignments_from_plan(sent.plan, self._local_epochs)
         predictions = prediction_records(sent.plan, self._local_epochs)
+        work = {each.node_id: self._batches.work_of(each) for each in sent.plan.assignments} if self._batches else {}
         kept = []
         for message in messages:
             assignment = assignments.get(message.metadata.dst_node_id)
@@ -248,6 +258,9 @@ class PlannedRounds:
             content = RecordDict(dict(message.content))  # strategies share one record among all messages
             content[RECORD_KEY] = ConfigRecord(assignment.to_record())
             content[PREDICTION_KEY] = ConfigRecord(predictions[message.metadata.dst_node_id])
+            own = work.get(message.metadata.dst_node_id)
+            if own is not None:
+                content[WORK_KEY] = ConfigRecord(own.to_record())
             message.content = content
             # Flower sets the message id in the metadata when it sends the message.
             sent.sent.append((message.metadata, assignment.device_id))

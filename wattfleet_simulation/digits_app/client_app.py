@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from wattfleet_flower import power_mode_mod, profiled, until_deadline
+from wattfleet_flower import planned_work, power_mode_mod, profiled, until_deadline
 
 app = ClientApp(mods=[power_mode_mod])
 
@@ -30,11 +30,12 @@ def train_locally(message: Message, context: Context) -> Message:
     network = NETWORKS[str(config["network"])]()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     seed = int(config["seed"]) + int(message.content["config"]["server-round"])
-    loader = until_deadline(profiled(Minibatches(data, int(config["batch-size"]), seed)))
+    work = planned_work(int(config["batch-size"]))
+    loader = until_deadline(profiled(Minibatches(data, work.batch, seed, work.passes)))
     loss = train(
         network,
         [loader] * int(config["local-epochs"]),
-        learning_rate=scaled_learning_rate(float(config["learning-rate"]), int(config["batch-size"])),
+        learning_rate=scaled_learning_rate(float(config["learning-rate"]), int(config["batch-size"])) * work.lr_scale,
     )
     metrics = MetricRecord({"train-loss": loss, "num-examples": len(data[1])})
     content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from wattfleet_flower import PowerAware
+from wattfleet_flower import BatchChoice, PowerAware
 from wattfleet_simulation.digits_app.task import NETWORKS, evaluate
 
 app = ServerApp()
@@ -27,6 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         strategy,
         coordinator=str(config["coordinator"]),
         local_epochs=float(config["local-epochs"]),
+        batches=_batches(str(config["batches"]), int(config["batch-size"])),
         # The plan's seconds are the simulated boards'. How long this machine takes for all of them is another matter.
         allowance_s=None,
         # The devices are ready before the run begins and their budget is constant, so only nodes take time.
@@ -38,6 +39,11 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=int(config["rounds"]),
         evaluate_fn=partial(_evaluated, network),
     )
+
+
+def _batches(listed: str, batch_size: int) -> BatchChoice | None:
+    """The batch sizes that the plan may choose; None if there is only one."""
+    return BatchChoice(map(int, listed.split(",")), base_batch=batch_size) if listed else None
 
 
 def _evaluated(network: nn.Module, server_round: int, arrays: ArrayRecord) -> MetricRecord:

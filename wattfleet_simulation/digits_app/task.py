@@ -117,19 +117,21 @@ class Minibatches:
         data: images and labels.
         batch_size: samples in a minibatch.
         seed: of the order.
+        passes: passes over the digits and their shifts that an epoch makes.
     """
 
-    def __init__(self, data: tuple[Tensor, Tensor], batch_size: int, seed: int) -> None:
+    def __init__(self, data: tuple[Tensor, Tensor], batch_size: int, seed: int, passes: float = 1.0) -> None:
         self._images, self._labels = data
+        self._samples = max(1, round(passes * _SHIFTS_PER_EPOCH * len(self._images)))
         self.batch_size = batch_size
         self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
-        return -(-_SHIFTS_PER_EPOCH * len(self._images) // self.batch_size)
+        return -(-self._samples // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         count = len(self._images)
-        for chosen in torch.randperm(_SHIFTS_PER_EPOCH * count, generator=self._generator).split(self.batch_size):
+        for chosen in torch.randperm(self._samples, generator=self._generator).split(self.batch_size):
             down, right = torch.randint(-1, 2, (2,), generator=self._generator).tolist()
             yield self._images[chosen % count].roll((down, right), dims=(2, 3)), self._labels[chosen % count]
 

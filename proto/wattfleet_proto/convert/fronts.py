@@ -22,6 +22,7 @@ def front_to_message(front: Front) -> power_pb2.Front:
                 epoch_log_sd=front.epoch_log_sd[k],
                 power_log_sd=front.power_log_sd[k],
                 warmup_s=front.warmup_s[k],
+                batch=0 if front.batch is None else int(front.batch[k]),
             )
             for k in range(len(front))
         ]
@@ -39,4 +40,7 @@ def front_from_message(message: power_pb2.Front) -> Front:
     columns = np.array(
         [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s] for p in message.points], dtype=np.float64
     ).reshape(-1, 5)
-    return Front(modes_to_array(mode_from_message(p.mode) for p in message.points), *columns.T)
+    batch = np.array([point.batch for point in message.points], dtype=np.int64)
+    modes = modes_to_array(mode_from_message(p.mode) for p in message.points)
+    epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = columns.T
+    return Front(modes, epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s, batch if batch.any() else None)

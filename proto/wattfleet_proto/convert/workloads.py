@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Processor, Task, Workload, WorkloadFacts
+from wattfleet.modes import MAX_BATCH_OPTIONS, BatchOptions, Processor, Task, Workload, WorkloadFacts
 from wattfleet_proto.v1 import power_pb2
 
 _TASKS = {Task.TRAINING: power_pb2.TASK_TRAINING, Task.INFERENCE: power_pb2.TASK_INFERENCE}
@@ -18,11 +18,13 @@ _Member = TypeVar("_Member", Task, Processor)
 
 def workload_to_message(workload: Workload) -> power_pb2.Workload:
     """Convert a workload into its message."""
-    facts = workload.facts
+    facts, batches = workload.facts, workload.batches
+    options = () if batches is None else zip(batches.batches, batches.relative_samples, strict=True)
     return power_pb2.Workload(
         name=workload.name,
         task=_TASKS[facts.task],
         processor=_PROCESSORS[facts.processor],
+        batches=[power_pb2.BatchOption(batch=batch, relative_samples=samples) for batch, samples in options],
         **{name: known for name in _COUNTS if (known := getattr(facts, name)) is not None},
     )
 
@@ -31,7 +33,8 @@ def workload_from_message(message: power_pb2.Workload) -> Workload:
     """Read a workload from its message.
 
     Raises:
-        InvalidInputError: the name is not valid, a fact is out of range, or the task or processor is unknown.
+        InvalidInputError: the name or the batches are not valid, a fact is out of range, or the task or processor is
+            unknown.
     """
     facts = WorkloadFacts(
         task=_member(_TASKS, message.task or power_pb2.TASK_TRAINING, "task"),
@@ -42,7 +45,14 @@ def workload_from_message(message: power_pb2.Workload) -> Workload:
         step_flops=message.step_flops if message.HasField("step_flops") else None,
         precision=message.precision if message.HasField("precision") else None,
     )
-    return Workload(message.name, facts)
+    return Workload(message.name, facts, _batches(message))
+
+
+def _batches(message: power_pb2.Workload) -> BatchOptions | None:
+    if not message.batches:
+        return None
+    options = message.batches[: MAX_BATCH_OPTIONS + 1]  # more are refused, whatever they are
+    return BatchOptions(tuple(each.batch for each in options), tuple(each.relative_samples for each in options))
 
 
 def _member(members: Mapping[_Member, int], value: int, what: str) -> _Member:

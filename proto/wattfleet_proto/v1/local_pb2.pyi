@@ -184,19 +184,23 @@ class FinishTraining(_message.Message):
 
     FAILED_FIELD_NUMBER: _builtins.int
     EPOCHS_DONE_FIELD_NUMBER: _builtins.int
+    IS_OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
     failed: _builtins.bool
     """the training raised an exception; its observation is discarded"""
     epochs_done: _builtins.float
     """Epochs trained, fewer than assigned if a deadline ended the training; 0: unknown; absent: as assigned."""
+    is_out_of_memory: _builtins.bool
+    """it failed since its batch did not fit into memory; from protocol 2.3 on"""
     def __init__(
         self,
         *,
         failed: _builtins.bool = ...,
         epochs_done: _builtins.float | None = ...,
+        is_out_of_memory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epochs_done", b"_epochs_done", "epochs_done", b"epochs_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epochs_done", b"_epochs_done", "epochs_done", b"epochs_done", "failed", b"failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epochs_done", b"_epochs_done", "epochs_done", b"epochs_done", "failed", b"failed", "is_out_of_memory", b"is_out_of_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epochs_done: _TypeAlias = _typing.Literal["epochs_done"]  # noqa: Y015
     _WhichOneofArgType__epochs_done: _TypeAlias = _typing.Literal["_epochs_done", b"_epochs_done"]  # noqa: Y015

@@ -118,6 +118,7 @@ class FrontPoint(_message.Message):
     EPOCH_LOG_SD_FIELD_NUMBER: _builtins.int
     POWER_LOG_SD_FIELD_NUMBER: _builtins.int
     WARMUP_S_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     epoch_s: _builtins.float
     """median prediction, seconds"""
     power_w: _builtins.float
@@ -127,6 +128,8 @@ class FrontPoint(_message.Message):
     power_log_sd: _builtins.float
     warmup_s: _builtins.float
     """one-time cost of a training beyond its epochs, seconds; 0: unknown"""
+    batch: _builtins.int
+    """samples in a batch, from protocol 2.3 on; 0: the workload's"""
     @_builtins.property
     def mode(self) -> Global___PowerMode: ...
     def __init__(
@@ -138,10 +141,11 @@ class FrontPoint(_message.Message):
         epoch_log_sd: _builtins.float = ...,
         power_log_sd: _builtins.float = ...,
         warmup_s: _builtins.float = ...,
+        batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "warmup_s", b"warmup_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "warmup_s", b"warmup_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,6 +187,7 @@ class Workload(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     STEP_FLOPS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """plans, fronts, journals and predictors are kept by it"""
     task: Global___Task.ValueType
@@ -197,6 +202,10 @@ class Workload(_message.Message):
     """floating-point operations of one step"""
     precision: _builtins.str
     """number format, such as float32"""
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchOption]:
+        """that its app can train with, ascending; from protocol 2.3 on"""
+
     def __init__(
         self,
         *,
@@ -208,10 +217,11 @@ class Workload(_message.Message):
         parameters: _builtins.float | None = ...,
         step_flops: _builtins.float | None = ...,
         precision: _builtins.str | None = ...,
+        batches: _abc.Iterable[Global___BatchOption] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_parameters", b"_parameters", "_precision", b"_precision", "_step_flops", b"_step_flops", "batch", b"batch", "loader_workers", b"loader_workers", "parameters", b"parameters", "precision", b"precision", "step_flops", b"step_flops"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_parameters", b"_parameters", "_precision", b"_precision", "_step_flops", b"_step_flops", "batch", b"batch", "loader_workers", b"loader_workers", "name", b"name", "parameters", b"parameters", "precision", b"precision", "processor", b"processor", "step_flops", b"step_flops", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_parameters", b"_parameters", "_precision", b"_precision", "_step_flops", b"_step_flops", "batch", b"batch", "batches", b"batches", "loader_workers", b"loader_workers", "name", b"name", "parameters", b"parameters", "precision", b"precision", "processor", b"processor", "step_flops", b"step_flops", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch: _TypeAlias = _typing.Literal["batch"]  # noqa: Y015
     _WhichOneofArgType__batch: _TypeAlias = _typing.Literal["_batch", b"_batch"]  # noqa: Y015
@@ -235,3 +245,29 @@ class Workload(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step_flops) -> _WhichOneofReturnType__step_flops | None: ...
 
 Global___Workload: _TypeAlias = Workload  # noqa: Y015
+
+@_typing.final
+class BatchOption(_message.Message):
+    """A batch size that a plan may choose for a device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    RELATIVE_SAMPLES_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    """samples"""
+    relative_samples: _builtins.float
+    """samples to the same accuracy, relative to those with the other options"""
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        relative_samples: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "relative_samples", b"relative_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchOption: _TypeAlias = BatchOption  # noqa: Y015

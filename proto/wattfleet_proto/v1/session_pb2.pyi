@@ -206,7 +206,7 @@ class FrontReport(_message.Message):
     reference_digest: _builtins.str
     minibatches_per_epoch: _builtins.int
     """Minibatches in one pass over the device's own data; absent while the device has not seen them. The front then
-    counts 100 in an epoch.
+    counts 100 in an epoch. If the plan may choose the batch, both are those of the largest one.
     """
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
@@ -480,6 +480,7 @@ class Grant(_message.Message):
     POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     LONGEST_S_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     plan_id: _builtins.str
     power_limit_w: _builtins.float
@@ -487,6 +488,8 @@ class Grant(_message.Message):
     """the training ends after so many seconds"""
     workload: _builtins.str
     """name of what is trained; empty from coordinators before protocol 2.1"""
+    batch: _builtins.int
+    """samples in a batch that the plan has chosen, from protocol 2.3 on; 0: the app's own"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode:
         """absent: nothing beyond idling; a training stops and keeps the work done"""
@@ -500,10 +503,11 @@ class Grant(_message.Message):
         power_limit_w: _builtins.float = ...,
         longest_s: _builtins.float = ...,
         workload: _builtins.str = ...,
+        batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "longest_s", b"longest_s", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "id", b"id", "longest_s", b"longest_s", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,84 @@
+"""A data loader with the batch size that the plan has chosen for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import TYPE_CHECKING, Any
+
+from wattfleet_flower.client.agent_training import CURRENT_TRAINING
+from wattfleet_proto.assignment import AssignedWork
+
+if TYPE_CHECKING:
+    from torch import Generator
+    from torch.utils.data import DataLoader, Dataset
+
+
+def planned_work(batch_size: int) -> AssignedWork:
+    """The work that the plan has chosen for this training.
+
+    Args:
+        batch_size: the app's own batch size, used where no plan has chosen one.
+
+    Raises:
+        InvalidInputError: the batch size is not valid.
+    """
+    training = CURRENT_TRAINING.get()
+    own = AssignedWork(batch_size, lr_scale=1.0, passes=1.0)
+    return own if training is None or training.work is None else training.work
+
+
+def planned_loader(
+    dataset: Dataset[Any], batch_size: int, *, generator: Generator | None = None, **options: Any
+) -> DataLoader[Any]:
+    """A torch DataLoader over one epoch of shuffled samples, with the batch size that the plan has chosen.
+
+    An epoch makes the progress of one pass over the data with the app's own batch size. With a batch that needs more
+    samples for that, some samples come twice; with one that needs fewer, some do not come. Multiply the learning rate
+    by `planned_work(batch_size).lr_scale`.
+
+    Without a planned training, or if the plan has chosen no batch, this is `DataLoader(dataset, batch_size,
+    shuffle=True)`.
+
+    Args:
+        dataset: the device's own samples; it needs a length.
+        batch_size: the app's own batch size.
+        generator: of the order of the samples; None for torch's own.
+        options: passed on to `DataLoader`; not `shuffle`, `sampler` or `batch_sampler`.
+
+    Raises:
+        InvalidInputError: the batch size is not valid.
+        ValueError: the data set is empty.
+    """
+    from torch.utils.data import DataLoader
+
+    work = planned_work(batch_size)
+    order = _ShuffledPasses(dataset, work.passes, generator)
+    return DataLoader(dataset, work.batch, sampler=order, generator=generator, **options)
+
+
+class _ShuffledPasses:
+    """A sampler of a number of passes over a data set, each in a new order; the last one may be a part.
+
+    Attributes:
+        generator: of the orders; None for torch's own.
+    """
+
+    def __init__(self, dataset: Any, passes: float, generator: Generator | None) -> None:
+        assert isinstance(dataset, Sized), "a data set with indices has a length"
+        self.generator = generator
+        self._pass_samples = len(dataset)
+        if not self._pass_samples:
+            raise ValueError("the data set is empty: a device without samples cannot train")
+        self._samples = max(1, round(passes * self._pass_samples))
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __iter__(self) -> Iterator[int]:
+        import torch
+
+        left = self._samples
+        while left > 0:
+            order = torch.randperm(self._pass_samples, generator=self.generator)[:left]
+            yield from order.tolist()
+            left -= len(order)

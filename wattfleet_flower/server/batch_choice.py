@@ -1,0 +1,83 @@
+"""The batch sizes that an app lets the plan choose for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from logging import WARNING
+
+from flwr.common.logger import log
+
+from wattfleet.choosing import BatchEfficiency, scaled_learning_rate
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import BatchOptions, Workload
+from wattfleet_proto.assignment import AssignedWork
+from wattfleet_proto.v1 import planning_pb2
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """Batch sizes that a plan may choose for each device, for an app that trains with `planned_loader`.
+
+    Attributes:
+        batches: the batch sizes, in any order.
+        base_batch: the one that the app's learning rate was chosen for; one of `batches`.
+        efficiency: samples to the same accuracy with each batch size, such as `wattfleet reference proxy` measures
+            them. None counts the same number for all, which favours large batches.
+        optimizer: `sgd` scales the learning rate in proportion to the batch, `adam` and `adamw` by its square root,
+            `none` keeps it.
+
+    Raises:
+        InvalidInputError: a batch size or the optimizer is not valid, `base_batch` is not among the batches, or the
+            efficiency of a batch size is not known.
+    """
+
+    batches: Iterable[int]
+    base_batch: int
+    efficiency: BatchEfficiency | None = None
+    optimizer: str = "sgd"
+
+    def __post_init__(self) -> None:
+        batches = tuple(sorted(self.batches))
+        object.__setattr__(self, "batches", batches)
+        if self.base_batch not in batches:
+            raise InvalidInputError(
+                f"base_batch: {self.base_batch} is not among the batches {batches}: add the batch size that the app's"
+                " learning rate was chosen for"
+            )
+        for batch in batches:
+            self.lr_scale(batch)  # raises for an optimizer or a batch that is not valid
+        _ = self.options
+
+    @property
+    def options(self) -> BatchOptions:
+        """What the devices need to know of the batch sizes."""
+        known = self.efficiency
+        return BatchOptions.of({batch: 1.0 if known is None else known.of(batch) for batch in self.batches})
+
+    def lr_scale(self, batch: int) -> float:
+        """Factor of the app's learning rate with a batch size."""
+        return scaled_learning_rate(1.0, self.base_batch, batch, self.optimizer)
+
+    def of_workload(self, workload: Workload) -> Workload:
+        """The workload of a run whose plans choose the batch.
+
+        Raises:
+            InvalidInputError: the workload states another batch size, or the efficiency is of another model.
+        """
+        stated = workload.facts.batch
+        if stated not in (None, self.base_batch):
+            raise InvalidInputError(
+                f"the workload states batches of {stated} samples, but base_batch is {self.base_batch}: state one of"
+                " them only"
+            )
+        return replace(workload, facts=replace(workload.facts, batch=self.base_batch), batches=self.options)
+
+    def work_of(self, assignment: planning_pb2.Assignment) -> AssignedWork | None:
+        """The work of a device; None if its plan has not chosen one of the batches, so that it trains with its own."""
+        batch, options = assignment.batch, self.options
+        if batch not in options:
+            if batch:
+                log(WARNING, "%s trains with its own batch of %d samples", assignment.device_id, batch)
+            return None
+        return AssignedWork(batch, self.lr_scale(batch), options.relative_to(self.base_batch, batch))
