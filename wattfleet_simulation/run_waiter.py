@@ -81,7 +81,11 @@ def await_run(
         completed = False
         # Flower's answer decides. It is rarely asked otherwise, since each question starts a process of some seconds.
         if run.run.finished or run.run.error or time.monotonic() > ask_flower_s:
-            completed = flower_completed(run_id)
+            try:
+                completed = flower_completed(run_id)
+            except PartFailedError:
+                on_poll(view.run(run_id))  # the coordinator may know the reason by now
+                raise
             ask_flower_s = time.monotonic() + ask_flower_every_s
         if completed:
             run = view.run(run_id)

@@ -105,6 +105,18 @@ def test_a_failed_run_fails_with_the_coordinators_reason(script: dict[str, Any])
         script["completed"](Flower(answers(failure)), view, "7")
 
 
+def test_a_reason_that_comes_with_flowers_answer_is_told() -> None:
+    # The run fails between the question to the coordinator and the one to Flower.
+    view = RecordedView([run(), run(error="PlanningError: 20 W cannot carry one device", finished=True)])
+
+    def tell(seen: RunSeen) -> None:
+        if seen.run.error:
+            raise PartFailedError(f"the Flower run failed: {seen.run.error}")
+
+    with pytest.raises(PartFailedError, match="failed: .*20 W cannot carry one device"):
+        await_run(view, "7", answers(PartFailedError("ended")), 60.0, 0.0, tell, ask_flower_every_s=-1.0)  # type: ignore[arg-type]
+
+
 def test_a_run_that_never_reached_the_coordinator_shows_flowers_log(script: dict[str, Any]) -> None:
     shown: list[str] = []
     script["explained"].__globals__["print_log"] = shown.append

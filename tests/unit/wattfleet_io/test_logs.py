@@ -6,10 +6,11 @@ import io
 import logging
 import subprocess
 import sys
+import time
 
 import pytest
 
-from wattfleet_io.logs import LINES_AT_ONCE, MAX_LINE_BYTES, BoundedPlainText, RateLimit, service_handler
+from wattfleet_io.logs import LINES_AT_ONCE, LINES_PER_S, MAX_LINE_BYTES, BoundedPlainText, RateLimit, service_handler
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\n2026-01-01 coordinator: all is well"
 
@@ -100,9 +101,11 @@ def test_a_service_logs_within_the_limits() -> None:
         "import logging; from wattfleet_io.logs import start_logging; start_logging()\n"
         "for _ in range(1000): logging.warning('x' * 1_000_000)"
     )
+    began_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    most = LINES_AT_ONCE + LINES_PER_S * (time.monotonic() - began_s)
     lines = done.stderr.splitlines()
-    assert len(lines) == LINES_AT_ONCE and all(len(line) <= MAX_LINE_BYTES for line in lines)
+    assert LINES_AT_ONCE <= len(lines) <= most and all(len(line) <= MAX_LINE_BYTES for line in lines)
 
 
 def test_a_damaged_answer_leaves_no_traceback_of_grpc(written: io.StringIO) -> None:
