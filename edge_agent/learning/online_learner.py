@@ -98,7 +98,8 @@ class OnlineLearner:
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
         self._news = 0
-        self._ignored_batches: BatchOptions | None = None
+        self._announced_batches = known.workload.batches
+        self._ignores_batches = False
         self._short_trainings = ShortTrainings()
         self._take(fitted, self._basis)
 
@@ -183,8 +184,20 @@ class OnlineLearner:
         prediction = Prediction.joined([each.among(allowed) for each in by_batch.values()])
         return predicted_front(modes, prediction, per_epoch, self.first_gcycles, batch)
 
-    def loader_seen(self, batch: int | None, loader_workers: int | None, minibatches_per_epoch: int | None) -> bool:
+    def loader_seen(
+        self,
+        batch: int | None,
+        loader_workers: int | None,
+        minibatches_per_epoch: int | None,
+        takes_planned_batch: bool = False,
+    ) -> bool:
         """Take what the loader of the app has told of itself; None where it says nothing.
+
+        Args:
+            batch: samples in a batch.
+            loader_workers: processes that load data.
+            minibatches_per_epoch: its length.
+            takes_planned_batch: whether the app has asked which batch its plan has chosen.
 
         Returns:
             Whether its minibatches are others than before.
@@ -197,16 +210,19 @@ class OnlineLearner:
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
                 told = facts  # a virtual board paces minibatches of its own
-            known = self.known
-            if known.workload.chooses_batch and batch is not None and batch != facts.batch:
+            known = self.known.completed(told, minibatches_per_epoch)
+            is_other = self.known.workload.chooses_batch and told.batch != facts.batch
+            if is_other and not takes_planned_batch:
                 _log.warning(
-                    "the app trains with batches of %d samples instead of %d: no batch is chosen for it; use"
+                    "the app trains with batches of %s samples instead of %s: no batch is chosen for it; use"
                     " `wattfleet_flower.planned_loader` in the app",
-                    batch,
+                    told.batch,
                     facts.batch,
                 )
-                self._ignored_batches, known = known.workload.batches, known.with_batches(None)
-            return self._take_known(known.completed(told, minibatches_per_epoch))
+            if is_other or takes_planned_batch:
+                self._ignores_batches = not takes_planned_batch
+                known = known.with_batches(self._batches)
+            return self._take_known(known)
 
     def trains_with(self, batch: int) -> None:
         """Note that a plan has chosen a batch size for the training that begins.
@@ -237,9 +253,10 @@ class OnlineLearner:
             InvalidInputError: it is of another task.
         """
         with self._state:
+            if workload.batches != self._announced_batches:
+                self._announced_batches, self._ignores_batches = workload.batches, False
             known = self.known.completed(workload.completed(self.known.workload.facts).facts)
-            is_ignored = workload.batches is not None and workload.batches == self._ignored_batches
-            self._take_known(known.with_batches(None if is_ignored else workload.batches))
+            self._take_known(known.with_batches(self._batches))
 
     def _take_known(self, known: KnownWorkload) -> bool:
         """Take what is now known of the workload; return whether its minibatches are others than before."""
@@ -438,6 +455,11 @@ class OnlineLearner:
     def _prediction(self) -> Prediction:
         """Of each of the device's modes, with the batch size of the latest training."""
         return self._by_batch.get(self.known.workload.facts.batch or 0, self._predicted_ahead)
+
+    @property
+    def _batches(self) -> BatchOptions | None:
+        """The batch sizes that a plan may choose, as announced; None if the app takes no notice of a choice."""
+        return None if self._ignores_batches else self._announced_batches
 
     @property
     def _basis(self) -> tuple[Workload, int]:

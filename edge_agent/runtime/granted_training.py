@@ -62,11 +62,11 @@ class GrantedTraining:
             InvalidInputError: a number is out of range.
             ModeNotAppliedError: the training's own mode could not be restored after measurements.
         """
-        told = (
+        batch, workers, length = (
             getattr(loader, name) if loader.HasField(name) else None
             for name in ("batch", "loader_workers", "minibatches_per_epoch")
         )
-        self._watch.loader_seen(self.learner.loader_seen(*told))
+        self._watch.loader_seen(self.learner.loader_seen(batch, workers, length, loader.takes_planned_batch))
         if self.learner.is_outdated:
             return True
         self._watch.loader_handled()

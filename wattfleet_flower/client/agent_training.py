@@ -35,6 +35,7 @@ class AgentTraining:
         deadline: of the training.
         optimizer_steps: steps that torch's optimizers have made in it, as far as they are counted.
         work: the work that the plan has chosen for it; None if it has chosen none.
+        takes_planned_batch: whether the app has asked for that work.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -48,6 +49,7 @@ class AgentTraining:
         self.deadline = Deadline(1.0, None)
         self.optimizer_steps = 0
         self.work: AssignedWork | None = None
+        self.takes_planned_batch = False
         self._protocol_minor = 0
         self._has_told_loader = self._is_stopped = self._is_finished = False
         self._profiled = threading.Lock()
@@ -82,6 +84,7 @@ class AgentTraining:
         seen = facts_of(loader)
         if seen.ListFields():
             self._has_told_loader = True
+            seen.takes_planned_batch = self.takes_planned_batch
             self._requests.put(local_pb2.TrainRequest(loader=seen))
 
     @property

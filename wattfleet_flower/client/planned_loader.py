@@ -22,9 +22,12 @@ def planned_work(batch_size: int) -> AssignedWork:
     Raises:
         InvalidInputError: the batch size is not valid.
     """
-    training = CURRENT_TRAINING.get()
     own = AssignedWork(batch_size, lr_scale=1.0, passes=1.0)
-    return own if training is None or training.work is None else training.work
+    training = CURRENT_TRAINING.get()
+    if training is None:
+        return own
+    training.takes_planned_batch = True
+    return training.work or own
 
 
 def planned_loader(

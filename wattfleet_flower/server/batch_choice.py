@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from logging import WARNING
+from dataclasses import dataclass, field, replace
+from logging import INFO
 
 from flwr.common.logger import log
 
@@ -26,6 +26,7 @@ class BatchChoice:
             them. None counts the same number for all, which favours large batches.
         optimizer: `sgd` scales the learning rate in proportion to the batch, `adam` and `adamw` by its square root,
             `none` keeps it.
+        options: the batch sizes and their samples, as the devices get them.
 
     Raises:
         InvalidInputError: a batch size or the optimizer is not valid, `base_batch` is not among the batches, or the
@@ -36,6 +37,7 @@ class BatchChoice:
     base_batch: int
     efficiency: BatchEfficiency | None = None
     optimizer: str = "sgd"
+    options: BatchOptions = field(init=False)
 
     def __post_init__(self) -> None:
         batches = tuple(sorted(self.batches))
@@ -45,15 +47,12 @@ class BatchChoice:
                 f"base_batch: {self.base_batch} is not among the batches {batches}: add the batch size that the app's"
                 " learning rate was chosen for"
             )
-        for batch in batches:
-            self.lr_scale(batch)  # raises for an optimizer or a batch that is not valid
-        _ = self.options
-
-    @property
-    def options(self) -> BatchOptions:
-        """What the devices need to know of the batch sizes."""
         known = self.efficiency
-        return BatchOptions.of({batch: 1.0 if known is None else known.of(batch) for batch in self.batches})
+        if len(set(batches)) < len(batches):
+            raise InvalidInputError(f"batches: state each batch size once, not {batches}")
+        options = BatchOptions.of({batch: 1.0 if known is None else known.of(batch) for batch in batches})
+        object.__setattr__(self, "options", options)
+        self.lr_scale(self.base_batch)  # raises if the optimizer is unknown
 
     def lr_scale(self, batch: int) -> float:
         """Factor of the app's learning rate with a batch size."""
@@ -63,7 +62,7 @@ class BatchChoice:
         """The workload of a run whose plans choose the batch.
 
         Raises:
-            InvalidInputError: the workload states another batch size, or the efficiency is of another model.
+            InvalidInputError: the workload states another batch size.
         """
         stated = workload.facts.batch
         if stated not in (None, self.base_batch):
@@ -78,6 +77,6 @@ class BatchChoice:
         batch, options = assignment.batch, self.options
         if batch not in options:
             if batch:
-                log(WARNING, "%s trains with its own batch of %d samples", assignment.device_id, batch)
+                log(INFO, "%s trains with its own batch of %d samples", assignment.device_id, batch)
             return None
         return AssignedWork(batch, self.lr_scale(batch), options.relative_to(self.base_batch, batch))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/local.proto\x12\x0cwattfleet.v1\"\xd9\x01\n\x0cTrainRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.wattfleet.v1.StartTrainingH\x00\x12.\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1c.wattfleet.v1.FinishTrainingH\x00\x12\x37\n\x0bminibatches\x18\x03 \x01(\x0b\x32 .wattfleet.v1.MinibatchesTrainedH\x00\x12*\n\x06loader\x18\x04 \x01(\x0b\x32\x18.wattfleet.v1.LoaderSeenH\x00\x42\x06\n\x04\x62ody\"C\n\rStartTraining\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x01(\x01\"\x98\x01\n\nLoaderSeen\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0eloader_workers\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\"\n\x15minibatches_per_epoch\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x08\n\x06_batchB\x11\n\x0f_loader_workersB\x18\n\x16_minibatches_per_epoch\"m\n\x12MinibatchesTrained\x12\x31\n\x0bminibatches\x18\x01 \x03(\x0b\x32\x1c.wattfleet.v1.MinibatchTimes\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x14\n\x0cis_pass_over\x18\x03 \x01(\x08\"<\n\x0eMinibatchTimes\x12\x16\n\x0e\x66\x65tch_stall_ms\x18\x01 \x01(\x01\x12\x12\n\ncompute_ms\x18\x02 \x01(\x01\"d\n\x0e\x46inishTraining\x12\x0e\n\x06\x66\x61iled\x18\x01 \x01(\x08\x12\x18\n\x0b\x65pochs_done\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10is_out_of_memory\x18\x03 \x01(\x08\x42\x0e\n\x0c_epochs_done\"\xda\x01\n\rTrainResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.wattfleet.v1.TrainingStartedH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.wattfleet.v1.TrainingFinishedH\x00\x12/\n\x05noted\x18\x03 \x01(\x0b\x32\x1e.wattfleet.v1.MinibatchesNotedH\x00\x12*\n\x04stop\x18\x04 \x01(\x0b\x32\x1a.wattfleet.v1.StopTrainingH\x00\x42\x06\n\x04\x62ody\"\x1e\n\x0cStopTraining\x12\x0e\n\x06reason\x18\x01 \x01(\t\")\n\x0fTrainingStarted\x12\x16\n\x0eprotocol_minor\x18\x01 \x01(\r\"%\n\x10MinibatchesNoted\x12\x11\n\tmeasuring\x18\x01 \x01(\x08\"V\n\x10TrainingFinished\x12\x14\n\x07\x65poch_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07power_w\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_epoch_sB\n\n\x08_power_w2Y\n\x11LocalAgentService\x12\x44\n\x05Train\x12\x1a.wattfleet.v1.TrainRequest\x1a\x1b.wattfleet.v1.TrainResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/local.proto\x12\x0cwattfleet.v1\"\xd9\x01\n\x0cTrainRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.wattfleet.v1.StartTrainingH\x00\x12.\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1c.wattfleet.v1.FinishTrainingH\x00\x12\x37\n\x0bminibatches\x18\x03 \x01(\x0b\x32 .wattfleet.v1.MinibatchesTrainedH\x00\x12*\n\x06loader\x18\x04 \x01(\x0b\x32\x18.wattfleet.v1.LoaderSeenH\x00\x42\x06\n\x04\x62ody\"C\n\rStartTraining\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x01(\x01\"\xb5\x01\n\nLoaderSeen\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0eloader_workers\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\"\n\x15minibatches_per_epoch\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x13takes_planned_batch\x18\x04 \x01(\x08\x42\x08\n\x06_batchB\x11\n\x0f_loader_workersB\x18\n\x16_minibatches_per_epoch\"m\n\x12MinibatchesTrained\x12\x31\n\x0bminibatches\x18\x01 \x03(\x0b\x32\x1c.wattfleet.v1.MinibatchTimes\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x14\n\x0cis_pass_over\x18\x03 \x01(\x08\"<\n\x0eMinibatchTimes\x12\x16\n\x0e\x66\x65tch_stall_ms\x18\x01 \x01(\x01\x12\x12\n\ncompute_ms\x18\x02 \x01(\x01\"d\n\x0e\x46inishTraining\x12\x0e\n\x06\x66\x61iled\x18\x01 \x01(\x08\x12\x18\n\x0b\x65pochs_done\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10is_out_of_memory\x18\x03 \x01(\x08\x42\x0e\n\x0c_epochs_done\"\xda\x01\n\rTrainResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.wattfleet.v1.TrainingStartedH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.wattfleet.v1.TrainingFinishedH\x00\x12/\n\x05noted\x18\x03 \x01(\x0b\x32\x1e.wattfleet.v1.MinibatchesNotedH\x00\x12*\n\x04stop\x18\x04 \x01(\x0b\x32\x1a.wattfleet.v1.StopTrainingH\x00\x42\x06\n\x04\x62ody\"\x1e\n\x0cStopTraining\x12\x0e\n\x06reason\x18\x01 \x01(\t\")\n\x0fTrainingStarted\x12\x16\n\x0eprotocol_minor\x18\x01 \x01(\r\"%\n\x10MinibatchesNoted\x12\x11\n\tmeasuring\x18\x01 \x01(\x08\"V\n\x10TrainingFinished\x12\x14\n\x07\x65poch_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07power_w\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_epoch_sB\n\n\x08_power_w2Y\n\x11LocalAgentService\x12\x44\n\x05Train\x12\x1a.wattfleet.v1.TrainRequest\x1a\x1b.wattfleet.v1.TrainResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STARTTRAINING']._serialized_start=268
   _globals['_STARTTRAINING']._serialized_end=335
   _globals['_LOADERSEEN']._serialized_start=338
-  _globals['_LOADERSEEN']._serialized_end=490
-  _globals['_MINIBATCHESTRAINED']._serialized_start=492
-  _globals['_MINIBATCHESTRAINED']._serialized_end=601
-  _globals['_MINIBATCHTIMES']._serialized_start=603
-  _globals['_MINIBATCHTIMES']._serialized_end=663
-  _globals['_FINISHTRAINING']._serialized_start=665
-  _globals['_FINISHTRAINING']._serialized_end=765
-  _globals['_TRAINRESPONSE']._serialized_start=768
-  _globals['_TRAINRESPONSE']._serialized_end=986
-  _globals['_STOPTRAINING']._serialized_start=988
-  _globals['_STOPTRAINING']._serialized_end=1018
-  _globals['_TRAININGSTARTED']._serialized_start=1020
-  _globals['_TRAININGSTARTED']._serialized_end=1061
-  _globals['_MINIBATCHESNOTED']._serialized_start=1063
-  _globals['_MINIBATCHESNOTED']._serialized_end=1100
-  _globals['_TRAININGFINISHED']._serialized_start=1102
-  _globals['_TRAININGFINISHED']._serialized_end=1188
-  _globals['_LOCALAGENTSERVICE']._serialized_start=1190
-  _globals['_LOCALAGENTSERVICE']._serialized_end=1279
+  _globals['_LOADERSEEN']._serialized_end=519
+  _globals['_MINIBATCHESTRAINED']._serialized_start=521
+  _globals['_MINIBATCHESTRAINED']._serialized_end=630
+  _globals['_MINIBATCHTIMES']._serialized_start=632
+  _globals['_MINIBATCHTIMES']._serialized_end=692
+  _globals['_FINISHTRAINING']._serialized_start=694
+  _globals['_FINISHTRAINING']._serialized_end=794
+  _globals['_TRAINRESPONSE']._serialized_start=797
+  _globals['_TRAINRESPONSE']._serialized_end=1015
+  _globals['_STOPTRAINING']._serialized_start=1017
+  _globals['_STOPTRAINING']._serialized_end=1047
+  _globals['_TRAININGSTARTED']._serialized_start=1049
+  _globals['_TRAININGSTARTED']._serialized_end=1090
+  _globals['_MINIBATCHESNOTED']._serialized_start=1092
+  _globals['_MINIBATCHESNOTED']._serialized_end=1129
+  _globals['_TRAININGFINISHED']._serialized_start=1131
+  _globals['_TRAININGFINISHED']._serialized_end=1217
+  _globals['_LOCALAGENTSERVICE']._serialized_start=1219
+  _globals['_LOCALAGENTSERVICE']._serialized_end=1308
 # @@protoc_insertion_point(module_scope)
