@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RoundAssignment
+from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, AssignedWork, RoundAssignment
 from wattfleet_proto.convert import (
     assignment_from_start,
     assignment_to_start,
@@ -71,3 +71,43 @@ def test_a_plan_gives_each_node_its_assignment() -> None:
     assert assignments_from_plan(plan, 1.0) == {7: ASSIGNMENT}
     plan.deadline_s = 30.0
     assert assignments_from_plan(plan, 2.0) == {7: replace(ASSIGNMENT, epochs=2.0, deadline_s=30.0)}
+
+
+WORK = AssignedWork(batch=64, lr_scale=4.0, passes=1.25)
+
+
+@given(st.builds(AssignedWork, st.integers(1, 10**6), st.floats(1e-9, 1e9), st.floats(1e-9, 1e9)))
+def test_chosen_work_survives_flowers_own_record(work: AssignedWork) -> None:
+    assert AssignedWork.from_record(ConfigRecord(work.to_record())) == work
+
+
+@pytest.mark.parametrize("key", WORK.to_record())
+def test_chosen_work_that_lacks_a_value_is_refused_with_what_to_do(key: str) -> None:
+    record = WORK.to_record()
+    del record[key]
+    with pytest.raises(InvalidInputError, match=rf"states no work \('{key}'\): run the same version"):
+        AssignedWork.from_record(record)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batch", "many"),
+        ("batch", 16.5),
+        ("batch", 0),
+        ("batch", -16),
+        ("batch", 10**30),
+        ("lr-scale", "high"),
+        ("lr-scale", 0.0),
+        ("lr-scale", -1.0),
+        ("lr-scale", float("nan")),
+        ("lr-scale", float("inf")),
+        ("passes", b"\x01"),
+        ("passes", 0.0),
+        ("passes", float("nan")),
+        ("passes", float("inf")),
+    ],
+)
+def test_work_that_nobody_can_do_is_refused(key: str, value: object) -> None:
+    with pytest.raises(InvalidInputError):
+        AssignedWork.from_record({**WORK.to_record(), key: value})
