@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
-from tests.fakes.flower_in_process import GridOfNodes, PlannerStub
+from tests.fakes.flower_in_process import GridOfNodes, PlannerStub, trained
 from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, fleet
 from wattfleet.choosing import BatchEfficiency
 from wattfleet.errors import InvalidInputError
@@ -130,9 +130,9 @@ def planner() -> Iterator[PlannerOfBatches]:
     yield planner
 
 
-def run(grid: GridOfNodes, planner: PlannerStub, **options: Any) -> None:
+def run(grid: GridOfNodes, planner: PlannerStub, rounds: int = 1, **options: Any) -> None:
     strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, workload="digits", **options)
-    strategy.start(grid, ARRAYS, num_rounds=1)
+    strategy.start(grid, ARRAYS, num_rounds=rounds)
 
 
 def test_each_node_is_told_its_own_work(planner: PlannerOfBatches) -> None:
@@ -165,22 +165,14 @@ def test_without_a_choice_nothing_is_told_of_batches(planner: PlannerOfBatches) 
     assert not started.workload.batches
 
 
-class Forgets(FedAvg):
-    """From round 2 on, its coordinator plans a batch that is not among the options."""
-
-    def __init__(self, planner: PlannerOfBatches) -> None:
-        super().__init__(fraction_evaluate=0.0)
-        self._planner = planner
-
-    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
-        if server_round == 2:
-            self._planner.batches = dict.fromkeys("abcd", 48)
-        return super().configure_train(server_round, arrays, config, grid)
-
-
 def test_a_rounds_message_has_no_work_of_the_round_before(planner: PlannerOfBatches) -> None:
-    grid = GridOfNodes(fleet())
-    strategy = PowerAware(Forgets(planner), planner, clock=grid.clock, workload="digits", batches=CHOICE)
-    strategy.start(grid, ARRAYS, num_rounds=2, train_config=ConfigRecord({"lr": 0.1}))
+    """In round 2, the coordinator plans batches that are not among the options."""
+
+    def forgets(message: Message) -> Message:
+        planner.batches = dict.fromkeys("abcd", 48)
+        return trained(message)
+
+    grid = GridOfNodes(fleet(a={"train": forgets}))
+    run(grid, planner, rounds=2, batches=CHOICE)
     told = [WORK_KEY in message.content for message in grid.trainings()]
     assert (sum(told[:4]), sum(told[4:])) == (3, 0)
