@@ -33,8 +33,13 @@ def front(
     )
 
 
+def of_batches(front: Front, batches: Sequence[int]) -> Front:
+    """The same front with the samples in a batch of each point."""
+    return Front(**columns_of(front), batch=np.array(batches))
+
+
 def columns_of(front: Front) -> dict[str, Any]:
-    """All that a front says, by the names of its arguments, as arrays."""
+    """All that a front says but its batches, by the names of its arguments, as arrays."""
     names = ("modes", "epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s")
     return {name: getattr(front, name) for name in names}
 

@@ -46,6 +46,7 @@ def comparable(record: DeviceRecord) -> tuple[Any, ...]:
     fronts = {
         each.name: (
             {name: values.tolist() for name, values in columns_of(each.front).items()},
+            None if each.front.batch is None else each.front.batch.tolist(),
             *(getattr(each, field.name) for field in dataclasses.fields(each) if field.name != "front"),
         )
         for each in record.fronts

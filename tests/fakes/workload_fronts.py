@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from coordinator.state.records import DeviceRecord
 from coordinator.state.workload_fronts import WorkloadFront
-from tests.fakes.fronts import fronts
+from tests.fakes.fronts import fronts, of_batches
 from wattfleet.choosing import Front
-from wattfleet.modes import Processor, Task, Workload, WorkloadFacts
+from wattfleet.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
 
 
 def for_all(front: Front | None) -> tuple[WorkloadFront, ...]:
@@ -41,7 +41,17 @@ facts = st.builds(
     step_flops=st.none() | st.floats(1, 1e15),
     precision=st.none() | st.sampled_from(["float32", "bfloat16"]),
 )
-workloads = st.builds(Workload, names, facts)
+options = st.dictionaries(st.integers(1, 10**6), st.floats(0.1, 10.0), min_size=1, max_size=16).map(BatchOptions.of)
+workloads = st.builds(Workload, names, facts, st.none() | options)
+
+
+@st.composite
+def fronts_of(draw: st.DrawFn, workload: Workload, power_log_sd: float) -> Front:
+    """A front whose points may differ in the batch, if plans choose it."""
+    found = draw(fronts(power_log_sd=power_log_sd))
+    if workload.batches is None or draw(st.booleans()):
+        return found
+    return of_batches(found, [draw(st.sampled_from(workload.batches.batches)) for _ in range(len(found))])
 
 
 @st.composite
@@ -50,7 +60,7 @@ def known_fronts(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> t
     found = draw(st.lists(workloads, max_size=most, unique_by=lambda workload: workload.name))
     known = [
         WorkloadFront(
-            draw(fronts(power_log_sd=power_log_sd)),
+            draw(fronts_of(workload, power_log_sd)),
             workload,
             draw(st.none() | st.integers(1, 2**32 - 1)),
             draw(st.integers(0, 2**32 - 1)),

@@ -26,10 +26,11 @@ from coordinator.state.records import (
     RunRecord,
     SupplyOverride,
 )
+from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.database import database_url
 from coordinator.store.errors import UnstorableRecordError
 from coordinator.store.store import Store
-from tests.fakes.fronts import front
+from tests.fakes.fronts import front, of_batches
 from tests.fakes.records_to_store import (
     BLANK,
     assert_devices,
@@ -42,7 +43,10 @@ from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
 from tests.fakes.store_clock import StoreClock
 from tests.fakes.workload_fronts import for_all, known_fronts, of_workloads
 from wattfleet.budgets import Override
+from wattfleet.modes import BatchOptions, Workload, WorkloadFacts
 from wattfleet_proto.device_state import DeviceState
+
+CHOOSES = Workload("digits", WorkloadFacts(batch=16), BatchOptions((16, 64), (0.123456789012345, 1.0)))
 
 
 def sql(location: Path | URL, query: str) -> list[tuple[object, ...]]:
@@ -171,6 +175,17 @@ def test_a_front_keeps_every_bit(store: Store, reopen: Callable[[], Store]) -> N
     assert_devices(reopen().load(), record)
 
 
+def test_a_front_keeps_the_batches_that_plans_may_choose(store: Store, reopen: Callable[[], Store]) -> None:
+    fronts = [
+        WorkloadFront(of_batches(front((1, 30), (2, 20), (3, 10)), [64, 16, 64]), CHOOSES, 100, 5),
+        WorkloadFront(front((1, 30), (2, 20)), dataclasses.replace(CHOOSES, name="not fitted yet"), 100, 5),
+        WorkloadFront(front((1, 30), (2, 20)), dataclasses.replace(CHOOSES, name="chooses none", batches=None), 100, 5),
+    ]
+    record = dataclasses.replace(BLANK, fronts=tuple(fronts))
+    store.save(record)
+    assert_devices(reopen().load(), record)
+
+
 def test_node_ids_keep_all_64_bits(store: Store, reopen: Callable[[], Store]) -> None:
     nodes = {0: "a", 1: "b", 2**63 - 1: "c", 2**63: "d", 2**64 - 1: "e"}
     store.save(*(NodeRecord(node_id, device_id) for node_id, device_id in nodes.items()))
@@ -184,6 +199,8 @@ def test_node_ids_keep_all_64_bits(store: Store, reopen: Callable[[], Store]) ->
         RunRecord("4711", "FedAvg", 3),
         RunRecord("18446744073709551615", "FedAdam", 0, {"accuracy": 0.1, "loss": 2.302585092994046}, "", True),
         RunRecord("x", "Mine", 2**32 - 1, {}, "ValueError: 'nothing' came back\nat all", True),
+        RunRecord("y", "FedAvg", 3, workload=Workload("digits", WorkloadFacts(batch=16))),
+        RunRecord("z", "FedAvg", 3, workload=CHOOSES),
     ],
 )
 def test_a_run_comes_back_as_it_was(store: Store, reopen: Callable[[], Store], record: RunRecord) -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.fakes.fronts import columns_of, front
+from tests.fakes.fronts import columns_of, front, of_batches
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, Processor, Task, Workload, WorkloadFacts
+from wattfleet.modes import MAX_BATCH_OPTIONS, BatchOptions, PowerMode, Processor, Task, Workload, WorkloadFacts
 from wattfleet.planning import Assignment, Decision, RoundPlan
 from wattfleet_proto.convert import (
     front_from_message,
@@ -99,6 +99,26 @@ def test_a_front_keeps_its_spread() -> None:
     received = front_from_message(as_received(front_to_message(sent)))
     assert_same(received, sent)
     assert received.planned_w.tolist() == sent.planned_w.tolist()
+
+
+@given(any_front(), st.data())
+def test_a_front_keeps_the_batch_of_each_point(plain: Front, data: st.DataObject) -> None:
+    sent = of_batches(plain, [data.draw(st.integers(1, 10**6)) for _ in range(len(plain))])
+    received = front_from_message(as_received(front_to_message(sent)))
+    assert_same(received, sent)
+    assert received.batch is not None and received.batch.tolist() == list(sent.batch)  # type: ignore[arg-type]
+    assert received.equals(sent) and not received.equals(plain)
+
+
+def test_a_front_whose_points_are_all_of_the_workloads_batch_states_none() -> None:
+    assert front_from_message(as_received(front_to_message(front((10, 30), (20, 20))))).batch is None
+
+
+def test_a_front_that_states_the_batch_of_some_points_only_is_refused() -> None:
+    message = front_to_message(of_batches(front((10, 30), (20, 20)), [16, 64]))
+    message.points[0].batch = 0
+    with pytest.raises(InvalidInputError, match="a front's batches must be one for each point"):
+        front_from_message(message)
 
 
 def test_points_of_an_older_agent_have_no_warmup() -> None:
@@ -222,6 +242,8 @@ workloads = st.builds(
         st.none() | st.floats(1, 1e18),
         st.none() | st.sampled_from(["float32", "int8"]),
     ),
+    st.none()
+    | st.dictionaries(st.integers(1, 10**6), st.floats(1e-6, 1e6), min_size=1, max_size=16).map(BatchOptions.of),
 )
 
 
@@ -235,6 +257,11 @@ def test_a_workload_of_which_only_the_name_is_told_is_training_on_the_gpu() -> N
     assert workload_from_message(power_pb2.Workload(name="w")) == Workload("w")
 
 
+def with_options(*options: tuple[int, float]) -> power_pb2.Workload:
+    batches = [power_pb2.BatchOption(batch=batch, relative_samples=samples) for batch, samples in options]
+    return power_pb2.Workload(name="w", batches=batches)
+
+
 @pytest.mark.parametrize(
     ("message", "error"),
     [
@@ -244,6 +271,12 @@ def test_a_workload_of_which_only_the_name_is_told_is_training_on_the_gpu() -> N
         (power_pb2.Workload(name="w", batch=0), "batch must be a whole number of samples, from 1"),
         (power_pb2.Workload(name="w", step_flops=-1.0), "step_flops must be a finite number above 0"),
         (power_pb2.Workload(name="w", task=9), "unknown task 9"),  # type: ignore[arg-type]
+        (with_options((0, 1.0)), "a whole number of samples, from 1"),
+        (with_options((32, 1.0), (16, 1.0)), "distinct and ascending"),
+        (with_options((16, 1.0), (16, 1.0)), "distinct and ascending"),
+        (with_options((16, 0.0)), "finite and above 0"),
+        (with_options((16, float("nan"))), "finite and above 0"),
+        (with_options(*((1 + k, 1.0) for k in range(MAX_BATCH_OPTIONS + 1))), "1 to 16 batch sizes"),
     ],
 )
 def test_a_workload_that_cannot_be_is_refused(message: power_pb2.Workload, error: str) -> None:
