@@ -123,7 +123,8 @@ def _round_line(view: view_pb2.RoundView) -> Text:
 def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
     """The tables of one run, printed at the end."""
     provenance = " and ".join(dict.fromkeys(device["provenance"] for device in run["devices"].values()))
-    title = f"Run {run['run']}: {run['network']} network, minibatches of {run['batch_size']}. Devices ({provenance})"
+    sizes = " or ".join(map(str, run["batch_sizes"]))
+    title = f"Run {run['run']}: {run['network']} network, minibatches of {sizes}. Devices ({provenance})"
     devices = Table(title=title, title_justify="left")
     for name, justify in (
         ("device", "left"),

@@ -82,7 +82,7 @@ def _run(
     return {
         "run": last.run_number,
         "network": app.network,
-        "batch_size": app.batch_size,
+        "batch_sizes": list(app.batch_sizes),
         "workload": last.workload,
         "devices": {
             device.device_id: _device(

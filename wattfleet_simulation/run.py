@@ -56,14 +56,19 @@ class SimulatedApp:
     def __post_init__(self) -> None:
         if self.network not in NETWORKS:
             raise InvalidInputError(f"unknown network {self.network!r}: choose one of {', '.join(NETWORKS)}")
-        for size in (self.batch_size, *self.further_batches):
+        for size in self.batch_sizes:
             if size < 1:
                 raise InvalidInputError(f"a minibatch must have at least 1 sample, not {size}")
-        if len({self.batch_size, *self.further_batches}) <= len(self.further_batches):
-            raise InvalidInputError(f"the minibatch sizes of {self} must be distinct")
+        if len(set(self.batch_sizes)) < len(self.batch_sizes):
+            raise InvalidInputError(f"--app {self}: state each minibatch size once")
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """All minibatch sizes; the learning rate is that of the first."""
+        return self.batch_size, *self.further_batches
 
     def __str__(self) -> str:
-        return f"{self.network}:{'/'.join(map(str, (self.batch_size, *self.further_batches)))}"
+        return f"{self.network}:{'/'.join(map(str, self.batch_sizes))}"
 
 
 Apps = tuple[SimulatedApp, ...]
@@ -306,8 +311,7 @@ class Simulation:
     ) -> list[Snapshot]:
         """Run these apps at the same time; return the last snapshot of each."""
         what = " and ".join(
-            f"{app.network} network, minibatches of {' or '.join(map(str, (app.batch_size, *app.further_batches)))}"
-            for app in apps
+            f"{app.network} network, minibatches of {' or '.join(map(str, app.batch_sizes))}" for app in apps
         )
         numbers = range(self._run_number + 1, self._run_number + len(apps) + 1)
         phase = f"run {numbers[0]}" if len(apps) == 1 else f"runs {numbers[0]} to {numbers[-1]}"
@@ -332,7 +336,7 @@ class Simulation:
                 "patience-s": settings.patience_s,
                 "network": app.network,
                 "batch-size": app.batch_size,
-                "batches": ",".join(map(str, (app.batch_size, *app.further_batches))) if app.further_batches else "",
+                "batches": ",".join(map(str, app.batch_sizes)) if app.further_batches else "",
             },
         )
 

@@ -137,7 +137,7 @@ def report() -> dict[str, Any]:
             {
                 "run": 1,
                 "network": "convolutional",
-                "batch_size": 4,
+                "batch_sizes": [4],
                 "workload": "wattfleet/digits#0badcafe",
                 "devices": devices,
                 "rounds": [_round(number, devices) for number in (1, 2, 3)],
