@@ -37,3 +37,14 @@ def test_an_epoch_shows_all_digits_equally_often_and_has_the_length_it_states() 
     own = labels.bincount(minlength=10)
     assert torch.equal(shown, own * (shown.sum() // own.sum()))
     assert all(shifted.shape[1:] == images.shape[1:] for shifted, _ in batches)
+
+
+@pytest.mark.parametrize(("batch_size", "passes"), [(7, 0.5), (16, 1.25), (32, 2.0)])
+def test_an_epoch_of_a_planned_batch_has_as_many_more_samples(batch_size: int, passes: float) -> None:
+    data = device_data(0, 16, 0)
+    samples = sum(len(labels) for _, labels in Minibatches(data, 16, 0))
+    loader = Minibatches(data, batch_size, 0, passes)
+    sizes = [len(labels) for _, labels in loader]
+    assert sum(sizes) == round(passes * samples)
+    assert len(loader) == len(sizes)
+    assert set(sizes[:-1]) <= {batch_size}

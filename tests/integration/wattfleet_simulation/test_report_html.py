@@ -80,6 +80,7 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
             "predicted_power_w": point["power_w"],
             "observed_power_w": point["power_w"] * 0.95,
             "power_limit_w": point["power_w"] * 1.03,
+            "batch": 4,
             "epoch_log_sd": LOG_SD,
             "power_log_sd": LOG_SD,
             "modes_profiled": 12,

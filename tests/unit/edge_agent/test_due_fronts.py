@@ -13,8 +13,8 @@ from edge_agent.runtime.readiness import Readiness
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError
-from wattfleet.modes import Measurement, PowerMode, Workload, WorkloadFacts
-from wattfleet_proto.convert import measured_from_messages
+from wattfleet.modes import BatchOptions, Measurement, PowerMode, Workload, WorkloadFacts
+from wattfleet_proto.convert import measured_from_messages, workload_from_message
 
 
 @dataclass
@@ -84,6 +84,16 @@ def test_the_front_of_a_run_that_states_its_batch_is_predicted_for_it() -> None:
     ready.announced(Workload("digits", WorkloadFacts(batch=32)))
     [report] = ready.due_fronts()
     assert (report.workload.batch, report.front.points[0].power_w) == (32, 40.0)
+
+
+@pytest.mark.parametrize(("batch", "minibatches"), [(16, 200), (32, 150), (64, 100)])
+def test_the_reported_length_is_that_of_the_largest_batch_a_plan_may_choose(batch: int, minibatches: int) -> None:
+    """Whichever batch was trained last: 200 minibatches of 16 make the progress of 100 of 64."""
+    options = BatchOptions((16, 32, 64), (0.5, 0.75, 1.0))
+    known = KnownWorkload(Workload("digits", WorkloadFacts(batch=batch), options), minibatches)
+    [report] = ready_with(Workloads([Learner(known)])).due_fronts()
+    assert report.minibatches_per_epoch == 100
+    assert workload_from_message(report.workload) == known.workload
 
 
 def test_a_front_comes_with_the_first_measured_modes_for_other_devices() -> None:
