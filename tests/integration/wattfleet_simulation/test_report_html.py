@@ -304,7 +304,7 @@ def test_unknown_values_are_dashes(unfinished: dict[str, Any], tmp_path: Path) -
     assert "None" not in _text(page)
     assert "not observed in round 2" in _text(page)
     assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 100\.0 – [\d.]+ – 130 – – – orin-nx-0", _text(page))
-    assert re.search(r"orin-nx-0 8c \S+ 41\.0 – 29\.8 – 30\.7", _text(page))
+    assert re.search(r"orin-nx-0 8c \S+ 4 41\.0 – 29\.8 – 30\.7", _text(page))
 
 
 def test_watts_that_were_exceeded_are_named(report: dict[str, Any], tmp_path: Path) -> None:
