@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
@@ -122,7 +121,7 @@ class OnlineLearner:
     def is_outdated(self) -> bool:
         """Whether the predictor has yet to be fitted to what has become known of the workload since."""
         with self._state:
-            return _fitted_to(self._fitted[0]) != _fitted_to(self.known.workload)
+            return _fit_of(self._fitted[0]) != _fit_of(self.known)
 
     def others_measured(self) -> None:
         """Note that other devices have measured more of the workload: the next fit takes it into account."""
@@ -168,16 +167,20 @@ class OnlineLearner:
             ImplausibleError: no mode's prediction is plausible.
         """
         with self._state:
-            prediction, by_batch, (workload, _), known = self._prediction, self._by_batch, self._fitted, self.known
-        allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
-        modes = self._device.modes[allowed]
-        if by_batch and workload.batches == known.workload.batches:
-            return self._front_over(by_batch, allowed), known.workload
-        front = predicted_front(modes, prediction.among(allowed), self.minibatches_per_epoch, self.first_gcycles)
-        return front, workload
+            by_batch, (fitted, _), known = self._by_batch, self._fitted, self.known
+        if by_batch and tuple(by_batch) == known.offered_batches:
+            return self._front_over(by_batch), known.workload
+        return self._front_of_own_batch(), fitted.workload
 
-    def _front_over(self, by_batch: Mapping[int, Prediction], allowed: NDArray[np.bool_]) -> Front:
+    def _front_of_own_batch(self) -> Front:
+        """The front over modes, with the batch size of the latest training."""
+        allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
+        prediction = self._prediction.among(allowed)
+        return predicted_front(self._device.modes[allowed], prediction, self.minibatches_per_epoch, self.first_gcycles)
+
+    def _front_over(self, by_batch: Mapping[int, Prediction]) -> Front:
         """The front over modes and the batch sizes that a plan may choose."""
+        allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
         batch = np.repeat(list(by_batch), np.count_nonzero(allowed))
         per_epoch = np.repeat([self.known.minibatches_of(each) for each in by_batch], np.count_nonzero(allowed))
         modes = np.tile(self._device.modes[allowed], (len(by_batch), 1))
@@ -197,7 +200,7 @@ class OnlineLearner:
             batch: samples in a batch.
             loader_workers: processes that load data.
             minibatches_per_epoch: its length.
-            takes_planned_batch: whether the app has asked which batch its plan has chosen.
+            takes_planned_batch: whether the app has asked which batch its plan has chosen, and trains with it.
 
         Returns:
             Whether its minibatches are others than before.
@@ -210,18 +213,18 @@ class OnlineLearner:
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
                 told = facts  # a virtual board paces minibatches of its own
-            known = self.known.completed(told, minibatches_per_epoch)
-            is_other = self.known.workload.chooses_batch and told.batch != facts.batch
-            if is_other and not takes_planned_batch:
+            has_choice = self.known.workload.choice is not None
+            if takes_planned_batch:
+                self._ignores_batches = False
+            elif has_choice and batch != facts.batch:
                 _log.warning(
-                    "the app trains with batches of %s samples instead of %s: no batch is chosen for it; use"
-                    " `wattfleet_flower.planned_loader` in the app",
-                    told.batch,
+                    "the app trains with %s instead of batches of %d samples: no batch is chosen for it; use"
+                    " `wattfleet_flower.planned_loader` or `planned_work` in the app",
+                    "batches of unknown size" if batch is None else f"batches of {batch:,} samples",
                     facts.batch,
                 )
-            if is_other or takes_planned_batch:
-                self._ignores_batches = not takes_planned_batch
-                known = known.with_batches(self._batches)
+                self._ignores_batches = True
+            known = self.known.completed(told, minibatches_per_epoch).with_batches(self._batches)
             return self._take_known(known)
 
     def trains_with(self, batch: int) -> None:
@@ -233,8 +236,7 @@ class OnlineLearner:
             batch: samples; 0 if the plan has chosen none.
         """
         with self._state:
-            options = self.known.workload.batches
-            if options is not None and batch in options and self.known.workload.chooses_batch:
+            if batch in self.known.offered_batches:
                 self._take_known(self.known.with_batch(batch))
 
     def out_of_memory(self) -> bool:
@@ -424,7 +426,7 @@ class OnlineLearner:
         most_mw = power_limit_w * 1e3 * (1 + _ROUNDING)
         if self._predicted(mode).power_mw_quantile(_KEPT_QUANTILE)[0] <= most_mw:
             return mode
-        front = self.front
+        front = self._front_of_own_batch()  # an app cannot change the batch in the midst of a training
         (affordable,) = np.nonzero(front.planned_w * 1e3 <= most_mw)
         return front.mode(int(affordable[0])) if len(affordable) else None
 
@@ -462,13 +464,13 @@ class OnlineLearner:
         return None if self._ignores_batches else self._announced_batches
 
     @property
-    def _basis(self) -> tuple[Workload, int]:
+    def _basis(self) -> tuple[KnownWorkload, int]:
         """What a fit that begins now takes into account: what is known, and how often others have measured more."""
         with self._state:
-            return self.known.workload, self._news
+            return self.known, self._news
 
     @contextmanager
-    def _fitting(self) -> Iterator[tuple[Fitting, tuple[Workload, int]]]:
+    def _fitting(self) -> Iterator[tuple[Fitting, tuple[KnownWorkload, int]]]:
         """Begin a fit, one at a time; also yields what it takes into account."""
         with self._one_fit:
             with self._state:
@@ -476,7 +478,7 @@ class OnlineLearner:
             with self._open_fitting(known) as fitting:
                 yield fitting, basis
 
-    def _take(self, fitted: Fitted, basis: tuple[Workload, int]) -> None:
+    def _take(self, fitted: Fitted, basis: tuple[KnownWorkload, int]) -> None:
         """Use a predictor that was fitted to what was known of the workload."""
         with self._state:
             self._predicted_ahead, self._by_batch, self._fitted = fitted.prediction, fitted.by_batch, basis
@@ -493,8 +495,9 @@ class OnlineLearner:
         return Prediction(known.minibatch_ms[at], known.power_mw[at], known.time_log_sd[at], known.power_log_sd[at])
 
 
-def _fitted_to(workload: Workload) -> Workload:
+def _fit_of(known: KnownWorkload) -> tuple[Workload, tuple[int, ...]]:
     """What a fit depends on: it predicts all batch sizes that a plan may choose, whichever is trained."""
-    if not workload.chooses_batch:
-        return workload
-    return replace(workload, facts=replace(workload.facts, batch=None, step_flops=None))
+    workload, offered = known.workload, known.offered_batches
+    if offered:
+        workload = replace(workload, facts=replace(workload.facts, batch=None, step_flops=None))
+    return workload, offered

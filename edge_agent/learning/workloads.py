@@ -187,6 +187,8 @@ class Workloads:
             known = told if known is None else known.completed(known.workload.facts, told.minibatches_per_epoch)
         elif known is None:
             known = KnownWorkload(announced or Workload(name))
+        elif announced is not None:
+            known = known.with_batches(announced.batches)
         learner = self._open_learner(known, self._folders.prepare(known))
         with self._lock:
             if not self._is_closed:

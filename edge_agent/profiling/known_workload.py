@@ -53,52 +53,55 @@ class KnownWorkload:
     @property
     def counted_minibatches(self) -> int:
         """Minibatches that an epoch counts: the device's own, or the assumed number."""
-        if self.minibatches_per_epoch is None:
-            return max(1, round(self._largest_to_own(ASSUMED_MINIBATCHES_PER_EPOCH)))
-        return self.minibatches_per_epoch
+        if self.minibatches_per_epoch is not None:
+            return self.minibatches_per_epoch
+        own, choice = self.workload.facts.batch, self.workload.choice
+        return ASSUMED_MINIBATCHES_PER_EPOCH if own is None or choice is None else round(self.minibatches_of(own))
 
     @property
     def reported_minibatches(self) -> int | None:
         """Minibatches of an epoch as the coordinator counts them: with the largest batch that a plan may choose."""
-        length, options, own = self.minibatches_per_epoch, self.workload.batches, self.workload.facts.batch
-        if length is None or options is None or own is None or not self.workload.chooses_batch:
-            return length
-        return max(1, round(options.scaled_minibatches(length, own, options.batches[-1])))
+        choice = self.workload.choice
+        if self.minibatches_per_epoch is None or choice is None:
+            return self.minibatches_per_epoch
+        return min(round(self.minibatches_of(choice.batches[-1])), MAX_MINIBATCHES_PER_EPOCH)
+
+    @property
+    def offered_batches(self) -> tuple[int, ...]:
+        """The batch sizes that a plan may choose and that fit into the device's memory, ascending."""
+        choice = self.workload.choice
+        batches = () if choice is None else choice.batches
+        return tuple(batch for batch in batches if self.too_large_batch is None or batch < self.too_large_batch)
 
     def minibatches_of(self, batch: int) -> float:
-        """Minibatches of an epoch with a batch size that a plan may choose."""
-        options, own = self.workload.batches, self.workload.facts.batch
-        assert options is not None and own is not None, "a plan may choose the batch"
+        """Minibatches of an epoch with a batch size that a plan may choose, at least 1.
+
+        They are scaled from those of the latest training, whose last minibatch may not have been full.
+        """
+        choice, own = self.workload.choice, self.workload.facts.batch
+        assert choice is not None and own is not None, "a plan may choose the batch"
         if self.minibatches_per_epoch is None:
-            return options.scaled_minibatches(ASSUMED_MINIBATCHES_PER_EPOCH, options.batches[-1], batch)
-        return options.scaled_minibatches(self.minibatches_per_epoch, own, batch)
+            return max(1.0, choice.scaled_minibatches(ASSUMED_MINIBATCHES_PER_EPOCH, choice.batches[-1], batch))
+        return max(1.0, choice.scaled_minibatches(self.minibatches_per_epoch, own, batch))
 
     def with_batch(self, batch: int) -> KnownWorkload:
         """The same, trained with another of the batch sizes that a plan may choose."""
         length = self.minibatches_per_epoch
         if length is not None:
-            length = min(max(1, round(self.minibatches_of(batch))), MAX_MINIBATCHES_PER_EPOCH)
+            length = min(round(self.minibatches_of(batch)), MAX_MINIBATCHES_PER_EPOCH)
         return replace(self, workload=self.workload.with_batch(batch), minibatches_per_epoch=length)
 
     def with_batches(self, options: BatchOptions | None) -> KnownWorkload:
-        """The same, with the batch sizes that its app can train with, as far as they fit into the device's memory."""
-        return replace(self, workload=replace(self.workload, batches=options and options.below(self.too_large_batch)))
+        """The same, with the batch sizes that its app can train with."""
+        return replace(self, workload=replace(self.workload, batches=options))
 
     def out_of_memory(self) -> KnownWorkload:
         """The same, once a batch of the current size did not fit into the device's memory."""
-        options, batch = self.workload.batches, self.workload.facts.batch
-        if options is None or batch is None or not self.workload.chooses_batch:
+        own = self.workload.facts.batch
+        if own is None or self.workload.choice is None:
             return self
-        known = replace(self, too_large_batch=batch)
-        left = options.below(batch)
-        return (known if left is None else known.with_batch(left.batches[-1])).with_batches(options)
-
-    def _largest_to_own(self, minibatches: float) -> float:
-        """Minibatches of an epoch with the own batch size, from those with the largest that a plan may choose."""
-        options, own = self.workload.batches, self.workload.facts.batch
-        if options is None or own is None or not self.workload.chooses_batch:
-            return minibatches
-        return options.scaled_minibatches(minibatches, options.batches[-1], own)
+        known = replace(self, too_large_batch=min(own, self.too_large_batch or own))
+        return known.with_batch(known.offered_batches[-1]) if known.offered_batches else known
 
     def completed(self, facts: WorkloadFacts, minibatches_per_epoch: int | None = None) -> KnownWorkload:
         """The same with newer knowledge; what it leaves open stays as it is known.

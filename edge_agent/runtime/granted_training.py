@@ -66,8 +66,9 @@ class GrantedTraining:
             getattr(loader, name) if loader.HasField(name) else None
             for name in ("batch", "loader_workers", "minibatches_per_epoch")
         )
-        self._watch.loader_seen(self.learner.loader_seen(batch, workers, length, loader.takes_planned_batch))
-        if self.learner.is_outdated:
+        changed = self.learner.loader_seen(batch, workers, length, loader.takes_planned_batch)
+        self._watch.loader_seen(changed)
+        if changed or self.learner.is_outdated:
             return True
         self._watch.loader_handled()
         return False

@@ -306,10 +306,11 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         """Learn from a round, and report the state that follows."""
         drift = not_learned = None
         failed = finish.failed
+        has_less_choice = finish.is_out_of_memory and learner.out_of_memory()
         try:
             if observed is not None:
                 drift = await shield_until_done(learner.observe, observed)
-            elif not failed or (finish.is_out_of_memory and learner.out_of_memory()):
+            elif not failed or has_less_choice:
                 await shield_until_done(learner.refit)
         except WattfleetError as error:
             # The round itself is complete; only its observation is lost to the predictor.
@@ -322,3 +323,5 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             _log.exception("nothing was learned from the round")
             not_learned = "nothing was learned from the round; see the agent's log"
         await self._supervisor.handle_with_front(TrainingEnded(failed, drift, not_learned))
+        if has_less_choice:
+            await self._supervisor.report_fronts()

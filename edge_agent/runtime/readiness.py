@@ -230,7 +230,7 @@ class _Opener:
             journal.batch = known.workload.facts.batch or journal.header.minibatch
 
             def open_fitting(known: KnownWorkload) -> AbstractContextManager[Fitting]:
-                name, facts, options = known.workload.name, known.workload.facts, known.workload.batches
+                name, facts = known.workload.name, known.workload.facts
                 others, units = self.workloads.others_of(name), self.workloads.units_of(name)
                 transfer = Transfer(
                     tuple(self.references),
@@ -239,7 +239,7 @@ class _Opener:
                     facts,
                     others,
                     units,
-                    options.batches if options is not None and known.workload.chooses_batch else (),
+                    known.offered_batches,
                 )
                 return fitting_process(transfer, device.modes, self.stopping, profile.fit_timeout_s)()
 

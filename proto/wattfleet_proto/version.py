@@ -13,9 +13,6 @@ WORKLOADS_MINOR = 1
 SHARING_MINOR = 2
 """The first minor version in which devices share measured modes."""
 
-BATCHES_MINOR = 3
-"""The first minor version in which plans choose batch sizes."""
-
 
 class ProtocolVersionError(WattfleetError):
     """The other side has another major version of the protocol: update the older of the two."""

@@ -12,6 +12,9 @@ from wattfleet.modes.workload_facts import LARGEST_COUNT
 MAX_BATCH_OPTIONS = 16
 """Limit of the batch sizes that an app can train with."""
 
+_MAX_RATIO = 1000.0
+"""Limit of the samples with one batch size, in multiples of those with another."""
+
 
 @dataclass(frozen=True)
 class BatchOptions:
@@ -49,6 +52,11 @@ class BatchOptions:
             )
         if not all(0 < samples < math.inf for samples in self.relative_samples):
             raise InvalidInputError(f"relative samples: must be finite and above 0, not {self.relative_samples}")
+        if max(self.relative_samples) > _MAX_RATIO * min(self.relative_samples):
+            raise InvalidInputError(
+                f"relative samples: one batch size must not need more than {_MAX_RATIO:,.0f} times the samples of"
+                f" another, not {self.relative_samples}: leave out batch sizes that hardly train"
+            )
 
     @classmethod
     def of(cls, relative_samples: Mapping[int, float]) -> BatchOptions:
@@ -76,17 +84,6 @@ class BatchOptions:
             batch: batch size to tell them for.
         """
         return minibatches * self.relative_to(base, batch) * base / batch
-
-    def below(self, too_large: int | None) -> BatchOptions | None:
-        """The options below a batch size that does not fit into memory; None if none is left.
-
-        Args:
-            too_large: that batch size; None keeps all.
-        """
-        if too_large is None:
-            return self
-        kept = {batch: self._of(batch) for batch in self.batches if batch < too_large}
-        return BatchOptions.of(kept) if kept else None
 
     def _of(self, batch: int) -> float:
         return self.relative_samples[self.batches.index(batch)]

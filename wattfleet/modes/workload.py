@@ -39,9 +39,11 @@ class Workload:
         require_workload_name(self.name)
 
     @property
-    def chooses_batch(self) -> bool:
-        """Whether a plan may choose the batch size: the app has options, and trains with one of them."""
-        return self.batches is not None and self.facts.batch is not None and self.facts.batch in self.batches
+    def choice(self) -> BatchOptions | None:
+        """The batch sizes that a plan may choose; None unless the app trains with one of them now."""
+        if self.batches is None or self.facts.batch is None or self.facts.batch not in self.batches:
+            return None
+        return self.batches
 
     def with_batch(self, batch: int) -> Workload:
         """The same workload, trained with another batch size."""

@@ -35,7 +35,7 @@ class AgentTraining:
         deadline: of the training.
         optimizer_steps: steps that torch's optimizers have made in it, as far as they are counted.
         work: the work that the plan has chosen for it; None if it has chosen none.
-        takes_planned_batch: whether the app has asked for that work.
+        taken_batch: the batch size that the app got when it asked for that work; None if it has not asked.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -49,7 +49,7 @@ class AgentTraining:
         self.deadline = Deadline(1.0, None)
         self.optimizer_steps = 0
         self.work: AssignedWork | None = None
-        self.takes_planned_batch = False
+        self.taken_batch: int | None = None
         self._protocol_minor = 0
         self._has_told_loader = self._is_stopped = self._is_finished = False
         self._profiled = threading.Lock()
@@ -84,7 +84,10 @@ class AgentTraining:
         seen = facts_of(loader)
         if seen.ListFields():
             self._has_told_loader = True
-            seen.takes_planned_batch = self.takes_planned_batch
+            if self.taken_batch is not None:
+                if not seen.HasField("batch"):
+                    seen.batch = self.taken_batch
+                seen.takes_planned_batch = seen.batch == self.taken_batch
             self._requests.put(local_pb2.TrainRequest(loader=seen))
 
     @property
@@ -132,7 +135,7 @@ class AgentTraining:
         Args:
             failed: whether the training failed.
             epochs_done: local epochs trained; None for as many as were assigned, 0 if unknown.
-            is_out_of_memory: whether it failed since its batch did not fit into memory.
+            is_out_of_memory: whether it failed because its batch did not fit into memory.
         """
         self._is_finished = True
         finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done, is_out_of_memory=is_out_of_memory)

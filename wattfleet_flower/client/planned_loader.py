@@ -26,8 +26,9 @@ def planned_work(batch_size: int) -> AssignedWork:
     training = CURRENT_TRAINING.get()
     if training is None:
         return own
-    training.takes_planned_batch = True
-    return training.work or own
+    work = training.work or own
+    training.taken_batch = work.batch
+    return work
 
 
 def planned_loader(

@@ -77,6 +77,11 @@ class BatchChoice:
         batch, options = assignment.batch, self.options
         if batch not in options:
             if batch:
-                log(INFO, "%s trains with its own batch of %d samples", assignment.device_id, batch)
+                log(
+                    INFO,
+                    "no batch is chosen for %s: its plan counts its own of %d samples",
+                    assignment.device_id,
+                    batch,
+                )
             return None
         return AssignedWork(batch, self.lr_scale(batch), options.relative_to(self.base_batch, batch))

@@ -98,7 +98,7 @@ class LoaderSeen(_message.Message):
     minibatches_per_epoch: _builtins.int
     """the loader's length"""
     takes_planned_batch: _builtins.bool
-    """the app has asked which batch its plan has chosen; from protocol 2.3 on"""
+    """The app has asked which batch its plan has chosen, and trains with it. From protocol 2.3 on."""
     def __init__(
         self,
         *,
@@ -194,7 +194,7 @@ class FinishTraining(_message.Message):
     epochs_done: _builtins.float
     """Epochs trained, fewer than assigned if a deadline ended the training; 0: unknown; absent: as assigned."""
     is_out_of_memory: _builtins.bool
-    """it failed since its batch did not fit into memory; from protocol 2.3 on"""
+    """it failed because its batch did not fit into memory; from protocol 2.3 on"""
     def __init__(
         self,
         *,

@@ -206,7 +206,7 @@ class FrontReport(_message.Message):
     reference_digest: _builtins.str
     minibatches_per_epoch: _builtins.int
     """Minibatches in one pass over the device's own data; absent while the device has not seen them. The front then
-    counts 100 in an epoch. If the plan may choose the batch, both are those of the largest one.
+    counts 100 in an epoch. If the plan may choose the batch, this number and the 100 count minibatches of the largest one.
     """
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
