@@ -58,7 +58,7 @@ class _Fitting:
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
         self.table.fits += 1
         workload = self.known.workload
-        chosen = workload.batches.batches if workload.batches is not None and workload.chooses_batch else ()
+        chosen = self.known.offered_batches
         own = self.table.prediction(workload.facts.batch or min(self.table.power_mw))
         by_batch = {batch: self.table.prediction(batch) for batch in chosen}
         return Fitted(None, own, by_batch)  # type: ignore[arg-type] # nobody stores it

@@ -199,8 +199,8 @@ def test_a_corrected_app_is_offered_batches_again(bench: Bench, corrected: Calla
     assert learner.known.workload.batches is None
     corrected(learner)
     learner.refit_if_outdated()
-    assert set(np.unique(learner.front.batch)) <= set(RELATIVE)
-    assert learner.known.workload.chooses_batch
+    assert {batch for _, batch in points(learner.front)} <= set(RELATIVE)
+    assert learner.known.workload.choice == learner.known.workload.batches is not None
 
 
 def test_options_that_are_announced_later_are_fitted_once(bench: Bench) -> None:

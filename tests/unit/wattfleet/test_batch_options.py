@@ -50,17 +50,6 @@ def test_options_are_read_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("too_large", "left"),
-    [(None, (16, 32, 64)), (65, (16, 32, 64)), (64, (16, 32)), (33, (16, 32)), (17, (16,)), (16, None), (1, None)],
-)
-def test_batches_that_do_not_fit_into_memory_are_left_out(too_large: int | None, left: tuple[int, ...] | None) -> None:
-    smaller = OPTIONS.below(too_large)
-    assert (None if smaller is None else smaller.batches) == left
-    if smaller is not None:
-        assert smaller.relative_to(16, smaller.batches[-1]) == OPTIONS.relative_to(16, smaller.batches[-1])
-
-
-@pytest.mark.parametrize(
     ("batches", "samples", "error"),
     [
         ((), (), "state 1 to 16 batch sizes, not 0"),
@@ -96,7 +85,7 @@ def test_the_most_options_there_may_be() -> None:
 def test_a_plan_chooses_only_if_the_app_trains_with_one_of_the_options(
     batch: int | None, batches: BatchOptions | None, chooses: bool
 ) -> None:
-    assert Workload("app", WorkloadFacts(batch=batch), batches).chooses_batch is chooses
+    assert Workload("app", WorkloadFacts(batch=batch), batches).choice == (batches if chooses else None)
 
 
 def test_a_step_of_another_batch_has_operations_in_proportion() -> None:

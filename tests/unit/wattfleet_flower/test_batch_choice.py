@@ -84,7 +84,7 @@ def test_a_choice_that_cannot_be_is_refused_at_once(wrong: Mapping[str, Any], er
 def test_the_workload_states_the_apps_own_batch_and_the_options(stated: int | None) -> None:
     workload = CHOICE.of_workload(Workload("digits", WorkloadFacts(batch=stated, parameters=1e6)))
     assert workload == Workload("digits", WorkloadFacts(batch=32, parameters=1e6), CHOICE.options)
-    assert workload.chooses_batch
+    assert workload.choice == CHOICE.options
 
 
 def test_a_workload_of_another_batch_is_refused() -> None:

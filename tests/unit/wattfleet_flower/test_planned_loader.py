@@ -126,8 +126,8 @@ def of_global_seed(loader: Callable[..., Any]) -> list[list[int]]:
         return minibatches(loader(numbered(40), 16))
 
 
-def shuffled(*args: Any, **options: Any) -> DataLoader[Any]:
-    return DataLoader(*args, shuffle=True, **options)
+def shuffled(dataset: Dataset[Any], batch_size: int, generator: Any = None) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size, shuffle=True, generator=generator)
 
 
 @pytest.mark.xfail(strict=True, reason="its sampler draws other random numbers than torch's RandomSampler")
