@@ -160,7 +160,10 @@ def test_an_app_that_ignores_its_plan_is_offered_no_batch(bench: Bench, caplog: 
     learner = bench.learner()
     learner.trains_with(64)
     assert learner.loader_seen(16, 2, 200)
-    assert "the app trains with batches of 16 samples instead of 64: no batch is chosen for it" in caplog.text
+    assert (
+        "the app trains with batches of 16 samples instead of batches of 64 samples: no batch is chosen for it"
+        in caplog.text
+    )
     assert learner.known.workload.batches is None
     assert (learner.known.workload.facts.batch, learner.minibatches_per_epoch) == (16, 200)
     assert learner.is_outdated
@@ -235,7 +238,7 @@ def test_a_batch_that_did_not_fit_leaves_the_front(bench: Bench) -> None:
     assert learner.front.batch is not None and 64 not in learner.front.batch
     assert set(points(learner.front)) <= {each for each in all_settings(bench.table) if each[1] < 64}
     learner.announced(APP)
-    assert learner.known.workload.batches == BatchOptions((16, 32), (0.5, 0.75))
+    assert learner.known.offered_batches == (16, 32)
     learner.trains_with(64)
     assert learner.known.workload.facts.batch == 32, "a plan of before is not trained with"
 

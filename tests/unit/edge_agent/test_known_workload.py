@@ -80,25 +80,25 @@ def test_an_epoch_of_another_batch_stays_within_what_can_be_counted() -> None:
 def test_a_batch_that_does_not_fit_leaves_the_smaller_ones() -> None:
     after = known(64, 100).out_of_memory()
     assert after.too_large_batch == 64
-    assert after.workload.batches == BatchOptions((16, 32), (0.5, 0.75))
+    assert after.offered_batches == (16, 32)
     assert (after.workload.facts.batch, after.minibatches_per_epoch) == (32, 150), "the largest that is left"
-    assert after.workload.chooses_batch and after.reported_minibatches == 150
+    assert after.reported_minibatches == 100, "as other devices count"
 
 
 def test_batches_that_do_not_fit_one_after_the_other_leave_none() -> None:
     after = known(64, 100).out_of_memory().out_of_memory()
-    assert after.workload.batches == BatchOptions((16,), (0.5,))
+    assert after.offered_batches == (16,)
     assert (after.too_large_batch, after.workload.facts.batch) == (32, 16)
     none = after.out_of_memory()
-    assert (none.workload.batches, none.too_large_batch, none.workload.facts.batch) == (None, 16, 16)
+    assert (none.offered_batches, none.too_large_batch, none.workload.facts.batch) == ((), 16, 16)
     assert none.out_of_memory() == none
 
 
 def test_a_batch_above_one_that_does_not_fit_is_not_offered_when_options_come_again() -> None:
     after = known(32, 150).out_of_memory()
-    assert after.with_batches(OPTIONS).workload.batches == BatchOptions((16,), (0.5,))
-    assert after.with_batches(BatchOptions((32, 64), (1.0, 1.0))).workload.batches is None
-    assert after.with_batches(None).workload.batches is None
+    assert after.with_batches(OPTIONS).offered_batches == (16,)
+    assert after.with_batches(BatchOptions((32, 64), (1.0, 1.0))).offered_batches == ()
+    assert after.with_batches(None).offered_batches == ()
     assert known().with_batches(OPTIONS) == known()
 
 
@@ -116,15 +116,13 @@ def test_after_any_failures_only_smaller_batches_are_trained(samples: dict[int, 
     state = known(batch=options.batches[0], length=1_000, options=options)
     failed: set[int] = set()
     for number in chosen:
-        left = state.workload.batches
-        if left is None:
+        left = state.offered_batches
+        if not left:
             break
-        batch = left.batches[number % len(left.batches)]
+        batch = left[number % len(left)]
         failed.add(batch)
         state = state.with_batch(batch).out_of_memory()
-        kept = state.with_batches(options).workload.batches
-        assert kept == state.workload.batches
-        assert set(kept.batches if kept else ()) == {each for each in options.batches if each < min(failed)}
+        assert state.offered_batches == tuple(each for each in options.batches if each < min(failed))
 
 
 # --- stored -------------------------------------------------------------------------------------------------------
