@@ -53,6 +53,11 @@ class WorkloadFront:
         return EVERY_WORKLOAD if self.workload is None else self.workload.name
 
     @property
+    def has_choice(self) -> bool:
+        """Whether a plan may choose the batch of the device."""
+        return self.workload is not None and self.workload.choice is not None
+
+    @property
     def is_length_assumed(self) -> bool:
         """Whether the front counts an assumed number of minibatches."""
         return self.workload is not None and self.minibatches_per_epoch is None
@@ -80,23 +85,31 @@ class UsualLengths:
             fronts: of each device.
         """
         self._fronts = list(fronts)
-        self._known: dict[str, float] = {}
+        self._known: dict[tuple[str, bool], float] = {}
 
-    def of(self, workload: str) -> float:
-        """Minibatches in an epoch of a workload; `ASSUMED_MINIBATCHES_PER_EPOCH` if no device knows them."""
-        if workload not in self._known:
+    def of(self, workload: str, has_choice: bool = False) -> float:
+        """Minibatches in an epoch of a workload; `ASSUMED_MINIBATCHES_PER_EPOCH` if no device knows them.
+
+        Args:
+            workload: its name.
+            has_choice: whether a plan may choose the batch on the device: lengths are then those of the largest batch.
+        """
+        key = workload, has_choice
+        if key not in self._known:
             known = [
                 each.minibatches_per_epoch
                 for fronts in self._fronts
                 for each in fronts
-                if each.minibatches_per_epoch is not None and each.name == workload
+                if each.minibatches_per_epoch is not None and each.name == workload and each.has_choice == has_choice
             ]
-            self._known[workload] = float(median(known)) if known else float(ASSUMED_MINIBATCHES_PER_EPOCH)
-        return self._known[workload]
+            self._known[key] = float(median(known)) if known else float(ASSUMED_MINIBATCHES_PER_EPOCH)
+        return self._known[key]
 
     def planned(self, known: WorkloadFront) -> Front:
         """The front to plan a device with: one of an assumed length is scaled to the usual length."""
-        factor = self.of(known.name) / ASSUMED_MINIBATCHES_PER_EPOCH if known.is_length_assumed else 1.0
+        if not known.is_length_assumed:
+            return known.front
+        factor = self.of(known.name, known.has_choice) / ASSUMED_MINIBATCHES_PER_EPOCH
         if factor == 1.0:
             return known.front
         try:

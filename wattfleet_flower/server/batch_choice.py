@@ -77,11 +77,6 @@ class BatchChoice:
         batch, options = assignment.batch, self.options
         if batch not in options:
             if batch:
-                log(
-                    INFO,
-                    "no batch is chosen for %s: its plan counts its own of %d samples",
-                    assignment.device_id,
-                    batch,
-                )
+                log(INFO, "no batch is chosen for %s, which trains with its own", assignment.device_id)
             return None
         return AssignedWork(batch, self.lr_scale(batch), options.relative_to(self.base_batch, batch))
