@@ -17,6 +17,7 @@ from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.modes import BatchOptions
 from wattfleet.planning.policies import policy_named
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
@@ -56,11 +57,13 @@ class SimulatedApp:
     def __post_init__(self) -> None:
         if self.network not in NETWORKS:
             raise InvalidInputError(f"unknown network {self.network!r}: choose one of {', '.join(NETWORKS)}")
-        for size in self.batch_sizes:
-            if size < 1:
-                raise InvalidInputError(f"a minibatch must have at least 1 sample, not {size}")
-        if len(set(self.batch_sizes)) < len(self.batch_sizes):
-            raise InvalidInputError(f"--app {self}: state each minibatch size once")
+        sizes = tuple(sorted(self.batch_sizes))
+        if sizes[0] < 1:
+            raise InvalidInputError(f"a minibatch must have at least 1 sample, not {sizes[0]}")
+        try:
+            BatchOptions(sizes, (1.0,) * len(sizes))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"--app {self}: {error}") from None
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING
@@ -53,36 +53,12 @@ def planned_loader(
         InvalidInputError: the batch size is not valid.
         ValueError: the data set is empty.
     """
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, RandomSampler
 
     work = planned_work(batch_size)
-    order = _ShuffledPasses(dataset, work.passes, generator)
+    assert isinstance(dataset, Sized), "a data set with indices has a length"
+    if not len(dataset):
+        raise ValueError("the data set is empty: a device without samples cannot train")
+    samples = max(1, round(work.passes * len(dataset)))
+    order = RandomSampler(dataset, num_samples=samples, generator=generator)
     return DataLoader(dataset, work.batch, sampler=order, generator=generator, **options)
-
-
-class _ShuffledPasses:
-    """A sampler of a number of passes over a data set, each in a new order; the last one may be a part.
-
-    Attributes:
-        generator: of the orders; None for torch's own.
-    """
-
-    def __init__(self, dataset: Any, passes: float, generator: Generator | None) -> None:
-        assert isinstance(dataset, Sized), "a data set with indices has a length"
-        self.generator = generator
-        self._pass_samples = len(dataset)
-        if not self._pass_samples:
-            raise ValueError("the data set is empty: a device without samples cannot train")
-        self._samples = max(1, round(passes * self._pass_samples))
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __iter__(self) -> Iterator[int]:
-        import torch
-
-        left = self._samples
-        while left > 0:
-            order = torch.randperm(self._pass_samples, generator=self.generator)[:left]
-            yield from order.tolist()
-            left -= len(order)

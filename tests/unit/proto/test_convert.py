@@ -243,7 +243,7 @@ workloads = st.builds(
         st.none() | st.sampled_from(["float32", "int8"]),
     ),
     st.none()
-    | st.dictionaries(st.integers(1, 10**6), st.floats(1e-6, 1e6), min_size=1, max_size=16).map(BatchOptions.of),
+    | st.dictionaries(st.integers(1, 10**6), st.floats(0.05, 40.0), min_size=1, max_size=16).map(BatchOptions.of),
 )
 
 

@@ -99,3 +99,9 @@ def test_a_step_of_another_batch_has_operations_in_proportion() -> None:
 def test_newer_facts_leave_the_options_as_they_are() -> None:
     workload = Workload("app", WorkloadFacts(batch=16), OPTIONS)
     assert workload.completed(WorkloadFacts(loader_workers=4)).batches == OPTIONS
+
+
+def test_a_batch_that_hardly_trains_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="1,000 times"):
+        BatchOptions((16, 32), (1.0, 1001.0))
+    assert BatchOptions((16, 32), (1.0, 1000.0)).relative_to(16, 32) == 1000

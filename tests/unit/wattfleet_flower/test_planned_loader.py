@@ -130,7 +130,6 @@ def shuffled(dataset: Dataset[Any], batch_size: int, generator: Any = None) -> D
     return DataLoader(dataset, batch_size, shuffle=True, generator=generator)
 
 
-@pytest.mark.xfail(strict=True, reason="its sampler draws other random numbers than torch's RandomSampler")
 @pytest.mark.parametrize("seeded", [of_generator, of_global_seed])
 def test_without_a_planned_training_a_seed_gives_the_order_of_an_ordinary_loader(
     seeded: Callable[[Callable[..., Any]], list[list[int]]],

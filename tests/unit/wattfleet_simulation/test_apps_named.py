@@ -42,7 +42,6 @@ def test_sizes_that_cannot_be_are_refused(text: str, error: str) -> None:
         apps_named(text)
 
 
-@pytest.mark.xfail(strict=True, reason="it is refused only once the run has begun, by its server app")
 def test_more_sizes_than_a_plan_can_choose_from_are_refused() -> None:
     with pytest.raises(InvalidInputError):
         apps_named(f"perceptron:{'/'.join(map(str, range(1, MAX_BATCH_OPTIONS + 2)))}")
