@@ -22,19 +22,18 @@ from wattfleet.choosing import (
 )
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 
-MEASUREMENTS = 20
-"""Modes with a batch size that are measured before the others are predicted."""
-
 BASELINE = "baseline 1"
 OURS = "joint, GPU clock"
 OURS_ALL_MODES = "joint, all modes"
-PREDICTED = "joint, all modes, predicted"
 ENERGY = "least energy, GPU clock"
 ENERGY_ALL_MODES = "least energy, all modes"
 FASTEST = "fastest, GPU clock"
 FASTEST_ALL_MODES = "fastest, all modes"
 THRIFTIEST = "thriftiest, GPU clock"
 THRIFTIEST_ALL_MODES = "thriftiest, all modes"
+PREDICTED: Mapping[str, int] = {f"joint, all modes, {count} measured": count for count in (20, 50)}
+"""Choices from predictions, and how many modes with a batch size are measured for them."""
+
 EXHAUSTIVE = "joint, GPU clock, everything measured"
 
 BEST_OF: Mapping[str, str] = {
@@ -43,7 +42,7 @@ BEST_OF: Mapping[str, str] = {
     "fastest batch": FASTEST,
     OURS: FASTEST,
     OURS_ALL_MODES: FASTEST_ALL_MODES,
-    PREDICTED: FASTEST_ALL_MODES,
+    **dict.fromkeys(PREDICTED, FASTEST_ALL_MODES),
     ENERGY: THRIFTIEST,
     ENERGY_ALL_MODES: THRIFTIEST_ALL_MODES,
 }
@@ -124,7 +123,10 @@ def compare(runs: Mapping[str, TaskRuns], report: Callable[[str], None]) -> tupl
         limits = [PowerLimit(limit_mw) for limit_mw in limits_mw(units)]
         for seed, unit in enumerate(units):
             report(f"{kind}, unit {seed + 1} of {SEEDS}")
-            predicted = {name: unit.predicted(name, MEASUREMENTS) for name in unit.trainings}
+            predicted = {
+                name: {method: unit.predicted(name, count) for method, count in PREDICTED.items()}
+                for name in unit.trainings
+            }
             for task in tasks:
                 for level, limit in enumerate(limits):
                     for method, choice, measurements in _choices(unit, task, runs, limit, predicted[task.network]):
@@ -135,7 +137,11 @@ def compare(runs: Mapping[str, TaskRuns], report: Callable[[str], None]) -> tupl
 
 
 def _choices(
-    unit: Unit, task: BenchmarkTask, runs: Mapping[str, TaskRuns], limit: PowerLimit, predicted: JointTable
+    unit: Unit,
+    task: BenchmarkTask,
+    runs: Mapping[str, TaskRuns],
+    limit: PowerLimit,
+    predicted: Mapping[str, JointTable],
 ) -> Iterator[tuple[str, JointChoice, int | None]]:
     """The choice of each method, with the number of measurements."""
     training = unit.trainings[task.network]
@@ -149,8 +155,9 @@ def _choices(
     yield OURS, choose_jointly(JointTable.measured(profile.rows), proxy, limit), len(profile.rows)
     yield EXHAUSTIVE, choose_jointly(clock, proxy, limit), None
     yield OURS_ALL_MODES, choose_jointly(every, proxy, limit), None
-    with suppress(InfeasibleBudgetError):  # no predicted mode is certain enough to keep the limit
-        yield PREDICTED, choose_jointly(predicted, proxy, limit), MEASUREMENTS
+    for method, table in predicted.items():
+        with suppress(InfeasibleBudgetError):  # no predicted mode is certain enough to keep the limit
+            yield method, choose_jointly(table, proxy, limit), PREDICTED[method]
     energy = TrainingObjective.LEAST_ENERGY
     yield ENERGY, choose_jointly(clock, proxy, limit, energy), None
     yield ENERGY_ALL_MODES, choose_jointly(every, proxy, limit, energy), None

@@ -20,13 +20,15 @@ class Look(NamedTuple):
     marker: str
 
 
+_PREDICTED = list(PREDICTED)[0]
+
 _LOOKS = {
     BASELINE: Look("#8a8f98", "--", ""),
     "baseline 2": Look("#e69f00", "--", "P"),
     "fastest batch": Look("#d55e00", "--", "X"),
     OURS: Look("#0072b2", "-", "o"),
     OURS_ALL_MODES: Look("#009e73", "-", "s"),
-    PREDICTED: Look("#cc79a7", "-", "D"),
+    _PREDICTED: Look("#cc79a7", "-", "D"),
 }
 
 

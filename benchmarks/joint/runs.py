@@ -42,12 +42,6 @@ class TaskRuns:
         """The relative samples of each batch, by the median of the runs."""
         return BatchEfficiency.from_runs(self.name, self.samples, f"{SEEDS} runs of {self.name}")
 
-    def of_seed(self, seed: int) -> BatchEfficiency:
-        """The relative samples of each batch in the runs of one seed."""
-        return BatchEfficiency.from_runs(
-            self.name, {batch: [runs[seed]] for batch, runs in self.samples.items()}, f"seed {seed} of {self.name}"
-        )
-
 
 def read_runs(path: Path = COMMITTED) -> dict[str, TaskRuns]:
     """The runs of all tasks by name.

@@ -14,7 +14,6 @@ from benchmarks.joint.compare import (
     BASELINE,
     BEST_OF,
     EXHAUSTIVE,
-    MEASUREMENTS,
     OURS,
     OURS_ALL_MODES,
     PREDICTED,
@@ -77,7 +76,6 @@ def result_of(runs: Mapping[str, TaskRuns], cases: Sequence[Case], proxies: Sequ
             "batches": BATCHES,
             "seeds": SEEDS,
             "levels": LEVELS,
-            "measurements_before_prediction": MEASUREMENTS,
             "networks_on_boards": {name: asdict(network) for name, network in NETWORKS.items()},
         },
         "relative_samples": {
@@ -132,7 +130,7 @@ def goals(by_limit: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Both goals on each board, from the means over tasks and seeds: one at the tightest limit, one over all limits."""
     found = []
     for kind in KINDS:
-        for method in (OURS, OURS_ALL_MODES, PREDICTED):
+        for method in (OURS, OURS_ALL_MODES, *PREDICTED):
             own = [each for each in by_limit if (each["kind"], each["method"]) == (kind, method)]
             sooner = [each["sooner"]["mean"] for each in own if each["level"] == 0]
             if not sooner:
