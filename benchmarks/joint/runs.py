@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,11 @@ def _train(task: BenchmarkTask, data: Path, journal_file: Path, report: Callable
 
 def _document(results: Mapping[str, Any]) -> str:
     """JSON with the runs of a batch on one line."""
-    document = {"made_by": "python -m benchmarks.joint --train", "torch": version("torch"), "tasks": results}
+    document = {
+        "made_by": "python -m benchmarks.joint --train",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "tasks": results,
+    }
     text = json.dumps(document, indent=1)
     return re.sub(r"\[[^\[\]]*\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n"
