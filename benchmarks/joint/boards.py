@@ -28,6 +28,7 @@ from wattfleet.modes import (
     Profile,
     Workload,
     WorkloadFacts,
+    array_to_modes,
     modes_to_array,
 )
 from wattfleet.prediction import RooflinePredictor, restore_predictor
@@ -103,6 +104,7 @@ class Unit:
     def __init__(self, kind: str, seed: int) -> None:
         self._kind = kind
         self._seed = seed
+        self._scatter = np.random.default_rng(seed)
         self._device = SimulatedDevice(kind, seed)
         self._ladder = gpu_frequencies(BOARDS[kind].space)
         self.trainings = {name: self._training(network) for name, network in NETWORKS.items()}
@@ -121,6 +123,12 @@ class Unit:
         minibatch_ms, power_mw = self._device.truth(modes_to_array([mode]), NETWORKS[network].workload(batch))
         return float(minibatch_ms[0]), float(power_mw[0])
 
+    def measured(self, network: str, mode: PowerMode, batch: int) -> tuple[float, float]:
+        """One measurement: ms of a minibatch and mW, which scatter as repeated measurements do."""
+        minibatch_ms, power_mw = self.truth(network, mode, batch)
+        time_error, power_error = np.exp(self._scatter.normal(0, (_TIME_SD, _POWER_SD))).tolist()
+        return minibatch_ms * time_error, power_mw * power_error
+
     def profiled(self, network: str, limit: PowerLimit) -> JointProfile:
         """What the published order measures below a limit; measurements are exact."""
 
@@ -130,18 +138,13 @@ class Unit:
         return profile_jointly(self._ladder, BATCHES, limit, measure)
 
     def predicted(self, network: str, measurements: int) -> JointTable:
-        """Every mode with every batch size, predicted from a few measurements that scatter as repeated ones do."""
+        """Every mode with every batch size, predicted from a few measurements."""
         known = self.trainings[network].everything.known
         chosen = spread_modes(known.modes, measurements, self._seed, known.stated_batch())
-        rng = np.random.default_rng(self._seed)
-        settings = np.column_stack([known.modes, known.stated_batch()])
-        at = [int(np.flatnonzero((settings == row).all(axis=1))[0]) for row in chosen]
-        measured = Profile(
-            known.modes[at],
-            known.minibatch_ms[at] * np.exp(rng.normal(0, _TIME_SD, len(at))),
-            known.power_mw[at] * np.exp(rng.normal(0, _POWER_SD, len(at))),
-            known.stated_batch()[at],
-        )
+        modes, batches = chosen[:, :4], chosen[:, 4].astype(np.int64)
+        rows = zip(array_to_modes(modes), batches.tolist(), strict=True)
+        minibatch_ms, power_mw = np.array([self.measured(network, mode, batch) for mode, batch in rows]).T
+        measured = Profile(modes, minibatch_ms, power_mw, batches)
         reference = restore_predictor(load(_REFERENCE), BOARDS[self._kind])
         assert isinstance(reference, RooflinePredictor), "the shipped reference is one"
         fitted = RooflinePredictor.fit(measured, reference, WorkloadFacts(loader_workers=_LOADER_WORKERS))

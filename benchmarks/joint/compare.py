@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from benchmarks.joint.boards import KINDS, Unit, limits_mw
+from benchmarks.joint.promising import measure_promising
 from benchmarks.joint.runs import SEEDS, TaskRuns
 from benchmarks.joint.tasks import TASKS, BenchmarkTask
 from wattfleet.choosing import (
@@ -34,6 +35,9 @@ THRIFTIEST_ALL_MODES = "thriftiest, all modes"
 PREDICTED: Mapping[str, int] = {f"joint, all modes, {count} measured": count for count in (20, 50)}
 """Choices from predictions, and how many modes with a batch size are measured for them."""
 
+MEASURED_MORE, MORE = "joint, all modes, 20 + 10 measured", 10
+"""The choice after the most promising predictions were measured, too, and how many at most."""
+
 EXHAUSTIVE = "joint, GPU clock, everything measured"
 
 BEST_OF: Mapping[str, str] = {
@@ -42,7 +46,7 @@ BEST_OF: Mapping[str, str] = {
     "fastest batch": FASTEST,
     OURS: FASTEST,
     OURS_ALL_MODES: FASTEST_ALL_MODES,
-    **dict.fromkeys(PREDICTED, FASTEST_ALL_MODES),
+    **dict.fromkeys((*PREDICTED, MEASURED_MORE), FASTEST_ALL_MODES),
     ENERGY: THRIFTIEST,
     ENERGY_ALL_MODES: THRIFTIEST_ALL_MODES,
 }
@@ -158,6 +162,12 @@ def _choices(
     for method, table in predicted.items():
         with suppress(InfeasibleBudgetError):  # no predicted mode is certain enough to keep the limit
             yield method, choose_jointly(table, proxy, limit), PREDICTED[method]
+    few = min(PREDICTED, key=PREDICTED.__getitem__)
+    with suppress(InfeasibleBudgetError):
+        better, measured = measure_promising(
+            predicted[few], proxy, limit, MORE, lambda mode, batch: unit.measured(task.network, mode, batch)
+        )
+        yield MEASURED_MORE, choose_jointly(better, proxy, limit), PREDICTED[few] + measured
     energy = TrainingObjective.LEAST_ENERGY
     yield ENERGY, choose_jointly(clock, proxy, limit, energy), None
     yield ENERGY_ALL_MODES, choose_jointly(every, proxy, limit, energy), None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.joint.compare import BASELINE, OURS, OURS_ALL_MODES, PREDICTED
+from benchmarks.joint.compare import BASELINE, MEASURED_MORE, OURS, OURS_ALL_MODES
 from benchmarks.joint.summary import Result
 
 
@@ -20,15 +20,13 @@ class Look(NamedTuple):
     marker: str
 
 
-_PREDICTED = list(PREDICTED)[0]
-
 _LOOKS = {
     BASELINE: Look("#8a8f98", "--", ""),
     "baseline 2": Look("#e69f00", "--", "P"),
     "fastest batch": Look("#d55e00", "--", "X"),
     OURS: Look("#0072b2", "-", "o"),
     OURS_ALL_MODES: Look("#009e73", "-", "s"),
-    _PREDICTED: Look("#cc79a7", "-", "D"),
+    MEASURED_MORE: Look("#cc79a7", "-", "D"),
 }
 
 
@@ -36,7 +34,7 @@ def write_picture(result: Result, path: Path) -> None:
     """Draw a panel for each board and task into a PNG file."""
     kinds = list(dict.fromkeys(row["kind"] for row in result["by_task"]))
     tasks = list(dict.fromkeys(row["task"] for row in result["by_task"]))
-    figure = Figure(figsize=(13, 5.6), dpi=100, layout="constrained")
+    figure = Figure(figsize=(13, 5.6), dpi=90, layout="constrained")
     panels = figure.subplots(len(kinds), len(tasks), sharey=True, sharex="row", squeeze=False)
     for kind, row in zip(kinds, panels, strict=True):
         for task, axes in zip(tasks, row, strict=True):

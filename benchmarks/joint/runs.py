@@ -130,4 +130,4 @@ def _document(results: Mapping[str, Any]) -> str:
         "tasks": results,
     }
     text = json.dumps(document, indent=1)
-    return re.sub(r"\[[^\[\]]*\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n"
+    return re.sub(r"\[[^\[\]]*\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text) + "\n"

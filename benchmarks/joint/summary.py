@@ -14,6 +14,7 @@ from benchmarks.joint.compare import (
     BASELINE,
     BEST_OF,
     EXHAUSTIVE,
+    MEASURED_MORE,
     OURS,
     OURS_ALL_MODES,
     PREDICTED,
@@ -130,7 +131,7 @@ def goals(by_limit: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Both goals on each board, from the means over tasks and seeds: one at the tightest limit, one over all limits."""
     found = []
     for kind in KINDS:
-        for method in (OURS, OURS_ALL_MODES, *PREDICTED):
+        for method in (OURS, OURS_ALL_MODES, *PREDICTED, MEASURED_MORE):
             own = [each for each in by_limit if (each["kind"], each["method"]) == (kind, method)]
             sooner = [each["sooner"]["mean"] for each in own if each["level"] == 0]
             if not sooner:

@@ -50,7 +50,7 @@ def _sooner(row: Row) -> str:
 
 
 def _behind(row: Row) -> str:
-    over = f", {row['over_limit']} of {row['cases']} over" if row["over_limit"] else ""
+    over = f", {row['over_limit']}/{row['cases']} over by ≤ {row['worst_excess_pct']:.1f}" if row["over_limit"] else ""
     return f"{row['behind_pct']['mean']:.1f} ± {row['behind_pct']['sd']:.1f}{over}"
 
 

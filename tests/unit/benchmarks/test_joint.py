@@ -10,17 +10,21 @@ import pytest
 
 from benchmarks.joint.boards import NETWORKS, Unit, limits_mw, true_table, undominated
 from benchmarks.joint.compare import BASELINE, FASTEST, OURS, Case, ProxyCase, time_energy_power
+from benchmarks.joint.promising import measure_promising
 from benchmarks.joint.runs import BATCHES, SEEDS, read_runs
 from benchmarks.joint.summary import figures, proxy_matrix, ratios
 from benchmarks.joint.tasks import TASKS, pooled, sequences
 from wattfleet.choosing import (
     BatchEfficiency,
+    JointTable,
+    KnownModes,
     PowerLimit,
     TrainingObjective,
     choose_jointly,
     highest_safe_gpu_hz,
 )
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import PowerMode
 
 
 def case(method: str, time_s: float, energy_j: float, seed: int = 0, power_w: float = 9.0) -> Case:
@@ -132,3 +136,31 @@ def test_a_run_that_never_reached_its_target_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"tasks": {"resnet-mnist": {"samples": samples}}}))
     with pytest.raises(InvalidInputError, match="resnet-mnist lacks a run"):
         read_runs(path)
+
+
+def test_promising_predictions_are_measured_until_one_keeps_the_limit() -> None:
+    # The faster a mode is, the more power it takes; predictions are 10 % too low, and uncertain by as much.
+    gpu_hz = np.arange(1.0, 11.0)
+    true_mw = 1_000 * gpu_hz
+    known = KnownModes(
+        np.column_stack([np.ones(10), np.ones(10), gpu_hz, np.ones(10)]),
+        100 / gpu_hz,
+        0.9 * true_mw,
+        np.full(10, 0.05),
+        np.full(10, 0.1),
+        np.zeros(10, dtype=bool),
+        np.full(10, 8),
+    )
+    asked = []
+
+    def measure(mode: PowerMode, batch: int) -> tuple[float, float]:
+        asked.append(mode.gpu_hz)
+        return 100 / mode.gpu_hz, 1_000.0 * mode.gpu_hz
+
+    efficiency = BatchEfficiency("m", (8,), (1.0,), (0.0,), "test")
+    limit = PowerLimit(7_400.0)
+    before = choose_jointly(JointTable(known), efficiency, limit).chosen.mode.gpu_hz
+    better, count = measure_promising(JointTable(known), efficiency, limit, 5, measure)
+    # 8 has 7.2 W predicted, but takes 8 W. 7 keeps the limit, and no faster mode is as likely to keep it.
+    assert (before, asked, count) == (6, [8, 7], 2)
+    assert choose_jointly(better, efficiency, limit).chosen.mode.gpu_hz == 7
