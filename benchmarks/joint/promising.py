@@ -35,9 +35,6 @@ def measure_promising(
 
     Returns:
         The rows that are at least as fast as the choice from the table, and the number of measurements.
-
-    Raises:
-        InfeasibleBudgetError: no row keeps the limit even with even odds.
     """
     slowest_ms = np.inf
     with suppress(InfeasibleBudgetError):
@@ -45,7 +42,10 @@ def measure_promising(
     known = table.among(table.sample_ms(efficiency) <= slowest_ms).known
     probability = _FIRST_PROBABILITY
     for done in range(count):
-        chosen = choose_jointly(JointTable(known), efficiency, limit, probability=probability).chosen
+        try:
+            chosen = choose_jointly(JointTable(known), efficiency, limit, probability=probability).chosen
+        except InfeasibleBudgetError:
+            return JointTable(known), done
         if chosen.measured or chosen.batch is None:
             return JointTable(known), done
         minibatch_ms, power_mw = measure(chosen.mode, chosen.batch)

@@ -55,7 +55,10 @@ def read_runs(path: Path = COMMITTED) -> dict[str, TaskRuns]:
     for name, entry in tasks.items():
         samples = {int(batch): runs for batch, runs in entry["samples"].items()}
         if tuple(samples) != BATCHES or any(len(runs) != SEEDS or None in runs for runs in samples.values()):
-            raise InvalidInputError(f"{path}: {name} lacks a run that reached the target: train it again with --train")
+            raise InvalidInputError(
+                f"{path}: {name} lacks a run that reached the target: lower its target_accuracy or"
+                " raise its max_samples in benchmarks/joint/tasks.py, and train again with --train"
+            )
         found[name] = TaskRuns(name, samples)
     return found
 
