@@ -1,0 +1,1 @@
+"""Choosing mode and batch size together on two simulated boards, compared with the published baselines."""

@@ -1,0 +1,70 @@
+"""Choose mode and batch size together on two simulated boards: time and energy to an accuracy under power limits.
+
+    python -m benchmarks.joint [--json FILE] [--png FILE]
+    python -m benchmarks.joint --train [--data ../shared/data] [--out out/joint]
+
+Boards are simulated. How many samples training needs with each batch size comes from 150 trainings of small networks on
+a CPU, whose results are committed. `--train` repeats them, continues where it was interrupted, and uses its own runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# numpy's libraries read these when they are loaded, so the imports that follow cannot stand above.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+
+from benchmarks.joint.compare import compare  # noqa: E402
+from benchmarks.joint.picture import write_picture  # noqa: E402
+from benchmarks.joint.runs import COMMITTED, read_runs, train_all  # noqa: E402
+from benchmarks.joint.summary import result_of  # noqa: E402
+from benchmarks.joint.tables import tables  # noqa: E402
+from wattfleet.errors import WattfleetError  # noqa: E402
+from wattfleet_io.console import print_line, terminal  # noqa: E402
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train if asked to, compare, and print the tables; 0, or 1 if something is missing."""
+    options = _parser().parse_args(arguments)
+    try:
+        runs = read_runs(train_all(options.data, options.out, _report) if options.train else COMMITTED)
+        result = result_of(runs, *compare(runs, _report))
+    except WattfleetError as error:
+        _report(f"error: {error}")
+        return 1
+    console = terminal()
+    for table in tables(result):
+        console.print(table)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if options.png is not None:
+        write_picture(result, options.png)
+    return 0
+
+
+def _report(line: str) -> None:
+    print_line(line, to_stderr=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.joint",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--train", action="store_true", help="train again instead of using the committed runs")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="read the images from this folder")
+    parser.add_argument("--out", type=Path, default=Path("out/joint"), help="write trained runs to this folder")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--png", type=Path, help="draw the plots to this file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
