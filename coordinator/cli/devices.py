@@ -98,6 +98,7 @@ def _front_content(view: view_pb2.DeviceView) -> list[dict[str, Any]] | None:
     return [
         {
             "mode": front.mode(k)._asdict(),
+            "batch": None if front.batch is None else int(front.batch[k]),
             "warmup_s": float(front.warmup_s[k]),
             "epoch_s": float(front.epoch_s[k]),
             "power_w": float(front.power_w[k]),
@@ -261,11 +262,13 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload:
         console.print(f"\nno front{of} yet: the device reports one when a run has started", style="dim", markup=False)
         return
     shown = np.unique(np.linspace(0, len(front) - 1, _FRONT_ROWS).round().astype(int)).tolist()
-    table = columns(("mode",), ("warm-up s", "s/epoch", "W", "W planned"))
+    has_batches = front[0]["batch"] is not None
+    table = columns(("mode",), (*(("batch",) if has_batches else ()), "warm-up s", "s/epoch", "W", "W planned"))
     for index in shown:
         point = front[index]
         table.add_row(
             PowerMode(**point["mode"]).label(),
+            *((str(point["batch"]),) if has_batches else ()),
             number(point["warmup_s"]),
             number(point["epoch_s"]),
             number(point["power_w"]),

@@ -86,6 +86,7 @@ def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
                 "selected": decision.selected,
                 "reason": decision.reason,
                 "mode": part.mode._asdict() if part else None,
+                "batch": part.batch if part else None,
                 "warmup_s": part.warmup_s if part else None,
                 "epoch_s": part.epoch_s if part else None,
                 "power_w": part.power_w if part else None,
@@ -117,11 +118,12 @@ def _print(content: dict[str, Any]) -> None:
             style="bold",
         )
     )
-    table = columns(("selected", "mode"), ("warm-up s", "s/epoch", "W", "W planned"))
+    table = columns(("selected", "mode"), ("batch", "warm-up s", "s/epoch", "W", "W planned"))
     for each in selected:
         table.add_row(
             Text(each["device_id"], style="green"),
             PowerMode(**each["mode"]).label(),
+            number(each["batch"], 0),
             number(each["warmup_s"]),
             number(each["epoch_s"]),
             number(each["power_w"]),

@@ -80,6 +80,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "epoch_log_sd": _NUMBER,
         "power_log_sd": _NUMBER,
         "warmup_s": _NUMBER,
+        "batch": _COUNT,
     },
     "workloads": {"device_id": _TEXT, **_WORKLOAD},
     "runs": {
@@ -129,6 +130,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         **_ROUND,
         "device_id": _TEXT,
         "node_id": _NODE,
+        "batch": _COUNT,
         **_PART,
         "became": _TEXT,
         **{f"trimmed_{name}": dtype for name, dtype in _PART.items()},
@@ -180,7 +182,7 @@ class Tables:
             self.rows["fronts"] += [
                 (
                     *(view.device_id, each.workload.name or None, *_mode(p.mode)),
-                    *(p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s),
+                    *(p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s, p.batch or None),
                 )
                 for each in view.workloads
                 for p in each.front.points
@@ -221,7 +223,7 @@ class Tables:
         became = {**dict.fromkeys(after, "other mode"), **dict.fromkeys(plan.stopped, "stopped")}
         self.rows["assignments"] += [
             (
-                *(*key, each.device_id, nodes[each.device_id], *_part(each)),
+                *(*key, each.device_id, nodes[each.device_id], each.batch, *_part(each)),
                 *(became.get(each.device_id), *_part(after.get(each.device_id))),
             )
             for each in first.assignments
