@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from wattfleet_simulation.devices import device_specs
 from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
 
-FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle watts.
+FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle watts
     "agx-orin-0": ("agx-orin", 18.0, 48.0, 11.5),
     "agx-orin-1": ("agx-orin", 30.0, 47.0, 12.0),
     "orin-nano-0": ("orin-nano", 150.0, 17.6, 4.6),
@@ -73,14 +73,13 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
     assignments = [
         {
             "device": device,
-            "mode": point["mode"],
+            **{"mode": point["mode"], "batch": 4},
             "predicted_warmup_s": point["warmup_s"],
             "predicted_epoch_s": point["epoch_s"],
             "observed_epoch_s": point["epoch_s"] * (1.01 + 0.005 * number),
             "predicted_power_w": point["power_w"],
             "observed_power_w": point["power_w"] * 0.95,
             "power_limit_w": point["power_w"] * 1.03,
-            "batch": 4,
             "epoch_log_sd": LOG_SD,
             "power_log_sd": LOG_SD,
             "modes_profiled": 12,
