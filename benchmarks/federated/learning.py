@@ -95,8 +95,12 @@ class Federation:
             share = np.array([float(len(self._parts[device])) for device in devices])
             share /= share.sum()
             if normalised:
-                moved = np.array([self._moved(work[device].steps(len(self._parts[device])), work[device].batch)
-                                  for device in devices])
+                moved = np.array(
+                    [
+                        self._moved(work[device].steps(len(self._parts[device])), work[device].batch)
+                        for device in devices
+                    ]
+                )
                 share = share * (share @ moved) / moved
             merged = dict(model.parameters)
             losses: dict[int, float] = {}
