@@ -17,14 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.devices.virtual.virtual_board import mean_stretch
+from edge_agent.devices.virtual.virtual_board import Load, mean_stretch
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from reference_models import load
 from wattfleet.choosing import POWER_QUANTILE, BatchEfficiency, Front, pareto_front, predicted_front
-from wattfleet.modes import BatchArray, ModeArray, Workload, WorkloadFacts, board_named, modes_to_array, nearest_mode
+from wattfleet.modes import (
+    BatchArray,
+    ModeArray,
+    PowerMode,
+    Workload,
+    WorkloadFacts,
+    board_named,
+    modes_to_array,
+    nearest_mode,
+)
 from wattfleet.prediction import Prediction
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters
 
@@ -159,6 +168,16 @@ def units(fleet: Mapping[str, int], modes: int) -> list[Unit]:
 
 class Board(SimulatedDevice):
     """A simulated board that trains ResNet-18 with batches of any size; a workload only states the batch."""
+
+    def __init__(self, board_kind: str, seed: int) -> None:
+        self._loads: dict[tuple[PowerMode, Workload | None], Load] = {}
+        super().__init__(board_kind, seed)
+
+    def _load_at(self, mode: PowerMode) -> Load:
+        key = mode, self._workload
+        if key not in self._loads:
+            self._loads[key] = super()._load_at(mode)
+        return self._loads[key]
 
     def _physics(self, workload: Workload | None) -> tuple[TimeParameters, PowerParameters]:
         return super()._physics(None)

@@ -166,8 +166,8 @@ def method(
     tuned: Mapping[str, Method] = {
         "progress-batch": Planned(batches, progress, site_budget_w, is_normalised=True),
         "progress-work": PartialWork(modes, progress, site_budget_w),
-        "progress-epochs": ChosenEpochs(modes, progress, site_budget_w, efforts),
-        "progress-all": ChosenEpochs(batches, progress, site_budget_w, efforts),
+        "progress-epochs": ChosenEpochs(modes, site_budget_w, efforts, overhead_s),
+        "progress-all": ChosenEpochs(batches, site_budget_w, efforts, overhead_s),
         "presets-4": Planned(offers.presets, RandomK(count, seed), site_budget_w, epochs=4),
         "presets-8": Planned(offers.presets, RandomK(count, seed), site_budget_w, epochs=8),
     }

@@ -14,10 +14,25 @@ from wattfleet.planning.curves import curves_of
 from wattfleet.planning.plan import assignment_at
 from wattfleet.planning.policies import Progress
 
-Efforts = Mapping[float, float]
-"""Progress of a round by its local epochs, in multiples of the progress with `LOCAL_EPOCHS`."""
 
-FIXED_EFFORT: Efforts = {float(LOCAL_EPOCHS): 1.0}
+@dataclass(frozen=True)
+class Effort:
+    """What a round with some number of local epochs brings.
+
+    Attributes:
+        progress: of a round with all devices, in multiples of the progress with `LOCAL_EPOCHS`.
+        half_devices: number of devices with which a round makes half of it. The more local epochs, the further the
+            devices' models drift apart, and the more devices are needed.
+    """
+
+    progress: float = 1.0
+    half_devices: float = 3.0
+
+
+Efforts = Mapping[float, Effort]
+"""By the number of local epochs."""
+
+FIXED_EFFORT: Efforts = {float(LOCAL_EPOCHS): Effort()}
 """No choice of epochs."""
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -30,20 +45,20 @@ _LIMITS = 16
 class ChosenEpochs:
     """Chooses the local epochs of each round, the same for all its devices, by the most progress per second.
 
-    A round of `k` devices with `e` epochs makes `f(e) * k / (k + h)` of progress, where `f` is measured on a proxy and
-    `h` is that of the policy. The plan's duration and the overhead are the seconds of the round.
+    A round of `k` devices with `e` epochs makes `f(e) * k / (k + h(e))` of progress, where `f` and `h` are measured on
+    a proxy. The plan's duration and the overhead are the seconds of the round.
 
     Attributes:
         offers: fronts that are planned with.
-        policy: selects the devices.
         site_budget_w: watts of the site.
-        efforts: `f` by `e`.
+        efforts: `f` and `h` by `e`.
+        overhead_s: seconds of a round besides its training.
     """
 
     offers: Sequence[Offer]
-    policy: Progress
     site_budget_w: float
     efforts: Efforts
+    overhead_s: float
     is_normalised: bool = True
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
@@ -51,10 +66,11 @@ class ChosenEpochs:
         allowance = Allowance.of_site(self.site_budget_w)
         most, best = 0.0, list[Job]()
         for epochs, effort in self.efforts.items():
-            plan = plan_round(self.offers, self.policy, allowance, epochs, server_round, history)
+            policy = Progress(half_devices=effort.half_devices, overhead_s=self.overhead_s)
+            plan = plan_round(self.offers, policy, allowance, epochs, server_round, history)
             devices = len(plan.assignments)
-            progress = effort * devices / (devices + self.policy.half_devices)
-            if (rate := progress / (plan.duration_s + self.policy.overhead_s)) > most:
+            progress = effort.progress * devices / (devices + effort.half_devices)
+            if (rate := progress / (plan.duration_s + self.overhead_s)) > most:
                 most, best = rate, [Job(each, epochs) for each in plan.assignments]
         return best
 
