@@ -152,4 +152,5 @@ def _offers(
         maxn=offers([each.maxn for each in known]),
         predicted_batches=tuned([each.predicted for each in known]),
         true_batches=tuned([each.true for each in known]),
+        samples=samples,
     )

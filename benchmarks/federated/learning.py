@@ -39,6 +39,14 @@ class LocalWork:
         return max(1, round(self.epochs * -(-samples // self.batch)))
 
 
+def movement(steps: int) -> float:
+    """How far so many steps with `MOMENTUM` go along a constant gradient, in steps without momentum.
+
+    These are the weights by which FedNova normalises (arXiv 2007.07481, section 4.1).
+    """
+    return (steps - MOMENTUM * (1 - MOMENTUM**steps) / (1 - MOMENTUM)) / (1 - MOMENTUM)
+
+
 @dataclass
 class Model:
     """A state of the global model.
@@ -116,9 +124,7 @@ class Federation:
         return model.followers[key]
 
     def _moved(self, steps: int, batch: int) -> float:
-        """How far so many steps with momentum go along a constant gradient of length 1."""
-        rho = MOMENTUM
-        return self._learning_rate(batch) * (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        return self._learning_rate(batch) * movement(steps)
 
     def _learning_rate(self, batch: int) -> float:
         return scaled_learning_rate(self._task.learning_rate, BASE_BATCH, batch, "sgd")

@@ -93,6 +93,7 @@ class FleetOffers:
         maxn: the highest modes, with their true times and watts.
         predicted_batches: fronts over modes and batches that agents report.
         true_batches: the same with the boards' true values.
+        samples: training samples of each device.
     """
 
     predicted: Sequence[Offer]
@@ -101,6 +102,7 @@ class FleetOffers:
     maxn: Sequence[Offer]
     predicted_batches: Sequence[Offer]
     true_batches: Sequence[Offer]
+    samples: Sequence[int]
 
 
 METHODS: Mapping[str, str] = {
@@ -165,7 +167,7 @@ def method(
     progress = Progress(overhead_s=overhead_s)
     tuned: Mapping[str, Method] = {
         "progress-batch": Planned(batches, progress, site_budget_w, is_normalised=True),
-        "progress-work": PartialWork(modes, progress, site_budget_w),
+        "progress-work": PartialWork(modes, offers.samples, progress, site_budget_w),
         "progress-epochs": ChosenEpochs(modes, site_budget_w, efforts, overhead_s),
         "progress-all": ChosenEpochs(batches, site_budget_w, efforts, overhead_s),
         "presets-4": Planned(offers.presets, RandomK(count, seed), site_budget_w, epochs=4),

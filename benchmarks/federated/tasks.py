@@ -76,7 +76,7 @@ def digits() -> LearningTask:
 @cache
 def fashion() -> LearningTask:
     """A subset of Fashion-MNIST, averaged to 14 x 14 pixels, and a small convolutional network."""
-    return _small_images("fashion", "fashion_mnist", (0.74, 0.78))
+    return _small_images("fashion", "fashion_mnist", (0.70, 0.75))
 
 
 @cache
@@ -89,7 +89,7 @@ def digits_proxy() -> LearningTask:
 @cache
 def fashion_proxy() -> LearningTask:
     """MNIST with the network of `fashion`."""
-    return _small_images("MNIST", "mnist", (0.90, 0.94))
+    return _small_images("MNIST", "mnist", (0.85, 0.90))
 
 
 TASKS: Mapping[str, Callable[[], LearningTask]] = {"digits": digits, "fashion": fashion}
@@ -104,8 +104,8 @@ def _small_images(name: str, stem: str, targets: tuple[float, float]) -> Learnin
     chosen = np.random.default_rng(0).permutation(len(images))[:_FASHION_TRAIN]
     return LearningTask(
         name=name,
-        train=(_patches(images[chosen]), torch.from_numpy(labels[chosen])),
-        test=(_patches(test_images[:_FASHION_TEST]), torch.from_numpy(test_labels[:_FASHION_TEST])),
+        train=(patches(images[chosen]), torch.from_numpy(labels[chosen])),
+        test=(patches(test_images[:_FASHION_TEST]), torch.from_numpy(test_labels[:_FASHION_TEST])),
         start=_start(
             {
                 "first": lambda: nn.Linear(16, 8),
@@ -113,7 +113,7 @@ def _small_images(name: str, stem: str, targets: tuple[float, float]) -> Learnin
                 "output": lambda: nn.Linear(16 * 16, CLASSES),
             }
         ),
-        logits=_convolutional,
+        logits=convolutional,
         concentration=0.3,
         targets=targets,
         learning_rate=0.05,
@@ -133,7 +133,7 @@ def _read(stem: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, n
         )
 
 
-def _patches(images: np.ndarray) -> Tensor:
+def patches(images: np.ndarray) -> Tensor:
     """`[n, 64, 16]` patches of 4 x 4 pixels at stride 2, of `[n, 28, 28]` images averaged to 14 x 14.
 
     With them the first convolution is a matrix product.
@@ -160,10 +160,10 @@ def _perceptron(parameters: Parameters, images: Tensor) -> Tensor:
     return _linear(parameters, "output", _linear(parameters, "hidden", images).relu())
 
 
-def _convolutional(parameters: Parameters, patches: Tensor) -> Tensor:
-    """Two convolutions of stride 2, of 4 x 4 and 2 x 2 pixels, and a linear layer; `patches` is `[d, b, 64, 16]`."""
-    d, b = patches.shape[:2]
-    first = _linear(parameters, "first", patches.reshape(d, b * 64, 16)).relu()
+def convolutional(parameters: Parameters, inputs: Tensor) -> Tensor:
+    """Two convolutions of stride 2, of 4 x 4 and 2 x 2 pixels, and a linear layer; `inputs` is `[d, b, 64, 16]`."""
+    d, b = inputs.shape[:2]
+    first = _linear(parameters, "first", inputs.reshape(d, b * 64, 16)).relu()
     # [d, b, 4, 2, 4, 2, 8]: each 2 x 2 block of the 8 x 8 positions is one input of the second convolution.
     blocks = first.view(d, b, 4, 2, 4, 2, 8).transpose(3, 4).reshape(d, b * 16, 32)
     second = _linear(parameters, "second", blocks).relu()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Values
+from benchmarks.federated.learning import LocalWork, movement
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Allowance, History, Offer, plan_round
 from wattfleet.planning.curves import curves_of
@@ -79,18 +80,20 @@ class ChosenEpochs:
 class PartialWork:
     """Gives slow devices of a round less work, so that the others need not wait for them.
 
-    For each of several durations, every device may do the shares `s` of its epochs that its watts allow in time. A
-    round makes `sum(w s) / (sum(w) + h)` of progress: the mean share of the work, as FedNova averages it, times the
-    progress `sum(w) / (sum(w) + h)` of a round of so many devices. The set and its shares are chosen by progress per
-    watt, one step at a time.
+    For each of several durations, every device may do the shares of its epochs that its watts allow in time. A round
+    makes `sum(w s) / (sum(w) + h)` of progress, where `s` is how far a device with its steps goes relative to one with
+    all of them. This is the mean of `s`, as FedNova averages it, times the progress `sum(w) / (sum(w) + h)` of a round
+    of so many devices. The set and its shares are chosen by progress per watt, one step at a time.
 
     Attributes:
         offers: fronts that are planned with.
+        samples: of each device.
         policy: its `half_devices` and its overhead are used.
         site_budget_w: watts of the site.
     """
 
     offers: Sequence[Offer]
+    samples: Sequence[int]
     policy: Progress
     site_budget_w: float
     is_normalised: bool = True
@@ -100,6 +103,7 @@ class PartialWork:
         curves = [curves_of(self.offers, share * LOCAL_EPOCHS) for share in SHARES]
         spare_w = self.site_budget_w - sum(offer.idle_w for offer in self.offers)
         worth = _worth(self.offers, server_round, history)
+        value = np.array([[_movement(share, samples) for samples in self.samples] for share in SHARES])
         limits_s = np.geomspace(
             min(float(each.time_s.min()) for each in curves) * (1 + 1e-9), float(curves[-1].time_s.max()), _LIMITS
         )
@@ -107,7 +111,7 @@ class PartialWork:
         for limit_s in map(float, limits_s):
             steps = [each.steps_within(limit_s) for each in curves]
             extra_w = np.array([each.extra_at(step) for each, step in zip(curves, steps, strict=True)])
-            level, progress = most_progress(extra_w, worth, spare_w, self.policy.half_devices)
+            level, progress = most_progress(extra_w, value / value[-1], worth, spare_w, self.policy.half_devices)
             if progress / (limit_s + self.policy.overhead_s) > most:
                 most = progress / (limit_s + self.policy.overhead_s)
                 best = [
@@ -122,11 +126,18 @@ class PartialWork:
         return best
 
 
-def most_progress(extra_w: Values, worth: Values, spare_w: float, half_devices: float) -> tuple[np.ndarray, float]:
+def _movement(share: float, samples: int) -> float:
+    return movement(LocalWork(share * LOCAL_EPOCHS).steps(samples))
+
+
+def most_progress(
+    extra_w: Values, value: Values, worth: Values, spare_w: float, half_devices: float
+) -> tuple[np.ndarray, float]:
     """Shares of work within some watts, close to those with the most progress.
 
     Args:
         extra_w: `[s, n]` watts that each device needs for each of `SHARES`; infinite where it cannot be in time.
+        value: `[s, n]` how much each share of a device's work counts, 1 for all of it.
         worth: `[n]` weight of each device, 1 on average.
         spare_w: watts to share out.
         half_devices: see `Progress`.
@@ -134,18 +145,20 @@ def most_progress(extra_w: Values, worth: Values, spare_w: float, half_devices: 
     Returns:
         `[n]` index into `SHARES`, -1 for devices that are not selected, and the progress.
     """
-    shares = np.array(SHARES)
     level = np.full(len(worth), -1)
     done, used_w = np.zeros(len(worth)), np.zeros(len(worth))
     most, best = 0.0, level.copy()
+    if len(extra_w) > 1:  # devices that do all of their work may be better than many that do a part
+        level_of_all, most = most_progress(extra_w[-1:], value[-1:], worth, spare_w, half_devices)
+        best = np.where(level_of_all >= 0, len(extra_w) - 1, -1)
     while True:
-        gain = (shares[:, None] - done) * worth
+        gain = (value - done) * worth
         cost_w = np.maximum(extra_w - used_w, 1e-9)
         can = (gain > 0) & (extra_w - used_w <= spare_w - used_w.sum())
         if not can.any():
             return best, most
         share, device = np.unravel_index(int(np.where(can, gain / cost_w, -1.0).argmax()), gain.shape)
-        level[device], done[device], used_w[device] = share, shares[share], extra_w[share, device]
+        level[device], done[device], used_w[device] = share, value[share, device], extra_w[share, device]
         chosen = level >= 0
         scale = min(1.0, float(chosen.sum() / worth[chosen].sum()))  # a set counts for no more devices than it has
         progress = scale * float((worth * done).sum()) / (scale * float(worth[chosen].sum()) + half_devices)
