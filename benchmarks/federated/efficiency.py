@@ -29,8 +29,8 @@ _DEVICES = 50
 _COUNTS = 5, 20
 """Devices of a round, few and many."""
 _LEAST_HALF, _MOST_HALF = 1.0, 20.0
-_SEEDS = range(100, 103)
-_ROUNDS = 150
+_SEEDS = range(100, 102)
+_ROUNDS = 100
 
 
 @dataclass(frozen=True)
