@@ -101,7 +101,7 @@ def rounds_to_target(proxy: LearningTask, devices: int, count: int, work: LocalW
         model, accuracy, rounds = federation.start, list[float](), None
         while rounds is None and len(accuracy) < _ROUNDS:
             drawn = draw.permutation(devices)[:count]
-            model = federation.after(model, {int(device): work for device in drawn}, normalised=True)
+            model = federation.after(model, {int(device): work for device in drawn})
             accuracy.append(model.accuracy)
             at = reached(accuracy, proxy.targets[0])
             rounds = None if at is None else at + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,14 +25,13 @@ class Planned:
         policy: the client-selection policy.
         site_budget_w: watts of the site.
         epochs: local epochs.
-        is_normalised: see `Method`.
     """
 
     offers: Sequence[Offer]
     policy: Policy
     site_budget_w: float
     epochs: float = LOCAL_EPOCHS
-    is_normalised: bool = False
+    is_normalised: ClassVar[bool] = False
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
         """The plan's assignments."""
@@ -57,7 +57,7 @@ class EqualShares:
     count: int
     seed: int
     site_budget_w: float
-    is_normalised: bool = False
+    is_normalised: ClassVar[bool] = False
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
         """The drawn devices, in modes within their shares."""
@@ -166,7 +166,7 @@ def method(
     modes, batches = (offers.true, offers.true_batches) if knows else (offers.predicted, offers.predicted_batches)
     progress = Progress(overhead_s=overhead_s)
     tuned: Mapping[str, Method] = {
-        "progress-batch": Planned(batches, progress, site_budget_w, is_normalised=True),
+        "progress-batch": Planned(batches, progress, site_budget_w),
         "progress-work": PartialWork(modes, offers.samples, progress, site_budget_w),
         "progress-epochs": ChosenEpochs(modes, site_budget_w, efforts, overhead_s),
         "progress-all": ChosenEpochs(batches, site_budget_w, efforts, overhead_s),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class ChosenEpochs:
     site_budget_w: float
     efforts: Efforts
     overhead_s: float
-    is_normalised: bool = True
+    is_normalised: ClassVar[bool] = False
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
         """The best of the plans with each number of epochs."""
@@ -96,7 +97,7 @@ class PartialWork:
     samples: Sequence[int]
     policy: Progress
     site_budget_w: float
-    is_normalised: bool = True
+    is_normalised: ClassVar[bool] = True
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
         """The set, the shares and the duration with the most progress per second."""
