@@ -72,7 +72,7 @@ def test_shares_of_work_are_close_to_the_best_of_all(seed: int) -> None:
             return 0.0
         total = float(worth[chosen].sum())
         scale = min(1.0, len(chosen) / total)
-        return scale * sum(worth[k] * value[levels[k], k] for k in chosen) / (scale * total + half)
+        return float(scale * sum(worth[k] * value[levels[k], k] for k in chosen) / (scale * total + half))
 
     best = max(map(progress_of, product(range(-1, len(SHARES)), repeat=devices)))
     assert progress == pytest.approx(progress_of(tuple(level.tolist())))
@@ -120,6 +120,7 @@ def test_networks_side_by_side_compute_what_convolutions_do() -> None:
     small = nn.functional.avg_pool2d(images[:, None], 2)
     found = second(first(small).relu()).relu()
     expected = output(found.permute(0, 2, 3, 1).flatten(1))
+    assert first.bias is not None and second.bias is not None
     parameters = {
         "first.weight": first.weight.flatten(1),
         "first.bias": first.bias,
