@@ -21,11 +21,14 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.federated.boards import facts
-from benchmarks.federated.experiment import FLEET, Experiment, run_seed
-from benchmarks.federated.methods import METHODS, OVERHEAD_S
+from benchmarks.federated.experiment import FLEET, Experiment, proxied, run_seed
+from benchmarks.federated.jobs import OVERHEAD_S
+from benchmarks.federated.methods import METHODS
 from benchmarks.federated.picture import write_picture
 from benchmarks.federated.result import Result, result_of
 from benchmarks.federated.tables import tables
+from benchmarks.federated.tasks import TASKS
+from benchmarks.federated.tuning import TUNES
 
 RESULT = "result.json"
 
@@ -61,9 +64,14 @@ def _parser() -> argparse.ArgumentParser:
         default=Experiment.budgets_w,
         help="set the site's budgets in watts, separated by commas",
     )
+    parser.add_argument("--task", choices=sorted(TASKS), default="digits", help="set what the devices learn")
     parser.add_argument(
-        "--methods", type=_methods, default=tuple(METHODS), help=f"run only these of {', '.join(METHODS)}"
+        "--tune", choices=list(TUNES), default="modes", help="set what is chosen besides the devices of a round"
     )
+    parser.add_argument(
+        "--methods", type=_methods, help=f"run these instead of the methods of --tune: {', '.join(METHODS)}"
+    )
+    parser.add_argument("--until-reached", action="store_true", help="end each run at the second accuracy")
     parser.add_argument("--count", type=int, default=10, help="set the number of devices in a round")
     parser.add_argument("--rounds", type=int, default=120, help="set the number of rounds in every run")
     parser.add_argument(
@@ -86,14 +94,17 @@ def _run(options: argparse.Namespace) -> Result:
         fleet=options.fleet,
         modes=options.modes,
         budgets_w=options.budgets,
-        methods=options.methods,
+        methods=options.methods or TUNES[options.tune],
         count=options.count,
         rounds=options.rounds,
         overhead_s=options.overhead_s,
+        task=options.task,
+        until_reached=options.until_reached,
     )
     seeds = range(options.seeds)
     with Processes(options.jobs) as processes:
         list(processes.map(partial(facts, folder=experiment.boards), experiment.units))
+        proxied(experiment)  # once, before the seeds use it
         result = result_of(experiment, list(processes.map(partial(run_seed, experiment), seeds)))
     (options.out / RESULT).write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     return result

@@ -8,25 +8,48 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.virtual_board import Load, mean_stretch
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from reference_models import load
-from wattfleet.choosing import POWER_QUANTILE, Front, pareto_front, predicted_front
-from wattfleet.modes import ModeArray, board_named, modes_to_array, nearest_mode
+from wattfleet.choosing import POWER_QUANTILE, BatchEfficiency, Front, pareto_front, predicted_front
+from wattfleet.modes import (
+    BatchArray,
+    ModeArray,
+    PowerMode,
+    Workload,
+    WorkloadFacts,
+    board_named,
+    modes_to_array,
+    nearest_mode,
+)
 from wattfleet.prediction import Prediction
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters
 
 REFERENCE = "agx_orin_resnet18"
 _MINIBATCHES = 1000
+
+BASE_BATCH = 16
+"""Samples in a batch unless it is tuned; profiles are taken with it."""
+
+BATCHES = (8, 16, 32, 64)
+"""Batches among which a tuned one is chosen."""
+
+PRESET_BATCHES = (BASE_BATCH,)
+"""Batches with which NVIDIA's presets are used."""
+
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -52,25 +75,63 @@ class Candidates:
 
     Attributes:
         modes: `[n, 4]` modes.
+        batch: `[n]` samples in a batch at each of them; a mode may occur with several batches.
         prediction: of each of them.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9.
     """
 
     modes: ModeArray
+    batch: BatchArray
     prediction: Prediction
     first_gcycles: float
 
     @classmethod
-    def of(cls, modes: ModeArray, prediction: Prediction, first_gcycles: float) -> Candidates:
-        """Those of `[n, 4]` modes that no other at the same CPU clock, and so after a like start, beats."""
-        planned_mw, clocks = prediction.power_mw_quantile(POWER_QUANTILE), modes[:, 1]
-        same = [np.flatnonzero(clocks == clock) for clock in np.unique(clocks)]
-        kept = np.concatenate([rows[pareto_front(prediction.minibatch_ms[rows], planned_mw[rows])] for rows in same])
-        return cls(modes[kept], prediction.among(kept), first_gcycles)
+    def of(cls, modes: ModeArray, predictions: Mapping[int, Prediction], first_gcycles: float) -> Candidates:
+        """Those of `[n, 4]` modes that no other at the same batch and CPU clock, and so after a like start, beats.
+
+        Args:
+            modes: the modes.
+            predictions: of all of them, by batch.
+            first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9.
+        """
+        found = []
+        for batch, prediction in predictions.items():
+            planned_mw, clocks = prediction.power_mw_quantile(POWER_QUANTILE), modes[:, 1]
+            same = [np.flatnonzero(clocks == clock) for clock in np.unique(clocks)]
+            kept = np.concatenate(
+                [rows[pareto_front(prediction.minibatch_ms[rows], planned_mw[rows])] for rows in same]
+            )
+            found.append((modes[kept], np.full(len(kept), batch), prediction.among(kept)))
+        columns = [np.concatenate([getattr(each, name.name) for *_, each in found]) for name in fields(Prediction)]
+        return cls(
+            np.concatenate([modes for modes, *_ in found]),
+            np.concatenate([batch for _, batch, _ in found]),
+            Prediction(*columns),
+            first_gcycles,
+        )
 
     def front(self, minibatches: int) -> Front:
-        """The front for epochs of so many minibatches."""
-        return predicted_front(self.modes, self.prediction, minibatches, self.first_gcycles)
+        """The front for epochs of so many minibatches of `BASE_BATCH` samples."""
+        own = self.batch == BASE_BATCH
+        return predicted_front(self.modes[own], self.prediction.among(own), minibatches, self.first_gcycles)
+
+    def batch_front(self, samples: float, largest: int, efficiency: BatchEfficiency) -> Front:
+        """The front over modes and batches for epochs that are equally good with every batch.
+
+        Args:
+            samples: of an epoch with batches of `BASE_BATCH`.
+            largest: batch that the device's data allow.
+            efficiency: samples needed with each batch; batches that it does not know are left out.
+        """
+        epochs = {
+            int(batch): efficiency.of(int(batch)) / efficiency.of(BASE_BATCH)
+            for batch in np.unique(self.batch)
+            if batch == BASE_BATCH or (batch <= largest and efficiency.knows(int(batch)))
+        }
+        own = np.isin(self.batch, list(epochs))
+        batch = self.batch[own]
+        minibatches = np.array([samples * epochs[int(each)] / each for each in batch])
+        return predicted_front(self.modes[own], self.prediction.among(own), minibatches, self.first_gcycles, batch)
 
 
 @dataclass(frozen=True)
@@ -105,9 +166,36 @@ def units(fleet: Mapping[str, int], modes: int) -> list[Unit]:
     return [Unit(f"{kind}-{number:02}", kind, number, modes) for kind, number in found]
 
 
-def open_board(unit: Unit) -> SimulatedDevice:
+class Board(SimulatedDevice):
+    """A simulated board that trains ResNet-18 with batches of any size; a workload only states the batch."""
+
+    def __init__(self, board_kind: str, seed: int) -> None:
+        self._loads: dict[tuple[PowerMode, Workload | None], Load] = {}
+        super().__init__(board_kind, seed)
+
+    def _load_at(self, mode: PowerMode) -> Load:
+        key = mode, self._workload
+        if key not in self._loads:
+            self._loads[key] = super()._load_at(mode)
+        return self._loads[key]
+
+    def _physics(self, workload: Workload | None) -> tuple[TimeParameters, PowerParameters]:
+        return super()._physics(None)
+
+    def mean_minibatch_ms_of(self, modes: ModeArray, batch: int) -> Values:
+        """The noiseless mean at `[n, 4]` modes with a batch, `[n]` ms."""
+        workload = with_batch(batch)
+        return np.asarray(self.truth(modes, workload)[0] * mean_stretch(self._jitter(modes, workload)))
+
+
+def with_batch(batch: int) -> Workload:
+    """ResNet-18 with a batch."""
+    return Workload("resnet18", WorkloadFacts(batch=batch))
+
+
+def open_board(unit: Unit) -> Board:
     """The board itself."""
-    return SimulatedDevice(unit.kind, unit.seed)
+    return Board(unit.kind, unit.seed)
 
 
 def facts(unit: Unit, folder: Path) -> BoardFacts:
@@ -128,7 +216,7 @@ def keep(unit: Unit, found: BoardFacts, folder: Path) -> None:
 
 
 def _file(unit: Unit, folder: Path) -> Path:
-    return folder / f"{unit.device_id}-{unit.modes}-candidates.json"
+    return folder / f"{unit.device_id}-{unit.modes}-batches.json"
 
 
 def profiled(unit: Unit) -> BoardFacts:
@@ -146,11 +234,13 @@ def profiled(unit: Unit) -> BoardFacts:
         modes = ready.workloads.profiled_modes
         ready.workloads.close()
         fitted = read_fitted(Path(state), device)  # a simulated board is overloaded by none of its modes
-    predicted = Candidates.of(device.modes, fitted.prediction, fitted.measured.first_gcycles)
+    n = len(device.modes)
+    predictions = {batch: fitted.predictor.predict(device.modes, np.full(n, batch)) for batch in BATCHES}
+    predicted = Candidates.of(device.modes, predictions, fitted.measured.first_gcycles)
     return with_truth(device, ready.idle_w, modes, predicted)
 
 
-def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, predicted: Candidates) -> BoardFacts:
+def with_truth(device: Board, idle_w: float, profiled_modes: int, predicted: Candidates) -> BoardFacts:
     """The predictions for a board, together with its true values."""
     known = board_named(device.board_kind)
     return BoardFacts(
@@ -158,16 +248,25 @@ def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, pred
         profiled_modes=profiled_modes,
         predicted=predicted,
         true=truth(device, device.modes),
-        presets=truth(device, modes_to_array([nearest_mode(device.modes, mode) for mode in known.presets.values()])),
-        maxn=truth(device, modes_to_array([known.space.highest])),
+        presets=truth(
+            device,
+            modes_to_array([nearest_mode(device.modes, mode) for mode in known.presets.values()]),
+            PRESET_BATCHES,
+        ),
+        maxn=truth(device, modes_to_array([known.space.highest]), PRESET_BATCHES),
     )
 
 
-def truth(device: SimulatedDevice, modes: ModeArray) -> Candidates:
-    """The true values of `[n, 4]` modes."""
+def truth(device: Board, modes: ModeArray, batches: Sequence[int] = BATCHES) -> Candidates:
+    """The true values of `[n, 4]` modes with each batch."""
     none = np.zeros(len(modes))
-    prediction = Prediction(device.mean_minibatch_ms(modes), device.truth(modes)[1], none, none)
-    return Candidates.of(modes, prediction, device.mean_first_gcycles)
+    predictions = {
+        batch: Prediction(
+            device.mean_minibatch_ms_of(modes, batch), device.truth(modes, with_batch(batch))[1], none, none
+        )
+        for batch in batches
+    }
+    return Candidates.of(modes, predictions, device.mean_first_gcycles)
 
 
 _KINDS = ("predicted", "true", "presets", "maxn")
@@ -176,7 +275,12 @@ _KINDS = ("predicted", "true", "presets", "maxn")
 def _document(found: BoardFacts) -> dict[str, Any]:
     def columns(kept: Candidates) -> dict[str, Any]:
         prediction = {column.name: getattr(kept.prediction, column.name).tolist() for column in fields(Prediction)}
-        return {"modes": kept.modes.tolist(), "prediction": prediction, "first_gcycles": kept.first_gcycles}
+        return {
+            "modes": kept.modes.tolist(),
+            "batch": kept.batch.tolist(),
+            "prediction": prediction,
+            "first_gcycles": kept.first_gcycles,
+        }
 
     known = {"idle_w": found.idle_w, "profiled_modes": found.profiled_modes}
     return known | {kind: columns(getattr(found, kind)) for kind in _KINDS}
@@ -185,7 +289,8 @@ def _document(found: BoardFacts) -> dict[str, Any]:
 def _facts(document: Mapping[str, Any]) -> BoardFacts:
     def candidates(columns: Mapping[str, Any]) -> Candidates:
         prediction = Prediction(**{name: np.array(values) for name, values in columns["prediction"].items()})
-        return Candidates(np.array(columns["modes"], dtype=np.float64), prediction, columns["first_gcycles"])
+        modes = np.array(columns["modes"], dtype=np.float64)
+        return Candidates(modes, np.array(columns["batch"]), prediction, columns["first_gcycles"])
 
     kinds = {kind: candidates(document[kind]) for kind in _KINDS}
     return BoardFacts(idle_w=document["idle_w"], profiled_modes=document["profiled_modes"], **kinds)

@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.federated.boards import BoardFacts, Candidates, Unit, facts, open_board, units
-from benchmarks.federated.figures import run_figures, series
+from benchmarks.federated.boards import BASE_BATCH, BoardFacts, Candidates, Unit, facts, open_board, units
+from benchmarks.federated.efficiency import Measured, measured, no_measurement
+from benchmarks.federated.figures import reached, run_figures, series
+from benchmarks.federated.jobs import LOCAL_EPOCHS, OVERHEAD_S, training_s
 from benchmarks.federated.learning import Federation
-from benchmarks.federated.methods import METHODS, OVERHEAD_S, FleetOffers, method, training_s
-from benchmarks.federated.rounds import LOCAL_EPOCHS, Member, run_rounds
+from benchmarks.federated.methods import FleetOffers, method
+from benchmarks.federated.rounds import Member, Round, run_rounds
+from benchmarks.federated.tasks import TASKS
+from benchmarks.federated.tuning import MODES_ALONE, is_tuned
 from edge_agent.runtime.readiness import parked_mode
 from reference_models import load
 from wattfleet.errors import InfeasibleBudgetError
@@ -37,16 +41,20 @@ class Experiment:
         rounds: number of rounds in every run.
         boards: folder where profiled boards are kept.
         overhead_s: seconds of a round besides its training, of every method alike.
+        task: what the devices learn, one of `TASKS`.
+        until_reached: whether runs end once they have reached the second accuracy.
     """
 
     boards: Path
     fleet: Mapping[str, int] = field(default_factory=lambda: dict(FLEET))
     modes: int = 50
     budgets_w: tuple[float, ...] = (300.0, 450.0, 600.0, 900.0, 1500.0)
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = MODES_ALONE
     count: int = 10
     rounds: int = 120
     overhead_s: float = OVERHEAD_S
+    task: str = "digits"
+    until_reached: bool = False
 
     @property
     def units(self) -> list[Unit]:
@@ -66,30 +74,41 @@ def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     known = [facts(unit, experiment.boards) for unit in experiment.units]
-    federation = Federation(len(known), LOCAL_EPOCHS, seed)
+    task = TASKS[experiment.task]()
+    federation = Federation(task, len(known), seed)
+    shown = proxied(experiment)
     minibatches = minibatches_per_epoch(federation.samples)
     fleet = _fleet(experiment.units, known, minibatches)
-    offers = _offers(experiment.units, known, minibatches)
+    offers = _offers(experiment.units, known, minibatches, federation.samples, shown)
     deadline_s = statistics.median(float(training_s(each.front, LOCAL_EPOCHS).min()) for each in offers.predicted)
+
+    def enough(rounds: Sequence[Round]) -> bool:
+        return experiment.until_reached and reached([one.accuracy for one in rounds], task.targets[1]) is not None
+
     found: dict[str, Any] = {"deadline_s": deadline_s, "runs": {}}
     for name in experiment.methods:
         found["runs"][name] = {}
         for budget_w in experiment.budgets_w:
             filled = method(
-                name, offers, experiment.count, LOCAL_EPOCHS, deadline_s, budget_w, seed, experiment.overhead_s
+                name, offers, experiment.count, deadline_s, budget_w, seed, experiment.overhead_s, shown.efforts
             )
             noise = f"{seed}/{name}/{budget_w:g}"
             try:
-                rounds = run_rounds(filled, fleet, federation, experiment.rounds, noise)
+                rounds = run_rounds(filled, fleet, federation, experiment.rounds, noise, shown.batches, enough)
             except InfeasibleBudgetError as error:
                 found["runs"][name][f"{budget_w:g}"] = {"infeasible": str(error)}
                 continue
             idle_w = sum(member.idle_w for member in fleet)
             found["runs"][name][f"{budget_w:g}"] = {
-                **run_figures(rounds, len(fleet), idle_w, budget_w, experiment.overhead_s),
+                **run_figures(rounds, len(fleet), idle_w, budget_w, experiment.overhead_s, task.targets),
                 "series": series(rounds, experiment.overhead_s),
             }
     return found
+
+
+def proxied(experiment: Experiment) -> Measured:
+    """What the task's proxy shows, where a method uses it."""
+    return measured(experiment.task, experiment.boards) if any(map(is_tuned, experiment.methods)) else no_measurement()
 
 
 def minibatches_per_epoch(samples: Sequence[int]) -> list[int]:
@@ -107,11 +126,23 @@ def _fleet(boards: Sequence[Unit], known: Sequence[BoardFacts], minibatches: Seq
     ]
 
 
-def _offers(boards: Sequence[Unit], known: Sequence[BoardFacts], minibatches: Sequence[int]) -> FleetOffers:
+def _offers(
+    boards: Sequence[Unit],
+    known: Sequence[BoardFacts],
+    minibatches: Sequence[int],
+    samples: Sequence[int],
+    shown: Measured,
+) -> FleetOffers:
     def offers(candidates: Sequence[Candidates]) -> list[Offer]:
         return [
             Offer(unit.device_id, modes.front(count), each.idle_w)
             for unit, each, modes, count in zip(boards, known, candidates, minibatches, strict=True)
+        ]
+
+    def tuned(candidates: Sequence[Candidates]) -> list[Offer]:
+        return [
+            Offer(unit.device_id, modes.batch_front(count * BASE_BATCH, most, shown.batches), each.idle_w)
+            for unit, each, modes, count, most in zip(boards, known, candidates, minibatches, samples, strict=True)
         ]
 
     return FleetOffers(
@@ -119,4 +150,7 @@ def _offers(boards: Sequence[Unit], known: Sequence[BoardFacts], minibatches: Se
         true=offers([each.true for each in known]),
         presets=offers([each.presets for each in known]),
         maxn=offers([each.maxn for each in known]),
+        predicted_batches=tuned([each.predicted for each in known]),
+        true_batches=tuned([each.true for each in known]),
+        samples=samples,
     )

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.federated.methods import OVERHEAD_S
+from benchmarks.federated.jobs import OVERHEAD_S
 from benchmarks.federated.rounds import Round
 
 OVERHEADS_S = (0.0, 10.0, 30.0)
 """Further overheads per round, in seconds, that the time to an accuracy is reported for."""
-
-TARGETS = (0.90, 0.93)
-"""Accuracies on the test images; methods are ranked by the first one."""
 
 Figures = dict[str, Any]
 
@@ -27,7 +24,12 @@ def seconds(rounds: Sequence[Round], overhead_s: float = OVERHEAD_S, steady: boo
 
 
 def run_figures(
-    rounds: Sequence[Round], devices: int, idle_w: float, budget_w: float, overhead_s: float = OVERHEAD_S
+    rounds: Sequence[Round],
+    devices: int,
+    idle_w: float,
+    budget_w: float,
+    overhead_s: float = OVERHEAD_S,
+    targets: Sequence[float] = (0.90, 0.93),
 ) -> Figures:
     """All figures of one run, whose rounds take an overhead besides their training."""
     at_s = seconds(rounds, overhead_s)
@@ -35,7 +37,7 @@ def run_figures(
     accuracy = [one.accuracy for one in rounds]
     excess = [one.observed_w / budget_w - 1 for one in rounds]
     times = np.bincount([k for one in rounds for k in one.chosen], minlength=devices)
-    first = {f"{target:g}": _reached(accuracy, target) for target in TARGETS}
+    first = {f"{target:g}": reached(accuracy, target) for target in targets}
 
     def at_target(values: np.ndarray) -> dict[str, float | None]:
         return {target: None if k is None else float(values[k]) for target, k in first.items()}
@@ -49,6 +51,8 @@ def run_figures(
         "final_accuracy": float(np.mean(accuracy[-10:])),
         "training_s": statistics.median(one.training_s for one in rounds),
         "devices": statistics.mean(len(one.chosen) for one in rounds),
+        "epochs": statistics.mean(one.epochs for one in rounds),
+        "batch": statistics.mean(one.batch for one in rounds),
         "participation": float((times > 0).mean()),
         "fairness": float(times.sum() ** 2 / (devices * (times**2).sum())),
         "used_share": statistics.mean(one.true_w / budget_w for one in rounds),
@@ -88,8 +92,10 @@ def _median(values: Sequence[float | None]) -> float | None:
     return None if middle == float("inf") else middle
 
 
-def _reached(accuracy: Sequence[float], target: float) -> int | None:
+def reached(accuracy: Sequence[float], target: float) -> int | None:
     """The first round after which the mean accuracy of the last three is high enough: one lucky round is none."""
+    if len(accuracy) < 3:
+        return None
     smooth = np.convolve(accuracy, np.ones(3) / 3, mode="valid")
     at = np.flatnonzero(smooth >= target)
     return int(at[0]) + 2 if len(at) else None

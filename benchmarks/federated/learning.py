@@ -1,7 +1,7 @@
-"""The fleet's learning task: real federated averaging of a small network on scikit-learn's digits.
+"""Real federated averaging: the devices of a round train side by side, each with its own batch and number of steps.
 
-The devices of a round are trained side by side in one batch. What a round gives depends on nothing but the sets of
-devices that were chosen so far, so that methods which choose alike share their training.
+What a round gives depends on nothing but the devices that were chosen so far and their work, so that methods which
+choose alike share their training.
 """
 
 from __future__ import annotations
@@ -9,18 +9,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wattfleet_simulation.digits_app.task import MINIBATCH, digits, partitions
+from benchmarks.federated.boards import BASE_BATCH
+from benchmarks.federated.tasks import LearningTask, Parameters
+from wattfleet.choosing import scaled_learning_rate
+from wattfleet_simulation.digits_app.task import partitions
 
-Parameters = Mapping[str, Tensor]
-
-LEARNING_RATE = 0.05
 MOMENTUM = 0.9
-"""Both as in the app that `wattfleet simulate` runs."""
+"""As in the app that `wattfleet simulate` runs."""
 
-_HIDDEN = 64
+
+@dataclass(frozen=True, order=True)
+class LocalWork:
+    """What a device does in a round.
+
+    Attributes:
+        epochs: passes over its own data; a part of one ends after as many minibatches.
+        batch: samples in a minibatch.
+    """
+
+    epochs: float
+    batch: int = BASE_BATCH
+
+    def steps(self, samples: int) -> int:
+        """Minibatches that a device with so many samples trains, at least 1."""
+        return max(1, round(self.epochs * -(-samples // self.batch)))
+
+
+def movement(steps: int) -> float:
+    """How far so many steps with `MOMENTUM` go along a constant gradient, in steps without momentum.
+
+    These are the weights by which FedNova normalises (arXiv 2007.07481, section 4.1).
+    """
+    return (steps - MOMENTUM * (1 - MOMENTUM**steps) / (1 - MOMENTUM)) / (1 - MOMENTUM)
 
 
 @dataclass
@@ -29,125 +53,142 @@ class Model:
 
     Attributes:
         parameters: of the network.
-        accuracy: on the test images.
+        accuracy: on the test data.
         losses: of the devices that trained last, by number.
         server_round: rounds that led to it.
-        followers: the models that came of it so far, by the devices that trained.
+        followers: the models that came of it so far, by the work that was done.
     """
 
     parameters: Parameters
     accuracy: float
     losses: Mapping[int, float] = field(default_factory=dict)
     server_round: int = 0
-    followers: dict[tuple[int, ...], Model] = field(default_factory=dict, repr=False)
+    followers: dict[tuple[object, ...], Model] = field(default_factory=dict, repr=False)
 
 
 class Federation:
-    """Devices that hold the digits, split unevenly, and train one network.
+    """Devices that hold the data of a task, split unevenly, and train one network.
 
     Args:
+        task: what they learn.
         devices: number of devices.
-        epochs: passes over its own data that a device makes in a round.
         seed: of the split, of the first parameters and of the order of minibatches.
     """
 
-    def __init__(self, devices: int, epochs: int, seed: int) -> None:
-        (images, self._labels), (test_images, self._test_labels) = digits()
-        self._images, self._test_images = images.flatten(1), test_images.flatten(1)
-        self._parts = [torch.from_numpy(part) for part in partitions(self._labels.numpy(), devices, seed)]
-        self._epochs, self._seed = epochs, seed
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            layers = nn.ModuleDict(
-                {
-                    "hidden": nn.Linear(self._images.shape[1], _HIDDEN),
-                    "output": nn.Linear(_HIDDEN, int(self._labels.max()) + 1),
-                }
-            )
-        parameters = {name: value.detach() for name, value in layers.named_parameters()}
-        self.start = Model(parameters, self._accuracy(parameters))
+    def __init__(self, task: LearningTask, devices: int, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._inputs, self._labels = task.train
+        split = partitions(self._labels.numpy(), devices, seed, task.concentration)
+        self._parts = [torch.from_numpy(part) for part in split]
+        parameters = task.start(seed)
+        self.start = Model(parameters, task.accuracy(parameters))
 
     @property
     def samples(self) -> list[int]:
         """How many training samples each device holds."""
         return [len(part) for part in self._parts]
 
-    def after(self, model: Model, chosen: Sequence[int]) -> Model:
-        """The model after one more round, in which these devices trained; averaged by their samples."""
-        key = tuple(sorted(chosen))
+    def after(self, model: Model, work: Mapping[int, LocalWork], normalised: bool = False) -> Model:
+        """The model after one more round; averaged by the devices' samples.
+
+        Args:
+            model: the model before.
+            work: what each device that takes part does, by number.
+            normalised: average the devices' mean steps instead of their parameters, as FedNova does (Wang et al.,
+                arXiv 2007.07481): devices that do less work then count as much as others.
+        """
+        key = (normalised, *sorted(work.items()))
         if key not in model.followers:
-            trained, losses = self._trained(model, key)
-            share = torch.tensor([float(len(self._parts[device])) for device in key])
+            devices = sorted(work)
+            share = np.array([float(len(self._parts[device])) for device in devices])
             share /= share.sum()
-            merged = {name: torch.tensordot(share, values, 1) for name, values in trained.items()}
-            model.followers[key] = Model(
-                merged, self._accuracy(merged), dict(zip(key, losses, strict=True)), model.server_round + 1
-            )
+            if normalised:
+                moved = np.array(
+                    [
+                        self._moved(work[device].steps(len(self._parts[device])), work[device].batch)
+                        for device in devices
+                    ]
+                )
+                share = share * (share @ moved) / moved
+            merged = dict(model.parameters)
+            losses: dict[int, float] = {}
+            for batch in sorted({each.batch for each in work.values()}):
+                same = [device for device in devices if work[device].batch == batch]
+                trained, own = self._trained(model, same, [work[device] for device in same], batch)
+                losses.update(zip(same, own, strict=True))
+                counted = torch.tensor([share[devices.index(device)] for device in same], dtype=torch.float32)
+                for name, values in trained.items():
+                    merged[name] = merged[name] + torch.tensordot(counted, values - model.parameters[name], 1)
+            accuracy = self._task.accuracy(merged)
+            model.followers[key] = Model(merged, accuracy, losses, model.server_round + 1)
         return model.followers[key]
 
-    def _trained(self, model: Model, devices: Sequence[int]) -> tuple[Parameters, list[float]]:
-        """`[d, ...]` parameters of `d` devices after local training, and their mean losses in its last epoch.
+    def _moved(self, steps: int, batch: int) -> float:
+        return self._learning_rate(batch) * movement(steps)
 
-        Every device takes its own minibatches, as many as it has; those that are done wait for the others.
-        """
-        rows, weight, last = self._minibatches(devices, model.server_round)
+    def _learning_rate(self, batch: int) -> float:
+        return scaled_learning_rate(self._task.learning_rate, BASE_BATCH, batch, "sgd")
+
+    def _trained(
+        self, model: Model, devices: Sequence[int], work: Sequence[LocalWork], batch: int
+    ) -> tuple[Parameters, list[float]]:
+        """`[d, ...]` parameters of `d` devices after local training, and their mean losses in its last epoch."""
+        minibatches = [
+            self._minibatches(device, each, model.server_round) for device, each in zip(devices, work, strict=True)
+        ]
+        steps = np.array([len(each) for each in minibatches])
+        order = np.argsort(-steps, kind="stable")  # those that are done first are last, and left out then
+        rows, weight, last = self._padded(
+            [minibatches[k] for k in order], [work[k] for k in order], [len(self._parts[devices[k]]) for k in order]
+        )
         parameters = {
-            name: value.expand(len(devices), *value.shape).clone().requires_grad_()
-            for name, value in model.parameters.items()
+            name: value.expand(len(devices), *value.shape).clone() for name, value in model.parameters.items()
         }
         velocity = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        learning_rate = self._learning_rate(batch)
         losses = torch.zeros(len(devices))
         for step in range(len(rows)):
-            loss = self._losses(parameters, rows[step], weight[step])
+            active = int((steps > step).sum())
+            now = {name: value[:active].requires_grad_() for name, value in parameters.items()}
+            loss = self._losses(now, rows[step, :active], weight[step, :active])
             # No device's loss depends on another's parameters, so that the sum's gradient is that of each.
-            gradients = torch.autograd.grad(loss.sum(), list(parameters.values()))
-            active = (weight[step].sum(dim=1) > 0).float()
-            losses += loss.detach() * last[step]
+            gradients = torch.autograd.grad(loss.sum(), list(now.values()))
+            losses[:active] += loss.detach() * last[step, :active]
             with torch.no_grad():
-                for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
-                    now = active.view(-1, *[1] * (value.dim() - 1))
-                    velocity[name] = MOMENTUM * velocity[name] + gradient
-                    value -= LEARNING_RATE * now * velocity[name]
-        return {name: value.detach() for name, value in parameters.items()}, losses.tolist()
+                for name, gradient in zip(parameters, gradients, strict=True):
+                    velocity[name][:active].mul_(MOMENTUM).add_(gradient)
+                    parameters[name][:active] -= learning_rate * velocity[name][:active]
+        back = torch.from_numpy(np.argsort(order))
+        return {name: value.detach()[back] for name, value in parameters.items()}, losses[back].tolist()
 
-    def _minibatches(self, devices: Sequence[int], server_round: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples and their weights, `[s, d, MINIBATCH]`, and the share of the last epoch of each, `[s, d]`."""
-        batches: list[list[Tensor]] = []
-        for device in devices:
-            part = self._parts[device]
-            order = torch.Generator().manual_seed((self._seed * 10_007 + server_round) * 1_009 + device)
-            batches.append(
-                [
-                    part[some]
-                    for _ in range(self._epochs)
-                    for some in torch.split(torch.randperm(len(part), generator=order), MINIBATCH)
-                ]
-            )
-        shape = (max(map(len, batches)), len(devices))
-        rows, weight = torch.zeros((*shape, MINIBATCH), dtype=torch.long), torch.zeros((*shape, MINIBATCH))
-        last = torch.zeros(shape)
-        for column, own in enumerate(batches):
-            for step, batch in enumerate(own):
-                rows[step, column, : len(batch)] = batch
-                weight[step, column, : len(batch)] = 1 / len(batch)
-                if step >= len(own) - len(own) // self._epochs:
-                    last[step, column] = len(batch) / len(self._parts[devices[column]])
+    def _minibatches(self, device: int, work: LocalWork, server_round: int) -> list[Tensor]:
+        """The samples of each minibatch of a device."""
+        part = self._parts[device]
+        order = torch.Generator().manual_seed((self._seed * 10_007 + server_round) * 1_009 + device)
+        found: list[Tensor] = []
+        steps = work.steps(len(part))
+        while len(found) < steps:
+            found += torch.split(part[torch.randperm(len(part), generator=order)], work.batch)
+        return found[:steps]
+
+    def _padded(
+        self, minibatches: Sequence[Sequence[Tensor]], work: Sequence[LocalWork], samples: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples and their weights, `[s, d, batch]`, and the share of the last epoch of each, `[s, d]`."""
+        shape = (max(map(len, minibatches)), len(minibatches))
+        rows = torch.zeros((*shape, work[0].batch), dtype=torch.long)
+        weight, last = torch.zeros(rows.shape), torch.zeros(shape)
+        for column, own in enumerate(minibatches):
+            latest = own[-min(len(own), -(-samples[column] // work[column].batch)) :]
+            for step, rows_of in enumerate(own):
+                rows[step, column, : len(rows_of)] = rows_of
+                weight[step, column, : len(rows_of)] = 1 / len(rows_of)
+            counts = torch.tensor([float(len(rows_of)) for rows_of in latest])
+            last[len(own) - len(latest) : len(own), column] = counts / counts.sum()
         return rows, weight, last
 
     def _losses(self, parameters: Parameters, rows: Tensor, weight: Tensor) -> Tensor:
         """`[d]` losses of `d` devices, each of its own network on its own minibatch."""
-        logits = _logits(parameters, self._images[rows])
+        logits = self._task.logits(parameters, self._inputs[rows])
         each = nn.functional.cross_entropy(logits.flatten(0, 1), self._labels[rows].flatten(), reduction="none")
         return (each.view_as(weight) * weight).sum(dim=1)
-
-    def _accuracy(self, parameters: Parameters) -> float:
-        with torch.no_grad():
-            one = {name: value.unsqueeze(0) for name, value in parameters.items()}
-            logits = _logits(one, self._test_images.unsqueeze(0))
-        return float((logits[0].argmax(dim=1) == self._test_labels).float().mean())
-
-
-def _logits(parameters: Parameters, images: Tensor) -> Tensor:
-    """`[d, b, classes]` of `d` networks, each for its own `[d, b, pixels]`."""
-    hidden = torch.baddbmm(parameters["hidden.bias"].unsqueeze(1), images, parameters["hidden.weight"].mT)
-    return torch.baddbmm(parameters["output.bias"].unsqueeze(1), hidden.relu(), parameters["output.weight"].mT)

@@ -5,40 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from wattfleet.choosing import Front
+from benchmarks.federated.jobs import LOCAL_EPOCHS, OVERHEAD_S, Job, Method, training_s
+from benchmarks.federated.work import FIXED_EFFORT, ChosenEpochs, Efforts, PartialWork
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Allowance, Assignment, History, Offer, plan_round
 from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
-
-Values = NDArray[np.float64]
-
-OVERHEAD_S = 1.5
-"""Seconds of a round besides its training, about as `benchmarks.round_overhead` measures it for warm processes.
-
-Flower alone needs 6 to 9 s for the messages of a small round.
-"""
-
-
-def training_s(front: Front, epochs: float) -> Values:
-    """`[k]` median seconds of a training in each mode of a front, including the warm-up."""
-    return front.warmup_s + epochs * front.epoch_s
-
-
-class Method(Protocol):
-    """A way to fill rounds."""
-
-    def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
-        """The devices that train, each with its mode and watts.
-
-        Raises:
-            InfeasibleBudgetError: the site's budget is too small for any device.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -49,16 +24,20 @@ class Planned:
         offers: fronts that are planned with.
         policy: the client-selection policy.
         site_budget_w: watts of the site.
+        epochs: local epochs.
     """
 
     offers: Sequence[Offer]
     policy: Policy
     site_budget_w: float
+    epochs: float = LOCAL_EPOCHS
+    is_normalised: ClassVar[bool] = False
 
-    def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
+    def plan(self, server_round: int, history: History) -> Sequence[Job]:
         """The plan's assignments."""
         allowance = Allowance.of_site(self.site_budget_w)
-        return plan_round(self.offers, self.policy, allowance, epochs, server_round, history).assignments
+        plan = plan_round(self.offers, self.policy, allowance, self.epochs, server_round, history)
+        return [Job(each, self.epochs) for each in plan.assignments]
 
 
 @dataclass(frozen=True)
@@ -78,8 +57,9 @@ class EqualShares:
     count: int
     seed: int
     site_budget_w: float
+    is_normalised: ClassVar[bool] = False
 
-    def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
+    def plan(self, server_round: int, history: History) -> Sequence[Job]:
         """The drawn devices, in modes within their shares."""
         number = range(len(self.offers))
         drawn = sorted(random.Random(f"{self.seed}/{server_round}").sample(number, min(self.count, len(number))))
@@ -90,11 +70,11 @@ class EqualShares:
             # A device parks as soon as it is done, so every mode takes at least the idle watts.
             within = np.maximum(front.planned_w - offer.idle_w, 0.0) <= share_w
             if within.any():
-                point = int(np.where(within, training_s(front, epochs), np.inf).argmin())
+                point = int(np.where(within, training_s(front, LOCAL_EPOCHS), np.inf).argmin())
                 limit_w = max(float(front.planned_w[point]), offer.idle_w)
                 expected = float(front.epoch_s[point]), float(front.power_w[point])
                 warmup_s = float(front.warmup_s[point])
-                found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w, warmup_s))
+                found.append(Job(Assignment(offer.device_id, front.mode(point), *expected, limit_w, warmup_s)))
         if not found:
             raise InfeasibleBudgetError(
                 f"{self.site_budget_w:g} W leave {share_w:.1f} W above idle power per device, too little for any mode"
@@ -111,12 +91,18 @@ class FleetOffers:
         true: fronts of the boards' true values.
         presets: NVIDIA's presets, with their true times and watts.
         maxn: the highest modes, with their true times and watts.
+        predicted_batches: fronts over modes and batches that agents report.
+        true_batches: the same with the boards' true values.
+        samples: training samples of each device.
     """
 
     predicted: Sequence[Offer]
     true: Sequence[Offer]
     presets: Sequence[Offer]
     maxn: Sequence[Offer]
+    predicted_batches: Sequence[Offer]
+    true_batches: Sequence[Offer]
+    samples: Sequence[int]
 
 
 METHODS: Mapping[str, str] = {
@@ -131,7 +117,17 @@ METHODS: Mapping[str, str] = {
     "presets-equal": "FedAvg, each drawn device in its fastest preset within an equal share",
     "uniform": "FedAvg, each drawn device in its fastest predicted mode within an equal share",
     "maxn": "FedAvg at MAXN, as many drawn devices as fit",
+    "progress-batch": "`progress` that also chooses each device's batch",
+    "progress-work": "`progress` that gives devices of a round less work than others",
+    "progress-epochs": "`progress` that also chooses the local epochs of a round",
+    "progress-all": "`progress` that chooses batches and local epochs",
+    "presets-4": "`presets` with 4 local epochs",
+    "presets-8": "`presets` with 8 local epochs",
     "oracle-progress": "`progress` that knows the true values of every device",
+    "oracle-progress-batch": "`progress-batch` that knows the true values of every device",
+    "oracle-progress-work": "`progress-work` that knows the true values of every device",
+    "oracle-progress-epochs": "`progress-epochs` that knows the true values of every device",
+    "oracle-progress-all": "`progress-all` that knows the true values of every device",
     "oracle-fastest-k": "`fastest-k` that knows the true values of every device",
     "oracle-fair": "`fair` that knows the true values of every device",
     "oracle-random": "`random` that knows the true values of every device",
@@ -144,11 +140,11 @@ def method(
     name: str,
     offers: FleetOffers,
     count: int,
-    epochs: float,
     deadline_s: float,
     site_budget_w: float,
     seed: int,
     overhead_s: float = OVERHEAD_S,
+    efforts: Efforts = FIXED_EFFORT,
 ) -> Method:
     """One of `METHODS`.
 
@@ -156,29 +152,38 @@ def method(
         name: name of the method.
         offers: the fleet.
         count: devices wanted in a round.
-        epochs: local epochs.
         deadline_s: seconds of training in a round, for FedCS.
         site_budget_w: watts of the site.
         seed: seed of the draws. It is the same for all methods, so all uniform draws select the same devices.
         overhead_s: seconds of a round besides its training.
+        efforts: progress of a round by its local epochs, for methods that choose them.
     """
     equal = {"presets-equal": offers.presets, "uniform": offers.predicted}
     if name in equal:
         return EqualShares(equal[name], count, seed, site_budget_w)
+    knows = name.startswith("oracle-")
+    own = name.removeprefix("oracle-")
+    modes, batches = (offers.true, offers.true_batches) if knows else (offers.predicted, offers.predicted_batches)
+    progress = Progress(overhead_s=overhead_s)
+    tuned: Mapping[str, Method] = {
+        "progress-batch": Planned(batches, progress, site_budget_w),
+        "progress-work": PartialWork(modes, offers.samples, progress, site_budget_w),
+        "progress-epochs": ChosenEpochs(modes, site_budget_w, efforts, overhead_s),
+        "progress-all": ChosenEpochs(batches, site_budget_w, efforts, overhead_s),
+        "presets-4": Planned(offers.presets, RandomK(count, seed), site_budget_w, epochs=4),
+        "presets-8": Planned(offers.presets, RandomK(count, seed), site_budget_w, epochs=8),
+    }
+    if own in tuned:
+        return tuned[own]
     planned: Mapping[str, tuple[Sequence[Offer], Policy]] = {
-        "progress": (offers.predicted, Progress(overhead_s=overhead_s)),
-        "fastest-k": (offers.predicted, FastestK(count)),
-        "fair": (offers.predicted, Fair(count)),
-        "random": (offers.predicted, RandomK(count, seed)),
-        "tiers": (offers.predicted, Tiers(count, seed=seed)),
-        "oort": (offers.predicted, Oort(count, seed=seed)),
-        "fedcs": (offers.predicted, Deadline(deadline_s)),
+        "progress": (modes, progress),
+        "fastest-k": (modes, FastestK(count)),
+        "fair": (modes, Fair(count)),
+        "random": (modes, RandomK(count, seed)),
+        "tiers": (modes, Tiers(count, seed=seed)),
+        "oort": (modes, Oort(count, seed=seed)),
+        "fedcs": (modes, Deadline(deadline_s)),
         "presets": (offers.presets, RandomK(count, seed)),
         "maxn": (offers.maxn, RandomK(count, seed)),
-        "oracle-progress": (offers.true, Progress(overhead_s=overhead_s)),
-        "oracle-fastest-k": (offers.true, FastestK(count)),
-        "oracle-fair": (offers.true, Fair(count)),
-        "oracle-random": (offers.true, RandomK(count, seed)),
-        "oracle-tiers": (offers.true, Tiers(count, seed=seed)),
     }
-    return Planned(*planned[name], site_budget_w)
+    return Planned(*planned[own], site_budget_w)

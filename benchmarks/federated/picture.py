@@ -23,6 +23,9 @@ class Look(NamedTuple):
 
 _LOOKS = {
     "progress": Look("#0072b2", "-", "o"),
+    "progress-batch": Look("#56b4e9", "-", "<"),
+    "progress-epochs": Look("#cc79a7", "-", ">"),
+    "progress-all": Look("#009e73", "-", "d"),
     "fastest-k": Look("#cc79a7", "-", "D"),
     "fair": Look("#009e73", "-", "s"),
     "oort": Look("#56b4e9", "-", "v"),
@@ -30,7 +33,9 @@ _LOOKS = {
     "presets": Look("#d55e00", "--", "X"),
     "uniform": Look("#e69f00", "--", "P"),
     "maxn": Look("#8a8f98", "--", "*"),
+    "presets-4": Look("#e69f00", "--", "p"),
     "oracle-progress": Look("#0072b2", ":", ""),
+    "oracle-progress-all": Look("#009e73", ":", ""),
     "oracle-fair": Look("#009e73", ":", ""),
 }
 """The methods that are drawn; more lines would not be distinguishable."""
@@ -86,7 +91,7 @@ def _accuracy_over_time(axes: Axes, result: Result, names: Sequence[str], budget
     for target in result["settings"]["targets"]:
         axes.axhline(target, color="#8a8f98", linewidth=0.8)
     axes.set_xlim(0, float(np.median(ends)))
-    axes.set_ylim(0.5, 1.0)
+    axes.set_ylim(result["settings"]["targets"][0] - 0.4, min(1.0, result["settings"]["targets"][1] + 0.07))
     axes.set_xlabel(f"minutes since the first round began, at {budget} W (simulated)")
     axes.set_ylabel("accuracy, median of seeds")
     axes.grid(color="#e6e9ed")

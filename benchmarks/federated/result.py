@@ -9,9 +9,10 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.federated.experiment import Experiment
-from benchmarks.federated.figures import OVERHEADS_S, TARGETS, median_figures
+from benchmarks.federated.figures import OVERHEADS_S, median_figures
+from benchmarks.federated.jobs import LOCAL_EPOCHS
 from benchmarks.federated.methods import METHODS
-from benchmarks.federated.rounds import LOCAL_EPOCHS
+from benchmarks.federated.tasks import TASKS
 
 Result = dict[str, Any]
 
@@ -26,6 +27,7 @@ def result_of(experiment: Experiment, seeds: Sequence[Mapping[str, Any]]) -> Res
         experiment: what was run.
         seeds: what `run_seed` returned for each seed, from 0.
     """
+    targets = TASKS[experiment.task]().targets
     settings = {name: value for name, value in asdict(experiment).items() if name != "boards"}
     runs = {
         name: {budget: _runs([seed["runs"][name][budget] for seed in seeds]) for budget in _budgets(experiment)}
@@ -39,12 +41,12 @@ def result_of(experiment: Experiment, seeds: Sequence[Mapping[str, Any]]) -> Res
             "seeds": len(seeds),
             "local_epochs": LOCAL_EPOCHS,
             "overheads_s": OVERHEADS_S,
-            "targets": TARGETS,
+            "targets": targets,
             "fedcs_deadline_s": [seed["deadline_s"] for seed in seeds],
         },
         "runs": runs,
         "compared": {
-            budget: {name: _compared(runs, name, budget) for name in runs if f"{ORACLE}{name}" in METHODS}
+            budget: {name: _compared(runs, name, budget, targets) for name in runs if f"{ORACLE}{name}" in METHODS}
             for budget in _budgets(experiment)
         },
     }
@@ -63,7 +65,7 @@ def _runs(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"median": median_figures(figures), "seeds": seeds}
 
 
-def _compared(runs: Mapping[str, Any], name: str, budget: str) -> dict[str, Any]:
+def _compared(runs: Mapping[str, Any], name: str, budget: str, targets: Sequence[float]) -> dict[str, Any]:
     """Medians over seeds: how many times sooner than with presets a target is reached, and later than by the oracle."""
 
     def ratio(other: str, quantity: str, inverted: bool) -> dict[str, float | None]:
@@ -71,7 +73,7 @@ def _compared(runs: Mapping[str, Any], name: str, budget: str) -> dict[str, Any]
         if None in both:
             return {}
         found = {}
-        for target in (f"{target:g}" for target in TARGETS):
+        for target in (f"{target:g}" for target in targets):
             pairs = [(own[quantity][target], its[quantity][target]) for own, its in zip(*both, strict=True)]
             known = [(own, its) for own, its in pairs if own is not None and its is not None]
             ratios = [its / own if inverted else own / its for own, its in known]
@@ -80,5 +82,7 @@ def _compared(runs: Mapping[str, Any], name: str, budget: str) -> dict[str, Any]
 
     return {
         "times_sooner_than_presets": ratio(PRESETS, "time_s", True),
+        "times_sooner_than_presets_equal": ratio(f"{PRESETS}-equal", "time_s", True),
+        "times_less_energy_than_presets": ratio(PRESETS, "energy_kj", True),
         "time_over_oracle": ratio(f"{ORACLE}{name}", "time_s", False),
     }

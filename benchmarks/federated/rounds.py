@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
-from benchmarks.federated.learning import Federation
-from benchmarks.federated.methods import Method
-from edge_agent.devices.virtual.simulated import SimulatedDevice
+from benchmarks.federated.boards import BASE_BATCH, Board, with_batch
+from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Method
+from benchmarks.federated.learning import Federation, LocalWork
 from edge_agent.training.training import TrainingWatch
+from wattfleet.choosing import BatchEfficiency
 from wattfleet.modes import PowerMode, Workload, modes_to_array
-from wattfleet.planning import Assignment, History, Participation
-
-LOCAL_EPOCHS = 2
-"""As in `wattfleet simulate`."""
+from wattfleet.planning import History, Participation
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,11 @@ class Member:
         board: it is left as it is.
         parked: its mode between trainings.
         idle_w: watts while parked.
-        minibatches: of an epoch over its own data.
+        minibatches: of an epoch over its own data, with batches of `BASE_BATCH`.
     """
 
     device_id: str
-    board: SimulatedDevice
+    board: Board
     parked: PowerMode
     idle_w: float
     minibatches: int
@@ -51,7 +49,9 @@ class Round:
         planned_w: watts of the site that the method set aside.
         true_w: watts of the site while all chosen devices train, without noise.
         observed_w: the same as their agents report them.
-        accuracy: of the model after the round, on the test images.
+        accuracy: of the model after the round, on the test data.
+        epochs: mean local epochs of the selected devices.
+        batch: mean samples in their batches.
     """
 
     chosen: tuple[int, ...]
@@ -62,6 +62,8 @@ class Round:
     true_w: float
     observed_w: float
     accuracy: float
+    epochs: float = LOCAL_EPOCHS
+    batch: float = BASE_BATCH
 
 
 class Station:
@@ -72,66 +74,82 @@ class Station:
         noise: another word, another noise of the board.
     """
 
-    def __init__(self, member: Member, noise: str) -> None:
+    def __init__(self, member: Member, noise: str, efficiency: BatchEfficiency) -> None:
         self._board = member.board.restarted(zlib.crc32(f"{noise}/{member.device_id}".encode()))
-        self._minibatches = member.minibatches
+        self._minibatches, self._efficiency = member.minibatches, efficiency
         self._watch = TrainingWatch(self._board, member.parked)
-        self._trained = _Trained(member.minibatches)
-        self._true_w: dict[PowerMode, float] = {}
+        self._true_w: dict[tuple[PowerMode, int], float] = {}
 
-    def train(self, assignment: Assignment) -> tuple[float, float, float]:
+    def train(self, job: Job) -> tuple[float, float, float]:
         """Seconds of the start, seconds of minibatches at their steady pace, and mean watts during these."""
+        minibatches = self._minibatches * BASE_BATCH / job.batch * passes(job.batch, self._efficiency)
+        trained = _Trained(max(1, round(minibatches)), with_batch(job.batch))
         begin_s = self._board.clock.now_s()
-        self._watch.start(self._trained, assignment.mode, LOCAL_EPOCHS, assignment.power_limit_w)
+        self._watch.start(trained, job.assignment.mode, job.epochs, job.assignment.power_limit_w)
         first_s = self._board.clock.now_s() - begin_s
         observed = self._watch.finish()
         assert observed is not None, "nothing else was measured"
-        warmup_s = max(0.0, first_s - observed.epoch_s / self._minibatches)
-        return warmup_s, observed.epoch_s * LOCAL_EPOCHS, observed.power_w
+        warmup_s = max(0.0, first_s - observed.epoch_s / trained.minibatches_per_epoch)
+        return warmup_s, observed.epoch_s * job.epochs, observed.power_w
 
-    def true_w(self, mode: PowerMode) -> float:
-        """Watts of training in a mode, without noise."""
-        if mode not in self._true_w:
-            self._true_w[mode] = float(self._board.truth(modes_to_array([mode]))[1][0]) / 1e3
-        return self._true_w[mode]
+    def true_w(self, job: Job) -> float:
+        """Watts of training in a job's mode and batch, without noise."""
+        key = job.assignment.mode, job.batch
+        if key not in self._true_w:
+            power_mw = self._board.truth(modes_to_array([key[0]]), with_batch(job.batch))[1]
+            self._true_w[key] = float(power_mw[0]) / 1e3
+        return self._true_w[key]
 
 
-def run_rounds(method: Method, fleet: Sequence[Member], federation: Federation, rounds: int, noise: str) -> list[Round]:
+def passes(batch: int, efficiency: BatchEfficiency) -> float:
+    """Passes over the data that are worth one with `BASE_BATCH`."""
+    return 1.0 if batch == BASE_BATCH else efficiency.of(batch) / efficiency.of(BASE_BATCH)
+
+
+def run_rounds(
+    method: Method,
+    fleet: Sequence[Member],
+    federation: Federation,
+    rounds: int,
+    noise: str,
+    efficiency: BatchEfficiency,
+    enough: Callable[[Sequence[Round]], bool] = lambda found: False,
+) -> list[Round]:
     """A run from the first parameters on.
 
     Args:
         method: fills the rounds.
         fleet: the devices; all idle but those that train.
         federation: what they learn.
-        rounds: how many.
+        rounds: how many at most.
         noise: another word, another noise of the boards.
+        efficiency: of batches.
+        enough: whether the run may end after some rounds.
 
     Raises:
         InfeasibleBudgetError: the method can fill no round.
     """
     number = {member.device_id: k for k, member in enumerate(fleet)}
-    stations = [Station(member, noise) for member in fleet]
+    stations = [Station(member, noise, efficiency) for member in fleet]
     model, history, found = federation.start, History(), list[Round]()
     for server_round in range(1, rounds + 1):
-        assignments = method.plan(server_round, LOCAL_EPOCHS, history)
-        chosen = tuple(number[assignment.device_id] for assignment in assignments)
-        model = federation.after(model, chosen)
+        jobs = method.plan(server_round, history)
+        work = {number[job.device_id]: LocalWork(job.epochs * passes(job.batch, efficiency), job.batch) for job in jobs}
+        model = federation.after(model, work, method.is_normalised)
         participations = {
-            fleet[k].device_id: Participation(num_examples=federation.samples[k], loss=model.losses[k]) for k in chosen
+            fleet[k].device_id: Participation(num_examples=federation.samples[k], loss=model.losses[k]) for k in work
         }
         history = history.after(server_round, participations)
-        found.append(_round(assignments, chosen, fleet, stations, model.accuracy))
+        found.append(_round(jobs, tuple(work), fleet, stations, model.accuracy))
+        if enough(found):
+            break
     return found
 
 
 def _round(
-    assignments: Sequence[Assignment],
-    chosen: tuple[int, ...],
-    fleet: Sequence[Member],
-    stations: Sequence[Station],
-    accuracy: float,
+    jobs: Sequence[Job], chosen: tuple[int, ...], fleet: Sequence[Member], stations: Sequence[Station], accuracy: float
 ) -> Round:
-    trained = np.array([stations[k].train(each) for k, each in zip(chosen, assignments, strict=True)])
+    trained = np.array([stations[k].train(each) for k, each in zip(chosen, jobs, strict=True)])
     warmup_s, steady_s, observed_w = trained.T
     own_idle_w = np.array([fleet[k].idle_w for k in chosen])
     others_w = sum(member.idle_w for member in fleet) - float(own_idle_w.sum())
@@ -140,10 +158,12 @@ def _round(
         training_s=float((warmup_s + steady_s).max()),
         steady_s=float(steady_s.max()),
         training_kj=float(((observed_w - own_idle_w) * steady_s).sum()) / 1e3,
-        planned_w=others_w + sum(each.power_limit_w for each in assignments),
-        true_w=others_w + sum(stations[k].true_w(each.mode) for k, each in zip(chosen, assignments, strict=True)),
+        planned_w=others_w + sum(each.assignment.power_limit_w for each in jobs),
+        true_w=others_w + sum(stations[k].true_w(each) for k, each in zip(chosen, jobs, strict=True)),
         observed_w=others_w + float(observed_w.sum()),
         accuracy=accuracy,
+        epochs=float(np.mean([job.epochs for job in jobs])),
+        batch=float(np.mean([job.batch for job in jobs])),
     )
 
 
@@ -152,8 +172,8 @@ class _Trained:
     """The workload that the board stands for; no app reports minibatches here."""
 
     minibatches_per_epoch: int
+    paced: Workload
     first_gcycles: float = 0.0
-    paced: Workload | None = None
     is_length_known: bool = True
 
     def productive(self, power_limit_w: float, minibatches: float) -> NoReturn:

@@ -70,13 +70,16 @@ def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (torch.from_numpy(train_x), torch.from_numpy(train_y)), (torch.from_numpy(test_x), torch.from_numpy(test_y))
 
 
-def partitions(labels: NDArray[np.int_], devices: int, seed: int) -> list[NDArray[np.intp]]:
+def partitions(
+    labels: NDArray[np.int_], devices: int, seed: int, concentration: float = _CONCENTRATION
+) -> list[NDArray[np.intp]]:
     """Split samples over devices, each class by a Dirichlet draw of its own (Hsu et al., arXiv 1909.06335).
 
     Args:
         labels: `[n]` class of each sample.
         devices: number of parts.
         seed: of the draw.
+        concentration: parameter of the Dirichlet draw; lower is more uneven.
 
     Returns:
         For each device the indices of its samples; every sample is in one part, and no part is too small to train.
@@ -86,7 +89,7 @@ def partitions(labels: NDArray[np.int_], devices: int, seed: int) -> list[NDArra
         parts: list[list[int]] = [[] for _ in range(devices)]
         for label in np.unique(labels):
             members = generator.permutation(np.flatnonzero(labels == label))
-            shares = generator.dirichlet(np.full(devices, _CONCENTRATION))
+            shares = generator.dirichlet(np.full(devices, concentration))
             cuts = (np.cumsum(shares)[:-1] * len(members)).astype(int)
             for part, some in zip(parts, np.split(members, cuts), strict=True):
                 part.extend(some.tolist())

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from benchmarks.federated.__main__ import main
-from benchmarks.federated.boards import Candidates, facts, keep, open_board, truth, units, with_truth
+from benchmarks.federated.boards import BASE_BATCH, Candidates, facts, keep, open_board, truth, units, with_truth
 from benchmarks.federated.experiment import Experiment, run_seed
 from benchmarks.federated.figures import median_figures, run_figures, seconds
-from benchmarks.federated.learning import LEARNING_RATE, Federation
+from benchmarks.federated.learning import Federation, LocalWork
 from benchmarks.federated.rounds import Round
 from benchmarks.federated.tables import tables
+from benchmarks.federated.tasks import digits
 from wattfleet.choosing import predicted_front
 from wattfleet.prediction import Prediction
 from wattfleet_simulation.digits_app import task
@@ -38,7 +39,7 @@ def guessed(true: Candidates, seed: int) -> Candidates:
     spread = np.full(len(true.modes), 0.03)
     known = true.prediction
     prediction = Prediction(known.minibatch_ms * off[0], known.power_mw * off[1], spread, spread)
-    return Candidates(true.modes, prediction, true.first_gcycles * off[2])
+    return Candidates(true.modes, true.batch, prediction, true.first_gcycles * off[2])
 
 
 @pytest.fixture(scope="module")
@@ -125,18 +126,18 @@ def test_candidates_make_the_front_of_all_modes_for_epochs_of_any_length(minibat
     none = np.zeros(len(device.modes))
     prediction = Prediction(device.mean_minibatch_ms(device.modes), device.truth(device.modes)[1], none, none)
     whole = predicted_front(device.modes, prediction, minibatches, device.mean_first_gcycles)
-    known = truth(device, device.modes)
+    known = truth(device, device.modes, (BASE_BATCH,))
     assert len(known.modes) < len(device.modes) / 2
     assert (known.front(minibatches).modes == whole.modes).all()
 
 
 def test_devices_trained_side_by_side_learn_what_each_learns_alone() -> None:
-    federation = Federation(devices=20, epochs=2, seed=3)
-    chosen = (1, 4, 7)
+    federation = Federation(digits(), devices=20, seed=3)
+    chosen = {device: LocalWork(2) for device in (1, 4, 7)}
     together = federation.after(federation.start, chosen)
 
     samples = torch.tensor([float(federation.samples[device]) for device in chosen])
-    alone = [federation.after(federation.start, (device,)).parameters for device in chosen]
+    alone = [federation.after(federation.start, {device: LocalWork(2)}).parameters for device in chosen]
     for name, value in together.parameters.items():
         merged = sum(part[name] * share for part, share in zip(alone, samples / samples.sum(), strict=True))
         torch.testing.assert_close(value, merged)
@@ -144,7 +145,7 @@ def test_devices_trained_side_by_side_learn_what_each_learns_alone() -> None:
 
 
 def test_one_device_learns_as_plain_stochastic_gradient_descent_has_it() -> None:
-    federation = Federation(devices=50, epochs=1, seed=0)
+    federation = Federation(digits(), devices=50, seed=0)
     smallest = min(range(50), key=federation.samples.__getitem__)
     assert federation.samples[smallest] <= task.MINIBATCH  # one step, so that the order does not matter
     network = nn.Sequential(
@@ -156,11 +157,11 @@ def test_one_device_learns_as_plain_stochastic_gradient_descent_has_it() -> None
     loss = nn.functional.cross_entropy(network(images.flatten(1)), labels)
     loss.backward()
 
-    after = federation.after(federation.start, (smallest,))
+    after = federation.after(federation.start, {smallest: LocalWork(1)})
     assert after.losses[smallest] == pytest.approx(loss.item(), rel=1e-5)
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(after.parameters[name], start[name] - LEARNING_RATE * parameter.grad)
+        torch.testing.assert_close(after.parameters[name], start[name] - digits().learning_rate * parameter.grad)
 
 
 def a_round(chosen: tuple[int, ...], training_s: float, observed_w: float, accuracy: float) -> Round:

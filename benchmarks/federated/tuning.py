@@ -1,0 +1,37 @@
+"""The levers that a run may compare, and the methods of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.federated.methods import METHODS
+
+LEVERS = ("batch", "work", "epochs")
+"""What can be chosen besides the modes."""
+
+_TUNED = frozenset(f"progress-{lever}" for lever in (*LEVERS, "all"))
+_MORE_EPOCHS = ("presets-4", "presets-8")
+
+
+def is_tuned(name: str) -> bool:
+    """Whether a method chooses more than devices and modes."""
+    return name.removeprefix("oracle-") in _TUNED
+
+
+MODES_ALONE = tuple(name for name in METHODS if not is_tuned(name) and name not in _MORE_EPOCHS)
+"""The methods that choose devices and modes."""
+
+_COMPARED = ("progress", "presets", "presets-equal", "oracle-progress")
+
+TUNES: Mapping[str, tuple[str, ...]] = {
+    "modes": MODES_ALONE,
+    "batch": (*_COMPARED, "progress-batch", "oracle-progress-batch"),
+    "work": (*_COMPARED, "progress-work", "oracle-progress-work"),
+    "epochs": (*_COMPARED, *_MORE_EPOCHS, "progress-epochs", "oracle-progress-epochs"),
+    "all": (
+        *_COMPARED,
+        *_MORE_EPOCHS,
+        *(f"{knows}progress-{lever}" for lever in (*LEVERS, "all") for knows in ("", "oracle-")),
+    ),
+}
+"""The methods that are compared by what is tuned."""
