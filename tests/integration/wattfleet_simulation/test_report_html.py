@@ -27,8 +27,7 @@ FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle
     "xavier-agx-0": ("xavier-agx", 91.0, 33.8, 8.6),
 }
 CHOSEN = ("agx-orin-0", "agx-orin-1", "orin-nx-0")
-LOG_SD = 0.02
-START_S = 4.0
+LOG_SD, START_S = 0.02, 4.0
 
 
 def _mode(step: int) -> dict[str, int]:
@@ -73,7 +72,8 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
     assignments = [
         {
             "device": device,
-            **{"mode": point["mode"], "batch": 4},
+            "mode": point["mode"],
+            "batch": 4,
             "predicted_warmup_s": point["warmup_s"],
             "predicted_epoch_s": point["epoch_s"],
             "observed_epoch_s": point["epoch_s"] * (1.01 + 0.005 * number),
