@@ -11,9 +11,7 @@ import numpy as np
 from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Values
 from benchmarks.federated.learning import LocalWork, movement
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import Allowance, History, Offer, plan_round
-from wattfleet.planning.curves import curves_of
-from wattfleet.planning.plan import assignment_at
+from wattfleet.planning import Allowance, History, Offer, assignment_at, curves_of, plan_round
 from wattfleet.planning.policies import Progress
 
 

@@ -9,6 +9,7 @@ from .makespan import Allocation as Allocation
 from .makespan import min_makespan as min_makespan
 from .offers import SITE as SITE
 from .offers import Offer as Offer
+from .plan import assignment_at as assignment_at
 from .plan import fastest_assignments as fastest_assignments
 from .plan import plan_round as plan_round
 from .plausibility import PowerRange as PowerRange

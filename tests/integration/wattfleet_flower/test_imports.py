@@ -7,8 +7,13 @@ import sys
 
 import wattfleet_flower
 
-CLIENT = "from wattfleet_flower import AgentUnreachableError, power_mode_mod, profiled, until_deadline"
-SERVER = "from wattfleet_flower import FedBuff, NoUpdatesError, PlanningError, PowerAware, TwoStrategiesError"
+CLIENT = (
+    "from wattfleet_flower import AgentUnreachableError, planned_loader, planned_work, power_mode_mod, profiled,"
+    " until_deadline"
+)
+SERVER = (
+    "from wattfleet_flower import BatchChoice, FedBuff, NoUpdatesError, PlanningError, PowerAware, TwoStrategiesError"
+)
 BESIDE_FLOWER = "import sys, flwr.app, flwr.clientapp, flwr.serverapp; before = set(sys.modules); "
 OTHER_PARTS = ("coordinator", "edge_agent", "reference_models", "wattfleet_evaluation", "wattfleet_simulation")
 HEAVY = ("scipy", "pandas", "sklearn", "torch", "safetensors", "sqlalchemy", "pydantic", "prometheus_client")
