@@ -102,11 +102,10 @@ class Candidates:
                 [rows[pareto_front(prediction.minibatch_ms[rows], planned_mw[rows])] for rows in same]
             )
             found.append((modes[kept], np.full(len(kept), batch), prediction.among(kept)))
-        columns = [np.concatenate([getattr(each, name.name) for *_, each in found]) for name in fields(Prediction)]
         return cls(
             np.concatenate([modes for modes, *_ in found]),
             np.concatenate([batch for _, batch, _ in found]),
-            Prediction(*columns),
+            Prediction.joined([prediction for *_, prediction in found]),
             first_gcycles,
         )
 
@@ -124,14 +123,19 @@ class Candidates:
             efficiency: samples needed with each batch; batches that it does not know are left out.
         """
         epochs = {
-            int(batch): efficiency.of(int(batch)) / efficiency.of(BASE_BATCH)
-            for batch in np.unique(self.batch)
-            if batch == BASE_BATCH or (batch <= largest and efficiency.knows(int(batch)))
+            batch: passes(batch, efficiency)
+            for batch in np.unique(self.batch).tolist()
+            if batch == BASE_BATCH or (batch <= largest and efficiency.knows(batch))
         }
         own = np.isin(self.batch, list(epochs))
         batch = self.batch[own]
         minibatches = np.array([samples * epochs[int(each)] / each for each in batch])
         return predicted_front(self.modes[own], self.prediction.among(own), minibatches, self.first_gcycles, batch)
+
+
+def passes(batch: int, efficiency: BatchEfficiency) -> float:
+    """Passes over the data that are worth one with `BASE_BATCH`."""
+    return 1.0 if batch == BASE_BATCH else efficiency.of(batch) / efficiency.of(BASE_BATCH)
 
 
 @dataclass(frozen=True)

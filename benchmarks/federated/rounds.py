@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from benchmarks.federated.boards import BASE_BATCH, Board, with_batch
+from benchmarks.federated.boards import BASE_BATCH, Board, passes, with_batch
 from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Method
 from benchmarks.federated.learning import Federation, LocalWork
 from edge_agent.training.training import TrainingWatch
@@ -99,11 +99,6 @@ class Station:
             power_mw = self._board.truth(modes_to_array([key[0]]), with_batch(job.batch))[1]
             self._true_w[key] = float(power_mw[0]) / 1e3
         return self._true_w[key]
-
-
-def passes(batch: int, efficiency: BatchEfficiency) -> float:
-    """Passes over the data that are worth one with `BASE_BATCH`."""
-    return 1.0 if batch == BASE_BATCH else efficiency.of(batch) / efficiency.of(BASE_BATCH)
 
 
 def run_rounds(

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from wattfleet.errors import InvalidInputError
+from benchmarks.images import read_images
 from wattfleet_simulation.digits_app.task import digits as digits_data
 
 Parameters = Mapping[str, Tensor]
@@ -100,12 +101,15 @@ PROXIES: Mapping[str, Callable[[], LearningTask]] = {"digits": digits_proxy, "fa
 
 
 def _small_images(name: str, stem: str, targets: tuple[float, float]) -> LearningTask:
-    (images, labels), (test_images, test_labels) = _read(stem)
-    chosen = np.random.default_rng(0).permutation(len(images))[:_FASHION_TRAIN]
+    train, test = read_images(
+        DATA / f"{stem}.npz",
+        f"shared/data/{stem}.npz is missing beside the repository: put the data set there, or use --task digits",
+    )
+    chosen = np.random.default_rng(0).permutation(len(train.x))[:_FASHION_TRAIN]
     return LearningTask(
         name=name,
-        train=(patches(images[chosen]), torch.from_numpy(labels[chosen])),
-        test=(patches(test_images[:_FASHION_TEST]), torch.from_numpy(test_labels[:_FASHION_TEST])),
+        train=(patches(_unit(train.x[chosen])), torch.from_numpy(train.y[chosen])),
+        test=(patches(_unit(test.x[:_FASHION_TEST])), torch.from_numpy(test.y[:_FASHION_TEST])),
         start=_start(
             {
                 "first": lambda: nn.Linear(16, 8),
@@ -120,17 +124,9 @@ def _small_images(name: str, stem: str, targets: tuple[float, float]) -> Learnin
     )
 
 
-def _read(stem: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    path = DATA / f"{stem}.npz"
-    if not path.is_file():
-        raise InvalidInputError(
-            f"shared/data/{stem}.npz is missing beside the repository: put the data set there, or use --task digits"
-        )
-    with np.load(path) as held:
-        return tuple(  # type: ignore[return-value]
-            (held[f"x_{part}"].astype(np.float32) / 255, held[f"y_{part}"].astype(np.int64))
-            for part in ("train", "test")
-        )
+def _unit(images: NDArray[np.uint8]) -> np.ndarray:
+    """Grey values from 0 to 1."""
+    return images.astype(np.float32) / 255
 
 
 def patches(images: np.ndarray) -> Tensor:

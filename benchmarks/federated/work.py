@@ -12,7 +12,7 @@ from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Values
 from benchmarks.federated.learning import LocalWork, movement
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Allowance, History, Offer, assignment_at, curves_of, plan_round
-from wattfleet.planning.policies import Progress
+from wattfleet.planning.policies import Progress, device_worth
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PartialWork:
         """The set, the shares and the duration with the most progress per second."""
         curves = [curves_of(self.offers, share * LOCAL_EPOCHS) for share in SHARES]
         spare_w = self.site_budget_w - sum(offer.idle_w for offer in self.offers)
-        worth = _worth(self.offers, server_round, history)
+        worth = device_worth(self.offers, server_round, history)
         value = np.array([[_movement(share, samples) for samples in self.samples] for share in SHARES])
         limits_s = np.geomspace(
             min(float(each.time_s.min()) for each in curves) * (1 + 1e-9), float(curves[-1].time_s.max()), _LIMITS
@@ -163,14 +163,3 @@ def most_progress(
         progress = scale * float((worth * done).sum()) / (scale * float(worth[chosen].sum()) + half_devices)
         if progress > most:
             most, best = progress, level.copy()
-
-
-def _worth(offers: Sequence[Offer], server_round: int, history: History) -> Values:
-    """`[n]` weight of each device, as `Progress` has it."""
-    last = np.array([history.last_selected.get(offer.device_id, 0) for offer in offers], dtype=float)
-    rounds = np.maximum(server_round - last, 1.0)
-    latest = [history.latest.get(offer.device_id) for offer in offers]
-    samples = np.array([np.nan if each is None else each[1].num_examples or np.nan for each in latest], dtype=float)
-    known = np.isfinite(samples)
-    samples = np.where(known, samples, samples[known].mean() if known.any() else 1.0)
-    return np.asarray(rounds / rounds.mean() * samples / samples.mean())

@@ -55,7 +55,8 @@ class CausalTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[n, length, characters]` logits."""
         features = self._characters(x) + self._positions
-        return self._head(self._norm(self._layers(features, mask=self._hidden, is_causal=True)))  # type: ignore[no-any-return]
+        logits: Tensor = self._head(self._norm(self._layers(features, mask=self._hidden, is_causal=True)))
+        return logits
 
 
 def residual_network(classes: int) -> nn.Module:

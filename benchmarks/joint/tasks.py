@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.images import read_images
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -128,15 +129,10 @@ def _images(path: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The first images for training and for testing, each standardised, with their labels."""
     import torch
 
-    if not path.is_file():
-        raise InvalidInputError(f"{path} does not exist: give the folder of the images with --data")
-    with np.load(path) as arrays:
-        parts = [
-            (arrays[f"x_{part}"][:count], arrays[f"y_{part}"][:count])
-            for part, count in (("train", _TRAIN_IMAGES), ("test", _TEST_IMAGES))
-        ]
+    held = read_images(path, f"{path} does not exist: give the folder of the images with --data")
     train, test = (
-        (torch.tensor(pooled(images))[:, None], torch.tensor(labels.astype(np.int64))) for images, labels in parts
+        (torch.tensor(pooled(images.x[:count]))[:, None], torch.tensor(images.y[:count]))
+        for images, count in zip(held, (_TRAIN_IMAGES, _TEST_IMAGES), strict=True)
     )
     return train, test
 

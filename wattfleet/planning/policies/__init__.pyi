@@ -9,6 +9,7 @@ from .policy import SelectionRequest as SelectionRequest
 from .policy import any_devices as any_devices
 from .policy import only_devices as only_devices
 from .progress import Progress as Progress
+from .progress import device_worth as device_worth
 from .random_k import RandomK as RandomK
 from .registry import POLICIES as POLICIES
 from .registry import policy_named as policy_named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.curves import Mask, Values
 from wattfleet.planning.headroom import Headroom
+from wattfleet.planning.history import History
+from wattfleet.planning.offers import Offer
 from wattfleet.planning.policies.policy import (
     PlanningContext,
     SelectionRequest,
@@ -67,7 +69,7 @@ class Progress:
 
     def request(self, context: PlanningContext) -> SelectionRequest:
         """Request the set with the most progress per second among sets for 32 durations."""
-        curves, worth = context.curves, _worth(context)
+        curves, worth = context.curves, device_worth(context.offers, context.server_round, context.history)
         places = len(worth) if self.count is None else context.places(self.count, len(worth))
         most, best = 0.0, np.zeros(len(worth), dtype=np.bool_)
         for limit_s in _limits_s(curves.time_s):
@@ -85,13 +87,18 @@ class Progress:
         )
 
 
-def _worth(context: PlanningContext) -> Values:
-    """`[n]` weight of each device: 1 on average, more with more samples and with more rounds since its last one."""
-    history = context.history
-    latest = [history.latest.get(offer.device_id) for offer in context.offers]
+def device_worth(offers: Sequence[Offer], server_round: int, history: History) -> Values:
+    """`[n]` weight of each device: 1 on average, more with more samples and with more rounds since its last one.
+
+    Args:
+        offers: the devices.
+        server_round: number of the round that is planned.
+        history: earlier rounds of the run.
+    """
+    latest = [history.latest.get(offer.device_id) for offer in offers]
     # Failed rounds count too. Otherwise the weight of a device that always fails would grow.
-    last_selected = [history.last_selected.get(offer.device_id, 0) for offer in context.offers]
-    rounds = np.maximum(context.server_round - np.array(last_selected, dtype=float), 1.0)
+    last_selected = [history.last_selected.get(offer.device_id, 0) for offer in offers]
+    rounds = np.maximum(server_round - np.array(last_selected, dtype=float), 1.0)
     samples = np.array([np.nan if each is None else each[1].num_examples or np.nan for each in latest], dtype=float)
     known = np.isfinite(samples)
     if known.any():  # no device may claim so many samples that the others count for nothing
