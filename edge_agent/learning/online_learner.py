@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from edge_agent.devices.device import Device
+from edge_agent.learning.fitted_modes import FittedModes, Mask
 from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.observation import Observed
@@ -25,10 +26,10 @@ from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.step import OpenSteps
-from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings, predicted_front
+from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BatchOptions, Measurement, PowerMode, Profile, Workload, array_to_modes, modes_to_array
-from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
+from wattfleet.modes import BatchOptions, Measurement, PowerMode, Profile, Workload, array_to_modes
+from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class OnlineLearner:
     def is_outdated(self) -> bool:
         """Whether the predictor has yet to be fitted to what has become known of the workload since."""
         with self._state:
-            return _fit_of(self._fitted[0]) != _fit_of(self.known)
+            return self._fitted.is_outdated(self.known)
 
     def others_measured(self) -> None:
         """Note that other devices have measured more of the workload: the next fit takes it into account."""
@@ -136,7 +137,7 @@ class OnlineLearner:
             FittingFailedError: it could not be fitted, and is unchanged.
         """
         with self._one_fit:
-            if self._fitted[1] != self._news:
+            if self._fitted_news != self._news:
                 self.refit()
 
     @property
@@ -155,11 +156,6 @@ class OnlineLearner:
         """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
         return self._journal.first_gcycles
 
-    @property
-    def front(self) -> Front:
-        """The current front, without the modes that overload the board."""
-        return self.predicted_front()[0]
-
     def predicted_front(self) -> tuple[Front, Workload]:
         """The current front, and the workload as the predictor was fitted to it: more may be known by now.
 
@@ -167,25 +163,8 @@ class OnlineLearner:
             ImplausibleError: no mode's prediction is plausible.
         """
         with self._state:
-            by_batch, (fitted, _), known = self._by_batch, self._fitted, self.known
-        if by_batch and tuple(by_batch) == known.offered_batches:
-            return self._front_over(by_batch), known.workload
-        return self._front_of_own_batch(), fitted.workload
-
-    def _front_of_own_batch(self) -> Front:
-        """The front over modes, with the batch size of the latest training."""
-        allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
-        prediction = self._prediction.among(allowed)
-        return predicted_front(self._device.modes[allowed], prediction, self.minibatches_per_epoch, self.first_gcycles)
-
-    def _front_over(self, by_batch: Mapping[int, Prediction]) -> Front:
-        """The front over modes and the batch sizes that a plan may choose."""
-        allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
-        batch = np.repeat(list(by_batch), np.count_nonzero(allowed))
-        per_epoch = np.repeat([self.known.minibatches_of(each) for each in by_batch], np.count_nonzero(allowed))
-        modes = np.tile(self._device.modes[allowed], (len(by_batch), 1))
-        prediction = Prediction.joined([each.among(allowed) for each in by_batch.values()])
-        return predicted_front(modes, prediction, per_epoch, self.first_gcycles, batch)
+            fitted, known = self._fitted, self.known
+        return fitted.front(known, self._allowed, self.first_gcycles)
 
     def loader_seen(
         self,
@@ -291,7 +270,7 @@ class OnlineLearner:
             return None
         self.refit_if_outdated()
         record = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self.minibatches_per_epoch, observed.power_w * 1e3)
-        predicted = self._predicted(observed.mode)
+        predicted = self._fitted.at(observed.mode, self.known)
         self._journal.append(record)
         self._residuals.append(Residual.of(record.measurement, predicted))
         reason = detect_drift(self._residuals, self._rule)
@@ -362,7 +341,7 @@ class OnlineLearner:
         profile = self._profile()
         known = len(own_rows(profile, self._journal.batch))
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
-        if self._by_batch:  # the limit counts the modes that were measured with any of the batches
+        if self._fitted.has_choice:  # the limit counts the modes that were measured with any of the batches
             most = max(0, most - (len(profile) - known))
         settled_at, settled_w = self._settled
         if known >= most or (known == settled_at and power_limit_w <= settled_w):
@@ -372,7 +351,8 @@ class OnlineLearner:
             with self._fitting() as (fitting, basis):
                 if self.is_outdated:  # another batch draws other watts
                     self._take(fitting.fit(self._profile(), self.profiled_modes), basis)
-                affordable = self._prediction.power_mw_quantile(POWER_QUANTILE) <= power_limit_w * 1e3
+                planned_mw = self._fitted.prediction(self.known).power_mw_quantile(POWER_QUANTILE)
+                affordable = planned_mw <= power_limit_w * 1e3
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
@@ -395,7 +375,7 @@ class OnlineLearner:
         Raises:
             InvalidInputError: it is predicted to draw more than the limit, or the device does not offer it.
         """
-        power_w = float(self._predicted(mode).power_mw[0]) / 1e3
+        power_w = float(self._fitted.at(mode, self.known).power_mw[0]) / 1e3
         if power_w <= power_limit_w:
             return mode
         lower = self.mode_within(mode, power_limit_w) if self._news else None
@@ -424,9 +404,10 @@ class OnlineLearner:
             ImplausibleError: there is no front, as no mode's prediction is plausible.
         """
         most_mw = power_limit_w * 1e3 * (1 + _ROUNDING)
-        if self._predicted(mode).power_mw_quantile(_KEPT_QUANTILE)[0] <= most_mw:
+        if self._fitted.at(mode, self.known).power_mw_quantile(_KEPT_QUANTILE)[0] <= most_mw:
             return mode
-        front = self._front_of_own_batch()  # an app cannot change the batch in the midst of a training
+        # An app cannot change the batch in the midst of a training.
+        front = self._fitted.front_of_own_batch(self.known, self._allowed, self.first_gcycles)
         (affordable,) = np.nonzero(front.planned_w * 1e3 <= most_mw)
         return front.mode(int(affordable[0])) if len(affordable) else None
 
@@ -454,9 +435,9 @@ class OnlineLearner:
         self._journal.close()
 
     @property
-    def _prediction(self) -> Prediction:
-        """Of each of the device's modes, with the batch size of the latest training."""
-        return self._by_batch.get(self.known.workload.facts.batch or 0, self._predicted_ahead)
+    def _allowed(self) -> Mask:
+        """`[n]` the device's modes that do not overload the board."""
+        return ExcludedModes.of(self._journal).allows(self._device.modes)
 
     @property
     def _batches(self) -> BatchOptions | None:
@@ -481,23 +462,9 @@ class OnlineLearner:
     def _take(self, fitted: Fitted, basis: tuple[KnownWorkload, int]) -> None:
         """Use a predictor that was fitted to what was known of the workload."""
         with self._state:
-            self._predicted_ahead, self._by_batch, self._fitted = fitted.prediction, fitted.by_batch, basis
+            known, self._fitted_news = basis
+            self._fitted = FittedModes(self._device.modes, fitted.prediction, fitted.by_batch, known)
         self._keep(fitted.artefact)
 
     def _profile(self) -> Profile:
         return Profile.of(self._journal.measurements)
-
-    def _predicted(self, mode: PowerMode) -> Prediction:
-        (found,) = np.nonzero((self._device.modes == modes_to_array([mode])).all(axis=1))
-        if not len(found):
-            raise InvalidInputError(f"this device does not offer the mode {mode.label()}")
-        at, known = found[:1], self._prediction
-        return Prediction(known.minibatch_ms[at], known.power_mw[at], known.time_log_sd[at], known.power_log_sd[at])
-
-
-def _fit_of(known: KnownWorkload) -> tuple[Workload, tuple[int, ...]]:
-    """What a fit depends on: it predicts all batch sizes that a plan may choose, whichever is trained."""
-    workload, offered = known.workload, known.offered_batches
-    if offered:
-        workload = replace(workload, facts=replace(workload.facts, batch=None, step_flops=None))
-    return workload, offered

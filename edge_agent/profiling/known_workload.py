@@ -80,9 +80,10 @@ class KnownWorkload:
         """
         choice, own = self.workload.choice, self.workload.facts.batch
         assert choice is not None and own is not None, "a plan may choose the batch"
-        if self.minibatches_per_epoch is None:
-            return max(1.0, choice.scaled_minibatches(ASSUMED_MINIBATCHES_PER_EPOCH, choice.batches[-1], batch))
-        return max(1.0, choice.scaled_minibatches(self.minibatches_per_epoch, own, batch))
+        known, base = self.minibatches_per_epoch, own
+        if known is None:
+            known, base = ASSUMED_MINIBATCHES_PER_EPOCH, choice.batches[-1]
+        return max(1.0, choice.scaled_minibatches(known, base, batch))
 
     def with_batch(self, batch: int) -> KnownWorkload:
         """The same, trained with another of the batch sizes that a plan may choose."""

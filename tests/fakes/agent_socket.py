@@ -147,7 +147,7 @@ def agent_at(
             reports,
             agent.reporter,
             agent.workloads,
-            lambda: [session_pb2.FrontReport(front=front_to_message(agent.learner.front))],
+            lambda: [session_pb2.FrontReport(front=front_to_message(agent.learner.predicted_front()[0]))],
             RecoverySettings(retry_s=retry_s),
         )
         settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)

@@ -101,7 +101,7 @@ class Bench:
         return TrainingWatch(device, parked)
 
     def some_front_mode(self, rng):
-        front = self.learner.front
+        front = self.learner.predicted_front()[0]
         return front.mode(int(rng.integers(len(front))))
 
     def round(self, mode):
@@ -146,7 +146,7 @@ def test_a_trainings_start_is_counted_once(bench, trains_by_itself):
         if trains_by_itself:
             bench.device.run(minibatches)
         assert bench.learner.observe(watch.finish()) is None
-    front = bench.learner.front
+    front = bench.learner.predicted_front()[0]
     true_s = bench.device.truth(front.modes)[0] / 1e3
     true_warmup_s = warmup_s(front.modes, true_s * 1e3, bench.device.mean_first_gcycles)
     off = (front.warmup_s + epochs * front.epoch_s) / (true_warmup_s + minibatches * true_s) - 1
@@ -200,7 +200,7 @@ def test_interrupted_remeasurement_continues_within_its_bound_after_a_restart(tm
 
 def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
     bench = Bench(tmp_path / "profile.jsonl")
-    front = bench.learner.front
+    front = bench.learner.predicted_front()[0]
     hopeless = front.mode(len(front) // 2)
     with Journal.open(tmp_path / "left.jsonl", HEADER) as journal:
         for record in bench.journal.records:
@@ -213,7 +213,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
 
         left = OnlineLearner(
             bench.device, None, journal, lambda known: nullcontext(fitting), fitted, LIMIT, KNOWN, 0, lambda kept: None
-        ).front
+        ).predicted_front()[0]
     assert not (left.modes >= hopeless).all(axis=1).any()
     assert left.one_epoch_s[0] > front.one_epoch_s[0]
     bench.learner.close()

@@ -130,7 +130,7 @@ def test_a_batch_that_does_not_fit_is_not_offered_again(agent: Agent, error: Exc
         train(agent, 64, app)
     assert agent.board.current_mode() == parked_mode(agent.board)
     assert agent.reports.observations == []
-    assert batches_of(agent.learner.front) == {16, 32}
+    assert batches_of(agent.learner.predicted_front()[0]) == {16, 32}
     agent.learner.announced(WORKLOAD)  # as after a reconnection
     assert agent.learner.known.offered_batches == (16, 32)
 
@@ -146,7 +146,7 @@ def test_smaller_batches_train_after_one_that_does_not_fit(agent: Agent) -> None
         grant_of(agent, batch, f"7/{number}", grant_id=1 + number)
         with pytest.raises(MemoryError):
             train(agent, batch, app, f"7/{number}")
-        assert batches_of(agent.learner.front) == left
+        assert batches_of(agent.learner.predicted_front()[0]) == left
     grant_of(agent, 16, "7/3", grant_id=9)
     assert not train(agent, 16, app, "7/3").has_error()
     assert [observed.plan_id for observed in agent.reports.observations] == ["7/3"]

@@ -87,7 +87,7 @@ def test_no_mode_that_may_exceed_the_rounds_power_limit_is_measured(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
-    front = agent.learner.front
+    front = agent.learner.predicted_front()[0]
     thriftiest = array_to_modes(front.modes)[int(np.argmin(front.power_w))]
     agent.grant(granted(thriftiest, 1.001 * float(np.min(front.power_w)), plan_id="7/2", grant_id=2))
     modes: list[PowerMode] = []

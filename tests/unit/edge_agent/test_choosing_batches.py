@@ -110,25 +110,28 @@ def test_the_front_equals_the_comparison_of_all_modes_and_batches(bench: Bench, 
 
 def test_an_epoch_of_unknown_length_counts_100_minibatches_of_the_largest_batch(bench: Bench) -> None:
     """200 minibatches of 16 are 100 of 64."""
-    assert_same_points(bench.learner(KnownWorkload(APP)).front, bench.learner(KnownWorkload(APP, 200)).front)
+    assert_same_points(
+        bench.learner(KnownWorkload(APP)).predicted_front()[0],
+        bench.learner(KnownWorkload(APP, 200)).predicted_front()[0],
+    )
 
 
 def test_an_app_with_a_batch_that_is_no_option_has_a_front_over_modes_alone(bench: Bench) -> None:
     learner = bench.learner(KnownWorkload(APP.with_batch(48), 200))
-    assert learner.front.batch is None
-    for (mode, _), (epoch_s, _) in points(learner.front).items():
+    assert learner.predicted_front()[0].batch is None
+    for (mode, _), (epoch_s, _) in points(learner.predicted_front()[0]).items():
         assert epoch_s == pytest.approx(bench.table.minibatch_ms[48][MODES.index(mode)] * 200 / 1e3)
 
 
 def test_one_fit_counts_for_all_batches(bench: Bench) -> None:
     learner = bench.learner()
-    before = learner.front
+    before = learner.predicted_front()[0]
     for batch in (64, 32, 16):
         learner.trains_with(batch)
         assert learner.known.workload.facts.batch == bench.journal.batch == batch
         assert learner.minibatches_per_epoch == MINIBATCHES[batch]
         assert not learner.is_outdated
-        assert_same_points(learner.front, before)
+        assert_same_points(learner.predicted_front()[0], before)
     assert bench.table.fits == 1
 
 
@@ -168,8 +171,8 @@ def test_an_app_that_ignores_its_plan_is_offered_no_batch(bench: Bench, caplog: 
     assert (learner.known.workload.facts.batch, learner.minibatches_per_epoch) == (16, 200)
     assert learner.is_outdated
     learner.refit_if_outdated()
-    assert learner.front.batch is None
-    for (mode, _), (epoch_s, _) in points(learner.front).items():
+    assert learner.predicted_front()[0].batch is None
+    for (mode, _), (epoch_s, _) in points(learner.predicted_front()[0]).items():
         assert epoch_s == pytest.approx(bench.table.minibatch_ms[16][MODES.index(mode)] * 200 / 1e3)
     learner.announced(APP)
     assert learner.known.workload.batches is None, "announced again after every reconnection"
@@ -202,19 +205,19 @@ def test_a_corrected_app_is_offered_batches_again(bench: Bench, corrected: Calla
     assert learner.known.workload.batches is None
     corrected(learner)
     learner.refit_if_outdated()
-    assert {batch for _, batch in points(learner.front)} <= set(RELATIVE)
+    assert {batch for _, batch in points(learner.predicted_front()[0])} <= set(RELATIVE)
     assert learner.known.workload.choice == learner.known.workload.batches is not None
 
 
 def test_options_that_are_announced_later_are_fitted_once(bench: Bench) -> None:
     learner = bench.learner(KnownWorkload(Workload("app", WorkloadFacts(batch=16)), 200))
-    assert learner.front.batch is None
+    assert learner.predicted_front()[0].batch is None
     learner.announced(APP)
     assert learner.is_outdated
     front, workload = learner.predicted_front()
     assert front.batch is None and workload.batches is None, "of what was fitted, until it is fitted again"
     learner.refit_if_outdated()
-    assert set(points(learner.front)) <= set(all_settings(bench.table))
+    assert set(points(learner.predicted_front()[0])) <= set(all_settings(bench.table))
     learner.announced(APP)
     assert not learner.is_outdated and bench.table.fits == 2
 
@@ -223,7 +226,7 @@ def test_a_run_without_a_choice_withdraws_the_options(bench: Bench) -> None:
     learner = bench.learner()
     learner.announced(Workload("app"))
     learner.refit_if_outdated()
-    assert learner.known.workload.batches is None and learner.front.batch is None
+    assert learner.known.workload.batches is None and learner.predicted_front()[0].batch is None
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
@@ -235,8 +238,8 @@ def test_a_batch_that_did_not_fit_leaves_the_front(bench: Bench) -> None:
     learner.trains_with(64)
     assert learner.out_of_memory()
     learner.refit_if_outdated()
-    assert learner.front.batch is not None and 64 not in learner.front.batch
-    assert set(points(learner.front)) <= {each for each in all_settings(bench.table) if each[1] < 64}
+    assert learner.predicted_front()[0].batch is not None and 64 not in learner.predicted_front()[0].batch
+    assert set(points(learner.predicted_front()[0])) <= {each for each in all_settings(bench.table) if each[1] < 64}
     learner.announced(APP)
     assert learner.known.offered_batches == (16, 32)
     learner.trains_with(64)

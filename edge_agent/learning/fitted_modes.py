@@ -1,0 +1,91 @@
+"""The modes of a device as one fit predicts them, with every batch size that a plan may choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_agent.profiling.known_workload import KnownWorkload
+from wattfleet.choosing import Front, predicted_front
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import ModeArray, PowerMode, Workload, modes_to_array
+from wattfleet.prediction import Prediction
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class FittedModes:
+    """What one fit tells of a device's modes. It stays valid while only the batch of the training changes.
+
+    Attributes:
+        modes: `[n, 4]` modes of the device.
+        at_fit: the prediction of each of them, with the batch size of the fit.
+        by_batch: the same with each batch size that a plan may choose; empty if it may choose none.
+        basis: what was known of the workload when the fit began.
+    """
+
+    modes: ModeArray
+    at_fit: Prediction
+    by_batch: Mapping[int, Prediction]
+    basis: KnownWorkload
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether the fit predicts several batch sizes, of which a plan may choose one."""
+        return bool(self.by_batch)
+
+    def is_outdated(self, known: KnownWorkload) -> bool:
+        """Whether the fit does not take into account what is known of the workload now."""
+        return _dependencies(self.basis) != _dependencies(known)
+
+    def prediction(self, known: KnownWorkload) -> Prediction:
+        """Of each of the modes, with the batch size of the latest training."""
+        return self.by_batch.get(known.workload.facts.batch or 0, self.at_fit)
+
+    def at(self, mode: PowerMode, known: KnownWorkload) -> Prediction:
+        """Of one mode, with the batch size of the latest training.
+
+        Raises:
+            InvalidInputError: the device does not offer the mode.
+        """
+        is_mode = (self.modes == modes_to_array([mode])).all(axis=1)
+        if not is_mode.any():
+            raise InvalidInputError(f"this device does not offer the mode {mode.label()}")
+        return self.prediction(known).among(is_mode)
+
+    def front(self, known: KnownWorkload, allowed: Mask, first_gcycles: float) -> tuple[Front, Workload]:
+        """The front, over all batch sizes if the fit has predicted those that are offered now, and its workload.
+
+        Args:
+            known: what is known of the workload now.
+            allowed: `[n]` modes that do not overload the board.
+            first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+
+        Raises:
+            ImplausibleError: no mode's prediction is plausible.
+        """
+        by_batch, count = self.by_batch, np.count_nonzero(allowed)
+        if not by_batch or tuple(by_batch) != known.offered_batches:
+            return self.front_of_own_batch(known, allowed, first_gcycles), self.basis.workload
+        modes = np.tile(self.modes[allowed], (len(by_batch), 1))
+        prediction = Prediction.joined([each.among(allowed) for each in by_batch.values()])
+        per_epoch = np.repeat([known.minibatches_of(batch) for batch in by_batch], count)
+        batch = np.repeat(list(by_batch), count)
+        return predicted_front(modes, prediction, per_epoch, first_gcycles, batch), known.workload
+
+    def front_of_own_batch(self, known: KnownWorkload, allowed: Mask, first_gcycles: float) -> Front:
+        """The front over modes alone, with the batch size of the latest training; see `front`."""
+        prediction = self.prediction(known).among(allowed)
+        return predicted_front(self.modes[allowed], prediction, known.counted_minibatches, first_gcycles)
+
+
+def _dependencies(known: KnownWorkload) -> tuple[Workload, tuple[int, ...]]:
+    """What a fit depends on: it predicts all batch sizes that a plan may choose, whichever is trained."""
+    workload, offered = known.workload, known.offered_batches
+    if offered:
+        workload = replace(workload, facts=replace(workload.facts, batch=None, step_flops=None))
+    return workload, offered
