@@ -36,6 +36,9 @@ APP_WEIGHS_KEY = "app-weighs"
 """In a reply: whether the app's own weight counts only what was done."""
 
 
+TOOK_EPOCHS_KEY = "took-epochs"
+"""In a reply: whether the app asked how many local epochs the plan has chosen; absent if the plan has chosen none."""
+
 OBSERVED_EPOCH_S_KEY = "observed-epoch-s"
 """In a reply: seconds of an epoch, as the agent has observed them."""
 
@@ -52,25 +55,29 @@ WORK_KEY = "wattfleet-work"
 
 @dataclass(frozen=True)
 class AssignedWork:
-    """The work that a plan has chosen for one device in one round.
+    """The work that a plan has chosen for one device in one round; None for what it has not chosen.
 
     Attributes:
         batch: samples in a minibatch.
         lr_scale: factor of the learning rate that the app uses with its own batch size.
         passes: passes over the data that make the progress of one pass with the app's own batch size. An epoch of the
             plan has so many.
+        epochs: local epochs.
 
     Raises:
         InvalidInputError: a number is out of range.
     """
 
-    batch: int
-    lr_scale: float
-    passes: float
+    batch: int | None = None
+    lr_scale: float = 1.0
+    passes: float = 1.0
+    epochs: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= LARGEST_COUNT:
+        if self.batch is not None and not 1 <= self.batch <= LARGEST_COUNT:
             raise InvalidInputError(f"a batch must have 1 to {LARGEST_COUNT:,} samples, not {self.batch}")
+        if self.epochs is not None and not 1 <= self.epochs <= LARGEST_COUNT:
+            raise InvalidInputError(f"a device trains 1 to {LARGEST_COUNT:,} local epochs, not {self.epochs}")
         if not (0 < self.lr_scale < math.inf and 0 < self.passes < math.inf):
             raise InvalidInputError(
                 f"the scale of the learning rate and the passes must be finite and above 0, not {self.lr_scale:g} and"
@@ -79,7 +86,12 @@ class AssignedWork:
 
     def to_record(self) -> dict[str, int | float]:
         """Return the values of the ConfigRecord."""
-        return {"batch": self.batch, "lr-scale": self.lr_scale, "passes": self.passes}
+        record: dict[str, int | float] = {}
+        if self.batch is not None:
+            record |= {"batch": self.batch, "lr-scale": self.lr_scale, "passes": self.passes}
+        if self.epochs is not None:
+            record["epochs"] = self.epochs
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> AssignedWork:
@@ -89,7 +101,10 @@ class AssignedWork:
             InvalidInputError: a value is missing, has the wrong type or is out of range.
         """
         try:
-            return cls(int(str(record["batch"])), float(str(record["lr-scale"])), float(str(record["passes"])))
+            epochs = int(str(record["epochs"])) if "epochs" in record else None
+            if "batch" not in record and epochs is not None:
+                return cls(epochs=epochs)
+            return cls(int(str(record["batch"])), float(str(record["lr-scale"])), float(str(record["passes"])), epochs)
         except (KeyError, ValueError) as error:
             raise InvalidInputError(
                 f"the message's {WORK_KEY!r} record states no work ({error}): run the same version of Wattfleet on the"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import numpy as np
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import front, seconds_and_starts
@@ -43,6 +44,22 @@ TREES = (
     tree(site=None, hall="site", rack="hall", shelf="hall"),
     tree(site=None, hall="site", other=None),
 )
+
+
+def fleet_on_racks(chance: np.random.Generator, devices: int, points: int = 6, most_warmup_s: float = 0.0) -> Fleet:
+    """Devices of unlike speed, start and appetite on two racks, with watts for some of what all would take."""
+    offers = []
+    for k in range(devices):
+        slowdown = np.cumprod([1.0, *chance.uniform(1.1, 1.8, points - 1)])
+        epoch_s = chance.uniform(5, 60) * slowdown
+        power_w = chance.uniform(2, 6) + chance.uniform(8, 50) * slowdown ** -chance.uniform(0.6, 1.6)
+        warmup_s = chance.uniform(0, most_warmup_s) if most_warmup_s else 0.0
+        own = front(*zip(epoch_s, power_w, strict=True), epoch_log_sd=0.05, power_log_sd=0.03, warmup_s=warmup_s)
+        offers.append(Offer(f"device-{k}", own, float(chance.uniform(1, 6)), ("left", "right")[k % 2]))
+    all_w = sum(float(offer.front.planned_w[0]) for offer in offers)
+    share = chance.uniform(0.3, 0.7, 3) * (1.0, 0.6, 0.6)
+    supplies = tree(site=None, left="site", right="site")
+    return Fleet(offers, Allowance(supplies, dict(zip(supplies.names, all_w * share, strict=True))))
 
 
 @st.composite

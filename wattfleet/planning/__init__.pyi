@@ -1,10 +1,14 @@
 from .allowance import Allowance as Allowance
 from .curves import Curves as Curves
+from .curves import FrontTable as FrontTable
 from .curves import curves_of as curves_of
+from .epoch_choice import EpochChoice as EpochChoice
+from .epoch_choice import EpochOption as EpochOption
 from .headroom import Headroom as Headroom
 from .history import History as History
 from .history import Participation as Participation
 from .history import PastRound as PastRound
+from .least_whole import least_whole as least_whole
 from .makespan import Allocation as Allocation
 from .makespan import min_makespan as min_makespan
 from .offers import SITE as SITE
@@ -22,6 +26,7 @@ from .round_plan import Decision as Decision
 from .round_plan import RoundPlan as RoundPlan
 from .round_plan import SupplyUse as SupplyUse
 from .selection import Selection as Selection
+from .selection import next_round as next_round
 from .trimming import InFlight as InFlight
 from .trimming import TrimmedPlan as TrimmedPlan
 from .trimming import trim_rounds as trim_rounds

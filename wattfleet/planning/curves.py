@@ -88,39 +88,78 @@ class Curves:
         return found
 
 
+@dataclass(frozen=True)
+class FrontTable:
+    """The fronts of `n` devices in flat arrays, with `p` points in total, at the planning quantiles.
+
+    Attributes:
+        sizes: `[n]` points of each device.
+        epoch_s: `[p]` seconds of an epoch at `TIME_QUANTILE`.
+        warmup_s: `[p]` seconds of the warm-up.
+        extra_w: `[p]` watts above idle at `POWER_QUANTILE`.
+        is_allowed: `[p]` whether the point is within its device's own limit.
+        idle_w: `[n]` watts of each device while idle.
+    """
+
+    sizes: Indices
+    epoch_s: Values
+    warmup_s: Values
+    extra_w: Values
+    is_allowed: Mask
+    idle_w: Values
+
+    @classmethod
+    def of(cls, offers: Sequence[Offer]) -> FrontTable:
+        """The fronts of some devices, one or more.
+
+        A device that finishes early idles until the round ends. So every mode is given at least the idle power.
+        """
+        fronts = [offer.front for offer in offers]
+        sizes = np.array([len(front) for front in fronts], dtype=np.intp)
+        epoch_s = np.concatenate([front.epoch_s for front in fronts])
+        epoch_s *= np.exp(normal_quantile(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
+        planned_w = np.concatenate([front.power_w for front in fronts])
+        planned_w *= np.exp(normal_quantile(POWER_QUANTILE) * np.concatenate([front.power_log_sd for front in fronts]))
+        idle_w = np.array([offer.idle_w for offer in offers])
+        limit_w = np.array([np.inf if offer.limit_w is None else offer.limit_w for offer in offers])
+        return cls(
+            sizes=sizes,
+            epoch_s=epoch_s,
+            warmup_s=np.concatenate([front.warmup_s for front in fronts]),
+            extra_w=np.maximum(planned_w - np.repeat(idle_w, sizes), 0.0),
+            is_allowed=(planned_w <= np.repeat(limit_w, sizes)) & np.repeat(idle_w <= limit_w, sizes),
+            idle_w=idle_w,
+        )
+
+    def curves(self, epochs: float | Values) -> Curves:
+        """The power curves of a training of so many local epochs, the same for all devices or `[n]`.
+
+        The fewer epochs, the more the warm-up matters.
+        """
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        point = np.arange(len(owner)) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
+        time_s = np.repeat(np.broadcast_to(epochs, len(self.sizes)), self.sizes) * self.epoch_s + self.warmup_s
+        # At the quantile, or with many epochs, a point can take longer than a following point with less power. The
+        # following point then replaces it.
+        time_s = _min_of_rest(time_s, self.sizes)
+        steps = np.bincount(owner[self.is_allowed], minlength=len(self.sizes))
+        return Curves(
+            start=np.concatenate(([0], np.cumsum(steps))),
+            time_s=time_s[self.is_allowed],
+            extra_w=self.extra_w[self.is_allowed],
+            point=point[self.is_allowed],
+            idle_w=self.idle_w,
+        )
+
+
 def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
     """The power curves of some devices, each within its own limit.
 
-    A device that finishes early idles until the round ends. So every mode is given at least the idle power.
-
     Args:
-        offers: the devices.
-        epochs: number of local epochs, the same for all or `[n]`. The fewer epochs, the more the warm-up matters.
+        offers: the devices, one or more.
+        epochs: number of local epochs, the same for all or `[n]`.
     """
-    fronts = [offer.front for offer in offers]
-    sizes = np.array([len(front) for front in fronts], dtype=np.intp)
-    time_s = np.repeat(np.broadcast_to(epochs, len(fronts)), sizes) * np.concatenate([f.epoch_s for f in fronts])
-    time_s *= np.exp(normal_quantile(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
-    time_s += np.concatenate([front.warmup_s for front in fronts])
-    planned_w = np.concatenate([front.power_w for front in fronts])
-    planned_w *= np.exp(normal_quantile(POWER_QUANTILE) * np.concatenate([front.power_log_sd for front in fronts]))
-    idle_w = np.array([offer.idle_w for offer in offers])
-    limit_w = np.array([np.inf if offer.limit_w is None else offer.limit_w for offer in offers])
-    owner = np.repeat(np.arange(len(offers)), sizes)
-    begin = np.cumsum(sizes) - sizes
-    point = np.arange(len(time_s)) - begin[owner]
-    # At the quantile, or with many epochs, a point can take longer than a following point with less power. The
-    # following point then replaces it.
-    time_s = _min_of_rest(time_s, sizes)
-    allowed = (planned_w <= limit_w[owner]) & (idle_w <= limit_w)[owner]
-    extra_w = np.maximum(planned_w - idle_w[owner], 0.0)
-    return Curves(
-        start=np.concatenate(([0], np.cumsum(np.bincount(owner[allowed], minlength=len(offers))))),
-        time_s=time_s[allowed],
-        extra_w=extra_w[allowed],
-        point=point[allowed],
-        idle_w=idle_w,
-    )
+    return FrontTable.of(offers).curves(epochs)
 
 
 def min_power_w(offers: Sequence[Offer]) -> Values:

@@ -20,6 +20,7 @@ class Participation:
         failed: whether no usable reply arrived.
         num_examples: number of training samples; None if the device did not report it.
         loss: mean training loss; None if the device did not report it.
+        late: the round ended before the training, whose update a later round uses. Neither samples nor loss are known.
 
     Raises:
         InvalidInputError: a number is not finite, or the number of samples is negative.
@@ -28,6 +29,7 @@ class Participation:
     failed: bool = False
     num_examples: float | None = None
     loss: float | None = None
+    late: bool = False
 
     def __post_init__(self) -> None:
         if self.num_examples is not None and not 0 <= self.num_examples < math.inf:
@@ -57,8 +59,8 @@ class History:
 
     Attributes:
         rounds: the finished rounds, by number.
-        times_completed: number of rounds that a device completed, by device id.
-        latest: the latest round that a device completed, and its participation.
+        times_completed: number of rounds that a device completed, in time or late, by device id.
+        latest: the latest round that a device completed in time, and its participation.
         last_selected: the latest round that a device was selected for, completed or not.
         consecutive_failures: number of failures since a device last completed a round, and the round of the latest.
     """
@@ -86,15 +88,18 @@ class History:
             last_selected[device_id] = max(number, last_selected.get(device_id, 0))
             done = latest[device_id][0] if device_id in latest else 0
             count, failed = failures.get(device_id, (0, 0))
-            if not participation.failed:
-                times_completed[device_id] = times_completed.get(device_id, 0) + 1
-                utility += _bounded((participation.loss or 0.0) * (participation.num_examples or 0.0))
+            if participation.failed and not participation.late:
                 if number > done:
-                    latest[device_id] = number, participation
-                if number > failed:
-                    failures.pop(device_id, None)
-            elif number > done:
-                failures[device_id] = count + 1, max(number, failed)
+                    failures[device_id] = count + 1, max(number, failed)
+                continue
+            times_completed[device_id] = times_completed.get(device_id, 0) + 1
+            if participation.late:  # it may fail yet, so that earlier failures still count
+                continue
+            utility += _bounded((participation.loss or 0.0) * (participation.num_examples or 0.0))
+            if number > done:
+                latest[device_id] = number, participation
+            if number > failed:
+                failures.pop(device_id, None)
         rounds = sorted((*self.rounds, PastRound(number, ids, utility)), key=lambda past: past.number)
         return History(tuple(rounds), times_completed, latest, last_selected, failures)
 

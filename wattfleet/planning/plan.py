@@ -13,26 +13,25 @@ import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, first_few
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import Curves, Values, curves_of, min_power_w
+from wattfleet.planning.curves import Curves, FrontTable, Values, curves_of, min_power_w
+from wattfleet.planning.epoch_choice import EpochChoice, require_epochs
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.history import History
 from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
+from wattfleet.planning.over_selection import enough_replies
 from wattfleet.planning.policies.policy import PlanningContext, Policy, SelectionRequest
 from wattfleet.planning.policy_failures import requested
 from wattfleet.planning.reasons import decisions
 from wattfleet.planning.round_plan import Assignment, RoundPlan
 from wattfleet.planning.selection import Selection, backing_off
 
-_MAX_EPOCHS = 1e6
-"""Plausible local epochs of a round; the least are one over this number."""
-
 
 def plan_round(
     offers: Sequence[Offer],
     policy: Policy,
     allowance: Allowance,
-    epochs: float,
+    epochs: float | EpochChoice,
     server_round: int,
     history: History | None = None,
     selection: Selection | None = None,
@@ -45,7 +44,7 @@ def plan_round(
         offers: the devices that are ready, each once.
         policy: the client-selection policy.
         allowance: power of the supplies.
-        epochs: local epochs that each selected device trains.
+        epochs: local epochs that each selected device trains, or those that the policy may choose.
         server_round: number of the round, from 1.
         history: earlier rounds of the run.
         selection: the operator's rules for the selection.
@@ -59,7 +58,8 @@ def plan_round(
     """
     offers = sorted(offers, key=lambda offer: offer.device_id)
     history, selection = history or History(), selection or Selection()
-    _require_usable(offers, epochs)
+    _require_usable(offers)
+    choice = epochs if isinstance(epochs, EpochChoice) else EpochChoice.fixed(epochs)
     headroom = allowance.headroom(offers)
     excluded = _excluded(offers, allowance, headroom, selection, history, server_round)
 
@@ -70,7 +70,8 @@ def plan_round(
         return PlanningContext(
             server_round,
             candidates,
-            curves_of(candidates, epochs),
+            FrontTable.of(candidates),
+            choice,
             headroom.of(is_candidate),
             history,
             selection.over_selection,
@@ -82,36 +83,37 @@ def plan_round(
     context, request, failed = requested(policy, context_without, excluded)
     excluded |= failed
     candidates = list(context.offers)
-    allocation = min_makespan(context.curves, context.headroom, request.count, request.eligible, request.priority)
+    own_epochs = np.full(len(candidates), choice.fewest) if request.epochs is None else request.epochs
+    curves = context.curves if request.epochs is None else context.fronts.curves(own_epochs)
+    allocation = min_makespan(curves, context.headroom, request.count, request.eligible, request.priority)
     if allocation is None:
         raise _infeasible(context, request, allowance, offers)
     selected = np.flatnonzero(allocation.step >= 0)
-    extra_w = {candidates[k].device_id: float(context.curves.extra_w[allocation.step[k]]) for k in selected}
+    extra_w = {candidates[k].device_id: float(curves.extra_w[allocation.step[k]]) for k in selected}
     use = allowance.use(offers, extra_w)
     return RoundPlan(
-        assignments=tuple(assignment_at(candidates[k], context.curves, int(allocation.step[k])) for k in selected),
-        decisions=decisions(context, request, allocation, allowance.supplies.names, excluded),
+        assignments=tuple(
+            assignment_at(candidates[k], curves, int(allocation.step[k]), float(own_epochs[k])) for k in selected
+        ),
+        decisions=decisions(context, curves, request, allocation, allowance.supplies.names, excluded),
         duration_s=allocation.limit_s,
         planned_w=allowance.at_sites_w(use),
         site_budget_w=allowance.site_budget_w,
         supplies=use,
         deadline_s=request.deadline_s,
+        enough_replies=enough_replies(policy, context, len(selected)),
     )
 
 
-def _require_usable(offers: Sequence[Offer], epochs: float) -> None:
-    """Check the devices and epochs of a round.
+def _require_usable(offers: Sequence[Offer]) -> None:
+    """Check the devices of a round.
 
     Raises:
-        InvalidInputError: there are no devices, a device is listed twice, or the epochs are not above 0.
+        InvalidInputError: there are no devices, or a device is listed twice.
     """
     ids = [offer.device_id for offer in offers]
     if not offers or len(set(ids)) != len(ids):
         raise InvalidInputError("a round needs 1 or more devices, each listed once")
-    if not 0 < epochs <= _MAX_EPOCHS or epochs < 1 / _MAX_EPOCHS:
-        raise InvalidInputError(
-            f"a round needs a number of epochs above 0 and at most {_MAX_EPOCHS:,.0f}, not {epochs:g}"
-        )
 
 
 def _excluded(
@@ -168,8 +170,15 @@ def _over_supplies(
     return reasons
 
 
-def assignment_at(offer: Offer, curves: Curves, step: int) -> Assignment:
-    """The assignment of a device at a step of its power curve."""
+def assignment_at(offer: Offer, curves: Curves, step: int, epochs: float) -> Assignment:
+    """The assignment of a device at a step of its power curve.
+
+    Args:
+        offer: the device.
+        curves: power curves of a training of so many local epochs.
+        step: index of the step.
+        epochs: local epochs of the device.
+    """
     point = int(curves.point[step])
     return Assignment(
         device_id=offer.device_id,
@@ -180,6 +189,7 @@ def assignment_at(offer: Offer, curves: Curves, step: int) -> Assignment:
         warmup_s=float(offer.front.warmup_s[point]),
         epoch_log_sd=float(offer.front.epoch_log_sd[point]),
         power_log_sd=float(offer.front.power_log_sd[point]),
+        epochs=epochs,
         batch=_batch(offer, point),
         profiled_modes=offer.profiled_modes,
         is_length_assumed=offer.is_length_assumed,
@@ -198,14 +208,15 @@ def fastest_assignments(offers: Sequence[Offer], epochs: float) -> list[Assignme
     """
     if not offers:
         return []
-    _require_usable(offers, epochs)
+    _require_usable(offers)
+    require_epochs(epochs)
     curves = curves_of(offers, epochs)
     found: list[Assignment | None] = []
     for k, offer in enumerate(offers):
         steps = curves.time_s[curves.start[k] : curves.start[k + 1]]
         # Of several steps that take the least time, the last needs the least power.
         fastest = curves.start[k] + np.searchsorted(steps, steps[0], side="right") - 1 if len(steps) else None
-        found.append(None if fastest is None else assignment_at(offer, curves, int(fastest)))
+        found.append(None if fastest is None else assignment_at(offer, curves, int(fastest), epochs))
     return found
 
 

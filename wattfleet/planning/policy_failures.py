@@ -38,7 +38,7 @@ def requested(
     whole = context = context_without(excluded)
     left_out: dict[str, str] = {}
     while True:
-        request = _attempt(policy, context)
+        request = attempt(policy, context)
         if isinstance(request, SelectionRequest):
             return context, request, left_out
         if len(context.offers) == 1 or len(left_out) == _MAX_LEFT_OUT:
@@ -51,7 +51,7 @@ def requested(
         context = context_without({*excluded, *left_out})
 
 
-def _attempt(policy: Policy, context: PlanningContext) -> SelectionRequest | str:
+def attempt(policy: Policy, context: PlanningContext) -> SelectionRequest | str:
     """A policy's request, or what went wrong in words."""
     try:
         request = policy.request(context)
@@ -68,7 +68,7 @@ def _culprit(policy: Policy, context_without: ContextWithout, excluded: set[str]
     while fails - works > 1:
         middle = (works + fails) // 2
         try:
-            is_failing = isinstance(_attempt(policy, context_without({*excluded, *ids[middle:]})), str)
+            is_failing = isinstance(attempt(policy, context_without({*excluded, *ids[middle:]})), str)
         except WattfleetError:
             is_failing = False  # it refuses so few devices
         works, fails = (works, middle) if is_failing else (middle, fails)

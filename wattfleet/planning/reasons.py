@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from wattfleet.planning.curves import Curves
 from wattfleet.planning.makespan import Allocation
 from wattfleet.planning.policies.policy import PlanningContext, SelectionRequest
 from wattfleet.planning.round_plan import Decision
@@ -13,6 +14,7 @@ from wattfleet.planning.round_plan import Decision
 
 def decisions(
     context: PlanningContext,
+    curves: Curves,
     request: SelectionRequest,
     allocation: Allocation,
     supplies: Sequence[str],
@@ -22,30 +24,38 @@ def decisions(
 
     Args:
         context: the candidates.
+        curves: their power curves with the epochs that the policy requested.
         request: what the policy requested.
         allocation: the selected devices.
         supplies: names of the supplies, by index.
         excluded: why the other devices were no candidates, by id.
     """
     found = [Decision(device_id, False, reason) for device_id, reason in excluded.items()]
-    found += _selected(context, request, allocation)
-    found += _not_selected(context, request, allocation, supplies)
+    found += _selected(context, curves, request, allocation)
+    found += _not_selected(context, curves, request, allocation, supplies)
     return tuple(sorted(found, key=lambda decision: decision.device_id))
 
 
-def _selected(context: PlanningContext, request: SelectionRequest, allocation: Allocation) -> Iterator[Decision]:
+def _selected(
+    context: PlanningContext, curves: Curves, request: SelectionRequest, allocation: Allocation
+) -> Iterator[Decision]:
     selected = np.flatnonzero(allocation.step >= 0)
     devices = "1 device" if len(selected) == 1 else f"{len(selected)} devices"
     shortage = f" (the budget allows {devices}, not {request.count})" if len(selected) < request.count else ""
     fastest = _fastest(request, selected.tolist())
     for k in map(int, selected):
-        extra_w = float(context.curves.extra_w[allocation.step[k]])
+        extra_w = float(curves.extra_w[allocation.step[k]])
+        epochs = "" if request.epochs is None else f" with {_epochs(float(request.epochs[k]))}"
         yield Decision(
             context.offers[k].device_id,
             True,
             f"selected: {request.selection_reasons.get(k, fastest)};"
-            f" done within {allocation.limit_s:.1f} s at {extra_w:.1f} W above idle{shortage}",
+            f" done{epochs} within {allocation.limit_s:.1f} s at {extra_w:.1f} W above idle{shortage}",
         )
+
+
+def _epochs(number: float) -> str:
+    return "1 local epoch" if number == 1 else f"{number:g} local epochs"
 
 
 def _fastest(request: SelectionRequest, selected: Sequence[int]) -> str:
@@ -60,9 +70,13 @@ def _fastest(request: SelectionRequest, selected: Sequence[int]) -> str:
 
 
 def _not_selected(
-    context: PlanningContext, request: SelectionRequest, allocation: Allocation, supplies: Sequence[str]
+    context: PlanningContext,
+    curves: Curves,
+    request: SelectionRequest,
+    allocation: Allocation,
+    supplies: Sequence[str],
 ) -> Iterator[Decision]:
-    curves, headroom = context.curves, context.headroom
+    headroom = context.headroom
     limit_s = allocation.limit_s
     extra_w = curves.extra_at(curves.steps_within(allocation.limit_s))
     fastest_s = curves.fastest_s

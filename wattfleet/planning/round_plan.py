@@ -21,6 +21,7 @@ class Assignment:
         warmup_s: predicted seconds of its warm-up, once per training.
         epoch_log_sd: standard deviation of the logarithm of the predicted time.
         power_log_sd: standard deviation of the logarithm of the predicted power.
+        epochs: local epochs that it trains.
         batch: samples in a batch that the prediction holds for; None if they are unknown.
         profiled_modes: modes of the workload that the device has measured; 0 if the prediction is a prior.
         is_length_assumed: the number of minibatches in the device's epoch is unknown, so that its epoch may take far
@@ -35,6 +36,7 @@ class Assignment:
     warmup_s: float
     epoch_log_sd: float = 0.0
     power_log_sd: float = 0.0
+    epochs: float = 1.0
     batch: int | None = None
     profiled_modes: int = 0
     is_length_assumed: bool = False
@@ -77,6 +79,7 @@ class RoundPlan:
         supplies: allocated power and budget of every supply.
         deadline_s: seconds of training after which a device stops; None without a deadline.
         first_planned: the plan before it was trimmed, without its decisions; None if it was never trimmed.
+        enough_replies: number of devices that the policy wanted without over-selection; None for all.
     """
 
     assignments: tuple[Assignment, ...]
@@ -87,6 +90,7 @@ class RoundPlan:
     supplies: tuple[SupplyUse, ...] = ()
     deadline_s: float | None = None
     first_planned: RoundPlan | None = None
+    enough_replies: int | None = None
 
     def assignment_of(self, device_id: str) -> Assignment | None:
         """The assignment of a device; None if the plan has none for it."""

@@ -80,16 +80,27 @@ class Selection:
         return None
 
 
+def next_round(failures: int, last: int) -> int:
+    """The first round in which a device that kept failing may be selected again.
+
+    After two failures in a row a device skips one round, after three it skips three. From then on each failure doubles
+    the backoff, up to `_MAX_BACKOFF_ROUNDS`.
+
+    Args:
+        failures: number of failures in a row; 1 or more.
+        last: number of the round in which it failed last.
+    """
+    return last + min(1 << (failures - 1), _MAX_BACKOFF_ROUNDS)
+
+
 def backing_off(offers: Sequence[Offer], history: History, server_round: int) -> dict[str, str]:
     """Devices that are excluded for some rounds because they kept failing, each with the reason.
 
-    After two failures in a row a device skips one round, after three it skips three. From then on each failure doubles
-    the backoff, up to `_MAX_BACKOFF_ROUNDS`. If all devices would back off, none does.
+    If all devices would back off, none does.
     """
     found: dict[str, str] = {}
     for offer in offers:
         failures, last = history.consecutive_failures.get(offer.device_id, (0, 0))
-        next_round = last + min(2 ** (failures - 1), _MAX_BACKOFF_ROUNDS) if failures else 0
-        if server_round < next_round:
-            found[offer.device_id] = f"failed {failures} times in a row: excluded until round {next_round}"
+        if failures and server_round < (until := next_round(failures, last)):
+            found[offer.device_id] = f"failed {failures} times in a row: excluded until round {until}"
     return {} if len(found) == len(offers) else found

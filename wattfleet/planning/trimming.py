@@ -11,6 +11,7 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
 from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
+from wattfleet.planning.over_selection import fewer_than
 from wattfleet.planning.plan import assignment_at
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
 
@@ -21,13 +22,11 @@ class InFlight:
 
     Attributes:
         plan: the current plan, trimmed before or not.
-        epochs: local epochs of each device.
         offers: offers of its devices that can be reassigned, one or more. The other devices keep their assignments:
             they have finished, or their power counts as drawn elsewhere.
     """
 
     plan: RoundPlan
-    epochs: float
     offers: Sequence[Offer]
 
 
@@ -91,14 +90,17 @@ class _Replanned:
     @classmethod
     def of(cls, rounds: Sequence[InFlight], allowance: Allowance) -> _Replanned:
         """Replan the devices of some rounds."""
-        epochs = {offer.device_id: each.epochs for each in rounds for offer in each.offers}
+        epochs = {device_id: each.epochs for device_id, each in _assignments(rounds).items()}
         offers = sorted((offer for each in rounds for offer in each.offers), key=lambda offer: offer.device_id)
         curves = curves_of(offers, np.array([epochs[offer.device_id] for offer in offers]))
         all_devices = np.ones(len(offers), dtype=np.bool_)
         allocation = min_makespan(curves, allowance.headroom(offers), len(offers), all_devices, ~all_devices)
         step = np.full(len(offers), -1, dtype=np.intp) if allocation is None else allocation.step
         continuing = {offers[k].device_id: (offers[k], int(step[k])) for k in np.flatnonzero(step >= 0)}
-        assignments = {device_id: assignment_at(offer, curves, step) for device_id, (offer, step) in continuing.items()}
+        assignments = {
+            device_id: assignment_at(offer, curves, step, epochs[device_id])
+            for device_id, (offer, step) in continuing.items()
+        }
         return cls(
             allowance=allowance,
             assignments=assignments,
@@ -126,6 +128,7 @@ class _Replanned:
                 site_budget_w=self.allowance.site_budget_w,
                 supplies=self.use,
                 first_planned=replace(round_.plan.original, decisions=()),
+                enough_replies=fewer_than(len(after), round_.plan.enough_replies),
             ),
             changed=changed,
             ended=ended,

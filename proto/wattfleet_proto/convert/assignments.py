@@ -16,7 +16,7 @@ def assignments_from_plan(plan: planning_pb2.PlanRoundResponse, epochs: float) -
 
     Args:
         plan: the plan of a round.
-        epochs: local epochs that each device trains.
+        epochs: local epochs of the round, which a plan before protocol 2.4 does not state.
 
     Returns:
         The assignments by Flower's node id.
@@ -28,7 +28,7 @@ def assignments_from_plan(plan: planning_pb2.PlanRoundResponse, epochs: float) -
         each.node_id: RoundAssignment(
             plan_id=plan.plan_id,
             device_id=each.device_id,
-            epochs=epochs,
+            epochs=each.epochs or epochs,
             deadline_s=None if each.length_assumed else plan.deadline_s or None,
         )
         for each in plan.assignments

@@ -208,6 +208,59 @@ class BindNodesResponse(_message.Message):
 Global___BindNodesResponse: _TypeAlias = BindNodesResponse  # noqa: Y015
 
 @_typing.final
+class EpochOption(_message.Message):
+    """One of the numbers of local epochs that a plan may choose."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    HALF_DEVICES_FIELD_NUMBER: _builtins.int
+    epochs: _builtins.int
+    progress: _builtins.float
+    """of a round with all devices, relative to the other options"""
+    half_devices: _builtins.float
+    """number of devices with which a round makes half of that; 0: the coordinator's own"""
+    def __init__(
+        self,
+        *,
+        epochs: _builtins.int = ...,
+        progress: _builtins.float = ...,
+        half_devices: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "half_devices", b"half_devices", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EpochOption: _TypeAlias = EpochOption  # noqa: Y015
+
+@_typing.final
+class EpochChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    PER_DEVICE_FIELD_NUMBER: _builtins.int
+    per_device: _builtins.bool
+    """devices of one round may train different numbers of epochs"""
+    @_builtins.property
+    def options(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochOption]: ...
+    def __init__(
+        self,
+        *,
+        options: _abc.Iterable[Global___EpochOption] | None = ...,
+        per_device: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "per_device", b"per_device"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EpochChoice: _TypeAlias = EpochChoice  # noqa: Y015
+
+@_typing.final
 class PlanRoundRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -216,14 +269,19 @@ class PlanRoundRequest(_message.Message):
     NODE_IDS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     RUN_TOKEN_FIELD_NUMBER: _builtins.int
+    EPOCH_CHOICE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
     epochs: _builtins.float
-    """local epochs that each selected device trains"""
+    """local epochs that each selected device trains, unless the plan chooses them"""
     run_token: _builtins.str
     @_builtins.property
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """nodes that are connected now"""
+
+    @_builtins.property
+    def epoch_choice(self) -> Global___EpochChoice:
+        """absent: the plan does not choose; coordinators before protocol 2.4 ignore it"""
 
     def __init__(
         self,
@@ -233,10 +291,11 @@ class PlanRoundRequest(_message.Message):
         node_ids: _abc.Iterable[_builtins.int] | None = ...,
         epochs: _builtins.float = ...,
         run_token: _builtins.str = ...,
+        epoch_choice: Global___EpochChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch_choice", b"epoch_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "node_ids", b"node_ids", "round", b"round", "run_id", b"run_id", "run_token", b"run_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_choice", b"epoch_choice", "epochs", b"epochs", "node_ids", b"node_ids", "round", b"round", "run_id", b"run_id", "run_token", b"run_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,6 +317,7 @@ class Assignment(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     PROFILED_MODES_FIELD_NUMBER: _builtins.int
     LENGTH_ASSUMED_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     device_id: _builtins.str
     epoch_s: _builtins.float
@@ -280,6 +340,8 @@ class Assignment(_message.Message):
     """The number of minibatches in the device's epoch is unknown, so that the epoch may take far longer than predicted.
     The plan's deadline does not hold for the device.
     """
+    epochs: _builtins.float
+    """local epochs to train; 0: those of the request, as before protocol 2.4"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
@@ -297,10 +359,11 @@ class Assignment(_message.Message):
         batch: _builtins.int = ...,
         profiled_modes: _builtins.int = ...,
         length_assumed: _builtins.bool = ...,
+        epochs: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "device_id", b"device_id", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "length_assumed", b"length_assumed", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "profiled_modes", b"profiled_modes", "warmup_s", b"warmup_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "device_id", b"device_id", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "epochs", b"epochs", "length_assumed", b"length_assumed", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "profiled_modes", b"profiled_modes", "warmup_s", b"warmup_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,6 +435,7 @@ class PlanRoundResponse(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     SUPPLIES_FIELD_NUMBER: _builtins.int
     FIRST_PLANNED_FIELD_NUMBER: _builtins.int
+    ENOUGH_REPLIES_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     duration_s: _builtins.float
     """predicted, seconds"""
@@ -380,6 +444,8 @@ class PlanRoundResponse(_message.Message):
     site_budget_w: _builtins.float
     deadline_s: _builtins.float
     """seconds from the start of a device's training after which it stops; 0: none"""
+    enough_replies: _builtins.int
+    """number of devices without over-selection; 0: all, as before protocol 2.4"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
     @_builtins.property
@@ -402,10 +468,11 @@ class PlanRoundResponse(_message.Message):
         deadline_s: _builtins.float = ...,
         supplies: _abc.Iterable[Global___SupplyUse] | None = ...,
         first_planned: Global___PlanRoundResponse | None = ...,
+        enough_replies: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_planned", b"first_planned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "deadline_s", b"deadline_s", "decisions", b"decisions", "duration_s", b"duration_s", "first_planned", b"first_planned", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w", "supplies", b"supplies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "deadline_s", b"deadline_s", "decisions", b"decisions", "duration_s", b"duration_s", "enough_replies", b"enough_replies", "first_planned", b"first_planned", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w", "supplies", b"supplies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -546,6 +613,7 @@ class DeviceResult(_message.Message):
     NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     failure: _builtins.str
     """why there is no usable reply; empty if there is one"""
@@ -555,6 +623,8 @@ class DeviceResult(_message.Message):
     """mean training loss, if the app reports one"""
     share: _builtins.float
     """share of the assigned work that was done, 0 to 1"""
+    late: _builtins.bool
+    """still training when the round ended without waiting for it, which is no failure"""
     def __init__(
         self,
         *,
@@ -563,10 +633,11 @@ class DeviceResult(_message.Message):
         num_examples: _builtins.float | None = ...,
         loss: _builtins.float | None = ...,
         share: _builtins.float = ...,
+        late: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_num_examples", b"_num_examples", "loss", b"loss", "num_examples", b"num_examples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_num_examples", b"_num_examples", "device_id", b"device_id", "failure", b"failure", "loss", b"loss", "num_examples", b"num_examples", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_num_examples", b"_num_examples", "device_id", b"device_id", "failure", b"failure", "late", b"late", "loss", b"loss", "num_examples", b"num_examples", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -205,12 +205,12 @@ def test_a_plan_comes_back_with_its_nodes(plan: RoundPlan, node_ids: list[int], 
     message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, plan, nodes).SerializeToString())
     assert message.plan_id == plan_id
     assert {a.device_id: a.node_id for a in message.assignments} == nodes
-    assert plan_from_message(message) == plan
+    assert plan_from_message(message, 1.0) == plan
     # A device that a trim has stopped has its node still.
     trimmed = replace(plan, assignments=plan.assignments[1:], first_planned=replace(plan, decisions=()))
     message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, trimmed, nodes).SerializeToString())
     assert {a.device_id: a.node_id for a in message.first_planned.assignments} == nodes
-    assert plan_from_message(message) == trimmed
+    assert plan_from_message(message, 1.0) == trimmed
 
 
 @pytest.mark.parametrize("state", DeviceState)

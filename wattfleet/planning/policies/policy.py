@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.curves import Curves, Mask
+from wattfleet.planning.curves import Curves, FrontTable, Mask, Values
+from wattfleet.planning.epoch_choice import EpochChoice
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.history import History
+from wattfleet.planning.least_whole import least_whole
 from wattfleet.planning.offers import Offer
 
 
@@ -23,7 +25,8 @@ class PlanningContext:
     Attributes:
         server_round: number of the round, from 1.
         offers: the `n` candidates, by id.
-        curves: power curves of the candidates, for the round's epochs.
+        fronts: their fronts at the planning quantiles.
+        choice: the numbers of local epochs that the policy may choose. A policy that chooses none gets the fewest.
         headroom: headroom of the supplies that feed them.
         history: earlier rounds of the run.
         over_selection: share of devices to select beyond the policy's number, so that some may fail.
@@ -31,16 +34,21 @@ class PlanningContext:
 
     server_round: int
     offers: Sequence[Offer]
-    curves: Curves
+    fronts: FrontTable
+    choice: EpochChoice
     headroom: Headroom
     history: History
     over_selection: float = 0.0
 
+    @cached_property
+    def curves(self) -> Curves:
+        """Power curves of the candidates with the fewest local epochs."""
+        return self.fronts.curves(self.choice.fewest)
+
     def places(self, count: int | None, among: int) -> int:
         """The number of devices to select among some: `count` or, if None, half of them, plus over-selection."""
         base = (among + 1) // 2 if count is None else count
-        # 20 % more than 5 is 6, although 5 * 1.2 may be slightly more in binary.
-        return min(among, math.ceil(round(base * (1 + self.over_selection), 9)))
+        return min(among, least_whole(base * (1 + self.over_selection)))
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class SelectionRequest:
         selection_reasons: why the policy requests a device, by its index. Devices without an entry are selected for
             their makespan.
         deadline_s: seconds of training after which a device stops; None without a deadline.
+        epochs: `[n]` local epochs of each device, each one of the context's choice; None for the fewest.
     """
 
     count: int
@@ -63,6 +72,7 @@ class SelectionRequest:
     exclusion_reasons: Mapping[int, str] = field(default_factory=dict)
     selection_reasons: Mapping[int, str] = field(default_factory=dict)
     deadline_s: float | None = None
+    epochs: Values | None = None
 
 
 class Policy(Protocol):

@@ -1,16 +1,15 @@
-"""The policy `progress`: the set of devices, its size and the round's duration with the most progress per second."""
+"""The policy `progress`: the devices, their number, epochs and duration with the most progress per second."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.curves import Mask, Values
-from wattfleet.planning.headroom import Headroom
+from wattfleet.planning.curves import Values
 from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.policies.policy import (
@@ -20,9 +19,7 @@ from wattfleet.planning.policies.policy import (
     only_devices,
     require_count,
 )
-from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_watt
-
-_LIMITS = 32
+from wattfleet.planning.policies.progress_search import ProgressSearch
 
 _MAX_RELATIVE_SAMPLES = 100.0
 """Samples of a device that count, in multiples of the fleet's median."""
@@ -36,6 +33,7 @@ class Progress:
     (Li et al., arXiv 1907.02189, theorem 2). So a round makes `k / (k + h)` of the progress of a round with all
     devices. Its duration is that of its training plus an overhead. Progress over duration has a maximum at some `k`
     and some duration, which depend on the budgets (Luo et al., arXiv 2012.08336, choose `k` from the same bound).
+    Where the plan may choose the local epochs, their progress multiplies it (see `ProgressSearch`).
 
     A device counts in `k` by its samples and by the number of rounds since it last took part, each relative to the
     mean. So small and fast devices do not always train alone. A set never counts for more devices than it has, so a
@@ -68,23 +66,19 @@ class Progress:
         return self.count is not None
 
     def request(self, context: PlanningContext) -> SelectionRequest:
-        """Request the set with the most progress per second among sets for 32 durations."""
-        curves, worth = context.curves, device_worth(context.offers, context.server_round, context.history)
+        """Request the set, and its local epochs, with the most progress per second among those that are tried."""
+        worth = device_worth(context.offers, context.server_round, context.history)
         places = len(worth) if self.count is None else context.places(self.count, len(worth))
-        most, best = 0.0, np.zeros(len(worth), dtype=np.bool_)
-        for limit_s in _limits_s(curves.time_s):
-            extra_w = curves.extra_at(curves.steps_within(limit_s))
-            for chosen in _sets(extra_w, worth, context.headroom, places):
-                # The plan may find a shorter duration for this set. Here it counts with the duration that was tried.
-                gain = min(float(worth[chosen].sum()), float(np.count_nonzero(chosen)))
-                progress = gain / (gain + self.half_devices) / (limit_s + self.overhead_s)
-                if progress > most:
-                    most, best = progress, chosen
-        if not best.any():
+        found = ProgressSearch(context, worth, places, self.half_devices, self.overhead_s).best()
+        if found is None:
             return any_devices(context, 1)  # planning then fails with an error that states the missing watts
-        return only_devices(
-            best, "in the set with the most progress per second", "other devices make more progress per second"
+        request = only_devices(
+            found.chosen, "in the set with the most progress per second", "other devices make more progress per second"
         )
+        if len(context.choice.options) == 1:
+            return request
+        epochs = np.array([option.epochs for option in context.choice.options])
+        return replace(request, epochs=epochs[np.maximum(found.level, 0)])
 
 
 def device_worth(offers: Sequence[Offer], server_round: int, history: History) -> Values:
@@ -106,32 +100,3 @@ def device_worth(offers: Sequence[Offer], server_round: int, history: History) -
     samples = np.where(known, samples, samples[known].mean() if known.any() else 1.0)
     worth = rounds / rounds.mean() * samples / samples.mean()
     return np.asarray(worth, dtype=np.float64)
-
-
-def _limits_s(times_s: Values) -> Values:
-    """Durations of the training to try, from that of the fastest device's fastest mode to the longest of all."""
-    if not len(times_s):
-        return times_s
-    return np.geomspace(times_s.min() * (1 + 1e-9), times_s.max(), _LIMITS)
-
-
-def _sets(extra_w: Values, worth: Values, headroom: Headroom, places: int) -> Iterator[Mask]:
-    """Sets that the supplies can power. One of them is close to the best, most often the first.
-
-    Taken by worth per watt, small devices can use the power or the places of a device that is worth more.
-    """
-    carried = greedy_by_utility_per_watt(extra_w, worth, headroom).chosen
-    yield _of_most_worth(carried, worth, places)
-    yield _of_most_worth(extra_w <= headroom.single_device_w, worth, 1)
-    if np.count_nonzero(carried) > places:
-        yield _of_most_worth(greedy_by_utility(extra_w, worth, headroom), worth, places)
-
-
-def _of_most_worth(devices: Mask, worth: Values, places: int) -> Mask:
-    """The most worthwhile of some devices, as many as there are places."""
-    if np.count_nonzero(devices) <= places:
-        return devices
-    able = np.flatnonzero(devices)
-    kept = np.zeros_like(devices)
-    kept[able[np.argsort(-worth[able], kind="stable")[:places]]] = True
-    return kept

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes.fleets import Fleet, fleets, history_of, many, modes_within_limit, tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import Allowance, History, Offer, Participation, Selection, curves_of, plan_round
+from wattfleet.planning import Allowance, EpochChoice, FrontTable, History, Offer, Participation, Selection, plan_round
 from wattfleet.planning.policies import POLICIES, PlanningContext, Policy, policy_named
 
 MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
@@ -38,7 +38,9 @@ def context_of(fleet: Fleet, history: History, server_round: int) -> PlanningCon
     offers = [offer for offer in fleet.offers if modes_within_limit(offer)]
     headroom = fleet.allowance.headroom(fleet.offers)
     kept = np.array([bool(modes_within_limit(offer)) for offer in fleet.offers])
-    return PlanningContext(server_round, offers, curves_of(offers, 1.0), headroom.of(kept), history)
+    return PlanningContext(
+        server_round, offers, FrontTable.of(offers), EpochChoice.fixed(1.0), headroom.of(kept), history
+    )
 
 
 @every_policy

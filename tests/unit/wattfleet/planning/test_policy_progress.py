@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.fakes.fleets import Fleet, history_of, many, tree
+from tests.fakes.fleets import fleet_on_racks, history_of, many
 from tests.fakes.fronts import front
 from tests.fakes.runs import run
 from wattfleet.planning import Allowance, History, Offer, Participation, RoundPlan, Selection, curves_of, plan_round
@@ -22,21 +22,6 @@ def chosen(plan: RoundPlan) -> list[str]:
 
 def twins(count: int, *points: tuple[float, float]) -> list[Offer]:
     return [Offer(f"device-{k}", front(*points), 2.0) for k in range(count)]
-
-
-def fleet_on_racks(chance: np.random.Generator, devices: int) -> Fleet:
-    """Devices of unlike speed and appetite on two racks, with watts for some of what all would take."""
-    offers = []
-    for k in range(devices):
-        slowdown = np.cumprod([1.0, *chance.uniform(1.1, 1.8, 5)])
-        epoch_s = chance.uniform(5, 60) * slowdown
-        power_w = chance.uniform(2, 6) + chance.uniform(8, 50) * slowdown ** -chance.uniform(0.6, 1.6)
-        points = front(*zip(epoch_s, power_w, strict=True), epoch_log_sd=0.05, power_log_sd=0.03)
-        offers.append(Offer(f"device-{k}", points, float(chance.uniform(1, 6)), ("left", "right")[k % 2]))
-    all_w = sum(float(offer.front.planned_w[0]) for offer in offers)
-    share = chance.uniform(0.3, 0.7, 3) * (1.0, 0.6, 0.6)
-    supplies = tree(site=None, left="site", right="site")
-    return Fleet(offers, Allowance(supplies, dict(zip(supplies.names, all_w * share, strict=True))))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -55,7 +40,7 @@ def test_among_equals_the_number_and_duration_are_optimal(seed: int) -> None:
         for limit_s in np.unique(curves.time_s)
     )
     plan = plan_round(fleet.offers, policy, fleet.allowance, 1.0, 1)
-    assert progress(len(plan.assignments), plan.duration_s) >= 0.92 * best
+    assert progress(len(plan.assignments), plan.duration_s) >= 0.99 * best
 
 
 def test_low_budgets_select_few_fast_devices_rather_than_many_slow_ones() -> None:
@@ -114,7 +99,8 @@ def test_a_device_that_always_fails_is_never_selected_alone() -> None:
     with_it = [past.device_ids for past in history.rounds if "quick" in past.device_ids]
     assert len(with_it) >= 5 and min(map(len, with_it)) >= 3
     # It costs the others next to nothing.
-    assert all(history.times_completed[f"device-{k}"] >= 20 for k in range(9))
+    healthy = run(uneven(), Progress(), rounds=100, site_w=PLENTY_W).times_completed
+    assert all(history.times_completed[f"device-{k}"] >= 0.9 * healthy[f"device-{k}"] for k in range(9))
 
 
 def test_failed_rounds_do_not_raise_the_weight() -> None:

@@ -28,7 +28,7 @@ def planned(site_w: float) -> RoundPlan:
 
 
 def trimmed_alone(plan: RoundPlan, offers: Sequence[Offer], allowance: Allowance, epochs: float) -> TrimmedPlan | None:
-    [trim] = trim_rounds([InFlight(plan, epochs, offers)], allowance)
+    [trim] = trim_rounds([InFlight(plan, offers)], allowance)
     return trim
 
 
@@ -102,7 +102,7 @@ def test_decimal_watts_within_the_tolerance_trim_nothing() -> None:
 def apart(epochs: tuple[float, float] = (2.0, 2.0)) -> list[InFlight]:
     """A round of the Orin in the rack, and one of the Nano on the roof."""
     return [
-        InFlight(plan_round([offer], AllDevices(), allowed(75.0), passes, 1), passes, [offer])
+        InFlight(plan_round([offer], AllDevices(), allowed(75.0), passes, 1), [offer])
         for offer, passes in zip((ORIN, NANO), epochs, strict=True)
     ]
 
@@ -132,7 +132,7 @@ def test_rounds_of_more_epochs_are_longer() -> None:
 
 def test_a_device_that_cannot_be_reassigned_keeps_its_assignment() -> None:
     plan = planned(75.0)
-    [trim] = trim_rounds([InFlight(plan, 2.0, [NANO])], replace(allowed(75.0, roof_w=12.0), elsewhere_w={"rack": 50.0}))
+    [trim] = trim_rounds([InFlight(plan, [NANO])], replace(allowed(75.0, roof_w=12.0), elsewhere_w={"rack": 50.0}))
     assert trim is not None
     assert modes_of(trim.plan) == {"orin": (10, 50), "nano": (60, 10)}
     assert (trim.changed, trim.ended, trim.plan.planned_w) == (("nano",), (), 60.0)

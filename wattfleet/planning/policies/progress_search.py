@@ -1,0 +1,250 @@
+"""Searches the devices, their local epochs and the duration of a round with the most progress per second.
+
+A round with the devices `S`, in which device `i` of weight `w_i` trains `e_i` local epochs, makes a progress of
+
+    sum(w_i * f(e_i)) / (sum(w_i) + h)
+
+where `f(e)` is the progress of a round in which all devices train `e` epochs, and `h` the number of devices with which
+a round of the most epochs among them makes half of its progress. With equal epochs this is `f(e) * k / (k + h)`. With
+different ones it is the mean progress of the devices times `k / (k + h)`: devices that do less do not add less noise to
+the average, in which FedNova's normalisation counts all updates alike (Wang et al., arXiv 2007.07481).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from wattfleet.planning.curves import Indices, Mask, Values
+from wattfleet.planning.makespan import min_makespan
+from wattfleet.planning.policies.local_improvement import improved
+from wattfleet.planning.policies.policy import PlanningContext
+from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_watt
+
+_LIMITS, _FINER_LIMITS = 32, 12
+"""Durations to try for each number of epochs, and then around the best one."""
+
+_OWN_LIMITS, _OWN_LIMITS_OF_FEW, _OWN_RANGE = 10, 24, 6.0
+"""Durations to try where devices train different epochs, in large and small fleets, and how far from the best one with
+equal epochs."""
+
+_PRICES = (0.0, 0.3, 1.0, 3.0)
+"""Of a watt, relative to the median progress per watt: the higher, the less the devices do."""
+
+_FEW_DEVICES = 16
+"""A fleet of so many candidates or fewer is small: its sets are improved one device at a time."""
+
+_IMPROVED_SETS = 24
+"""Sets that are improved, the most promising ones."""
+
+_ALIKE_LOG_S = 0.05
+"""Two durations are alike if their logarithms differ by less."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A set of devices with their local epochs.
+
+    Attributes:
+        progress_per_s: of the round.
+        limit_s: the duration of its training that was tried; every device keeps to it with the least power.
+        level: `[n]` index into the options of epochs for each device; -1 for a device that is not in the set.
+    """
+
+    progress_per_s: float
+    limit_s: float
+    level: Indices
+
+    @property
+    def chosen(self) -> Mask:
+        """`[n]` the devices in the set."""
+        return np.asarray(self.level >= 0)
+
+
+class ProgressSearch:
+    """The search for one round."""
+
+    def __init__(
+        self, context: PlanningContext, worth: Values, places: int, half_devices: float, overhead_s: float
+    ) -> None:
+        """Search for one round.
+
+        Args:
+            context: the round.
+            worth: `[n]` weight of each device, 1 on average.
+            places: maximum number of devices.
+            half_devices: number of devices for half the progress, for epochs that state none of their own.
+            overhead_s: seconds of a round besides its training.
+        """
+        options = context.choice.options
+        self._worth = worth
+        self._places = places
+        self._overhead_s = overhead_s
+        self._headroom = context.headroom
+        self._is_per_device = context.choice.is_per_device
+        self._progress = np.array([option.progress for option in options])
+        self._half = [half_devices if each.half_devices is None else each.half_devices for each in options]
+        self._fronts = context.fronts
+        self._epochs = np.array([option.epochs for option in options])
+        # The context keeps the curves of the first option, which has the fewest epochs.
+        self._curves = [context.curves, *(context.fronts.curves(option.epochs) for option in options[1:])]
+
+    def best(self) -> Found | None:
+        """The best set that was found; None if the supplies can power no device."""
+        kinds = [self._with_equal_epochs(level) for level in range(len(self._curves))]
+        found = list(itertools.chain.from_iterable(kinds))
+        if self._is_per_device and found:
+            equal = max(found, key=_progress_per_s)
+            kinds += [list(self._with_own_epochs(top, equal)) for top in range(1, len(kinds))]
+            found = list(itertools.chain.from_iterable(kinds))
+        if len(self._worth) <= _FEW_DEVICES:
+            found += list(self._improved(found))
+        elif len(kinds) > 1:
+            # The plan shortens what was tried, more for some numbers of epochs than for others.
+            best_of_each = [max(kind, key=_progress_per_s) for kind in kinds if kind]
+            found = [self._soonest(one.level) for one in best_of_each if one.chosen.any()]
+        best = max(found, key=_progress_per_s, default=None)
+        return best if best is not None and best.chosen.any() else None
+
+    def _found(self, level: Indices, limit_s: float, times_s: Values) -> Found:
+        return Found(self._rate(level, times_s), limit_s, level)
+
+    def _rate(self, level: Indices, times_s: Values) -> float:
+        """Progress per second of a set.
+
+        Args:
+            level: `[n]` as in `Found`.
+            times_s: `[o, n]` seconds of each device's training for each option of epochs.
+        """
+        chosen = np.flatnonzero(level >= 0)
+        if not len(chosen):
+            return 0.0
+        worth, own = self._worth[chosen], level[chosen]
+        weight = float(worth.sum())
+        mean = float((worth * self._progress[own]).sum()) / weight
+        devices = min(weight, len(chosen))  # a set counts for no more devices than it has
+        duration_s = float(times_s[own, chosen].max()) + self._overhead_s
+        return mean * devices / (devices + self._half[int(own.max())]) / duration_s
+
+    def _within(self, limit_s: float, levels: Sequence[int]) -> tuple[Values, Values]:
+        """How devices train some options of epochs within a duration, with the least power.
+
+        Returns:
+            `[o, n]` watts above idle, infinite if a device cannot be in time, and `[o, n]` seconds.
+        """
+        extra_w = np.full((len(self._curves), len(self._worth)), np.inf)
+        times_s = np.full_like(extra_w, np.inf)
+        for level in levels:
+            curves = self._curves[level]
+            steps = curves.steps_within(limit_s)
+            extra_w[level], times_s[level] = curves.extra_at(steps), curves.time_s[np.maximum(steps, 0)]
+        return extra_w, times_s
+
+    # --- the same epochs for all ----------------------------------------------------------------------------------
+
+    def _with_equal_epochs(self, level: int) -> list[Found]:
+        """Sets whose devices all train the same number of epochs."""
+        times_s = self._curves[level].time_s
+        if not len(times_s):
+            return []
+        first_s, last_s = float(times_s.min()) * (1 + 1e-9), float(times_s.max())
+        found = [one for limit_s in np.geomspace(first_s, last_s, _LIMITS) for one in self._equal(level, limit_s)]
+        at_s = max(found, key=_progress_per_s).limit_s
+        step = (last_s / first_s) ** (1 / (_LIMITS - 1))
+        around_s = np.geomspace(max(at_s / step, first_s), min(at_s * step, last_s), _FINER_LIMITS)
+        return found + [one for limit_s in around_s for one in self._equal(level, limit_s)]
+
+    def _equal(self, level: int, limit_s: float) -> Iterator[Found]:
+        """Sets for one duration. One of them is close to the best, most often the first.
+
+        Taken by worth per watt, small devices can use the power or the places of a device that is worth more.
+        """
+        watts, times_s = self._within(limit_s, [level])
+        extra_w = watts[level]
+        carried = greedy_by_utility_per_watt(extra_w, self._worth, self._headroom).chosen
+        sets = [
+            self._of_most_worth(carried, self._places),
+            self._of_most_worth(extra_w <= self._headroom.single_device_w, 1),
+        ]
+        if np.count_nonzero(carried) > self._places:
+            by_worth = greedy_by_utility(extra_w, self._worth, self._headroom)
+            sets.append(self._of_most_worth(by_worth, self._places))
+        for chosen in sets:
+            yield self._found(np.where(chosen, level, -1), float(limit_s), times_s)
+
+    def _of_most_worth(self, devices: Mask, places: int) -> Mask:
+        """The most worthwhile of some devices, as many as there are places."""
+        if np.count_nonzero(devices) <= places:
+            return devices
+        able = np.flatnonzero(devices)
+        kept = np.zeros_like(devices)
+        kept[able[np.argsort(-self._worth[able], kind="stable")[:places]]] = True
+        return kept
+
+    # --- epochs of each device's own ------------------------------------------------------------------------------
+
+    def _with_own_epochs(self, top: int, equal: Found) -> Iterator[Found]:
+        """Sets whose devices train up to so many epochs, slow ones less.
+
+        For a duration, the objective is a ratio of two sums over the devices, so that a set is the best if it has the
+        most `sum(w * (f - ratio))` (Dinkelbach, doi:10.1287/mnsc.13.7.492). Each device chooses its epochs at a price
+        of a watt, and the supplies power the devices with the most of this per watt.
+
+        Args:
+            top: index of the most epochs.
+            equal: the best set with equal epochs.
+        """
+        shortest_s = float(self._curves[0].time_s.min()) * (1 + 1e-9)
+        longest_s = float(self._curves[top].time_s.max())
+        around_s = max(equal.limit_s / _OWN_RANGE, shortest_s), min(equal.limit_s * _OWN_RANGE, longest_s)
+        limits = _OWN_LIMITS_OF_FEW if len(self._worth) <= _FEW_DEVICES else _OWN_LIMITS
+        for limit_s in map(float, np.geomspace(*around_s, limits)):
+            extra_w, times_s = self._within(limit_s, range(top + 1))
+            ratio = equal.progress_per_s * (limit_s + self._overhead_s)  # what a better set has to exceed
+            gain = self._worth * np.maximum(self._progress[:, None] - ratio, 0.0)
+            can = np.isfinite(extra_w) & (gain > 0)
+            if not can.any():
+                continue
+            per_watt = float(np.median(gain[can] / np.maximum(extra_w[can], 1e-9)))
+            for price in _PRICES:
+                profit = np.where(can, gain - price * per_watt * np.where(can, extra_w, 0.0), -np.inf)
+                level = profit.argmax(axis=0)
+                own = level, np.arange(len(level))
+                taken = np.where(can[own], gain[own], 0.0)
+                carried = greedy_by_utility_per_watt(extra_w[own], taken, self._headroom).chosen
+                chosen = self._of_most_worth(carried, self._places)
+                yield self._found(np.where(chosen, level, -1), limit_s, times_s)
+
+    # --- small fleets ---------------------------------------------------------------------------------------------
+
+    def _improved(self, found: Sequence[Found]) -> Iterator[Found]:
+        """The most promising sets, improved one device at a time."""
+        promising: dict[tuple[int, int], Found] = {}  # of several that take about as long, the best
+        for one in sorted(found, key=_progress_per_s, reverse=True):
+            if one.chosen.any() and len(promising) < _IMPROVED_SETS:
+                promising.setdefault((int(one.level.max()), round(math.log(one.limit_s) / _ALIKE_LOG_S)), one)
+        for one in promising.values():
+            top = int(one.level.max())
+            extra_w, times_s = self._within(one.limit_s, range(top + 1) if self._is_per_device else [top])
+            # While devices are exchanged, the duration stays: otherwise each step would have to spare the slowest one.
+            rate = partial(self._rate, times_s=np.full_like(times_s, one.limit_s))
+            level = improved(one.level, extra_w, self._headroom, self._places, rate)
+            yield self._soonest(level)
+
+    def _soonest(self, level: Indices) -> Found:
+        """A set with the shortest duration that the supplies allow."""
+        curves = self._fronts.curves(self._epochs[np.maximum(level, 0)])
+        chosen = np.asarray(level >= 0)
+        allocation = min_makespan(curves, self._headroom, int(chosen.sum()), chosen, np.zeros_like(chosen))
+        assert allocation is not None, "the supplies can power the set, if more slowly"
+        limit_s = allocation.limit_s
+        return self._found(level, limit_s, np.full((len(self._curves), len(level)), limit_s))
+
+
+def _progress_per_s(found: Found) -> float:
+    return found.progress_per_s
