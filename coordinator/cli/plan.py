@@ -66,7 +66,7 @@ def plan(
 def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
     from wattfleet_proto.convert import plan_from_message
 
-    found = plan_from_message(answer.plan)
+    found = plan_from_message(answer.plan, answer.epochs)
     parts = {assignment.device_id: assignment for assignment in found.assignments}
     return {
         "run_id": answer.run_id or None,
@@ -87,6 +87,7 @@ def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
                 "reason": decision.reason,
                 "mode": part.mode._asdict() if part else None,
                 "batch": part.batch if part else None,
+                "epochs": part.epochs if part else None,
                 "warmup_s": part.warmup_s if part else None,
                 "epoch_s": part.epoch_s if part else None,
                 "power_w": part.power_w if part else None,
@@ -118,12 +119,13 @@ def _print(content: dict[str, Any]) -> None:
             style="bold",
         )
     )
-    table = columns(("selected", "mode"), ("batch", "warm-up s", "s/epoch", "W", "W planned"))
+    table = columns(("selected", "mode"), ("batch", "epochs", "warm-up s", "s/epoch", "W", "W planned"))
     for each in selected:
         table.add_row(
             Text(each["device_id"], style="green"),
             PowerMode(**each["mode"]).label(),
             number(each["batch"], 0),
+            f"{each['epochs']:g}",
             number(each["warmup_s"]),
             number(each["epoch_s"]),
             number(each["power_w"]),

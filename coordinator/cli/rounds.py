@@ -97,11 +97,10 @@ def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count:
     for name in names[:count]:
         table.add_column(Text("\n" + name), justify="right", no_wrap=True)
     for each in rounds:
-        failed, devices = len(each["failed"]), each["devices"]
         is_running = each["wall_s"] is None and each["observed_s"] is None
         table.add_row(
             str(each["round"]),
-            Text(f"{devices - failed:,} of {devices:,}", style="bold red") if failed else f"{devices:,}",
+            _devices(each),
             number(each["site_budget_w"]),
             number(each["planned_w"]),
             number(each["observed_site_w"]),
@@ -111,6 +110,15 @@ def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count:
         )
     left_out = Text(f"--json also prints {', '.join(names[count:])}", style="dim")
     return Layout(table, parts=[table, left_out] if names[count:] else ())
+
+
+def _devices(each: dict[str, Any]) -> Text:
+    """How many devices took part, and how many of them were late."""
+    from rich.text import Text
+
+    failed, late, devices = len(each["failed"]), len(each["late"]), each["devices"]
+    text = Text(f"{devices - failed:,} of {devices:,}", style="bold red") if failed else Text(f"{devices:,}")
+    return text.append(f", {late:,} late", style="yellow") if late else text
 
 
 def _trim(each: dict[str, Any]) -> Text:

@@ -20,7 +20,12 @@ from coordinator.state.rounds.unplanned import reported
 from coordinator.store.store import utc_now
 from wattfleet.errors import InvalidInputError, first_few
 from wattfleet.planning import plausible_examples, plausible_loss
-from wattfleet_proto.convert import assignment_to_message, plan_to_message, workload_from_message
+from wattfleet_proto.convert import (
+    assignment_to_message,
+    epochs_of_request,
+    plan_to_message,
+    workload_from_message,
+)
 from wattfleet_proto.message_sizes import MAX_ROUNDS
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -111,7 +116,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._flower.require_owner(request.run_id, request.run_token)
         _require_round(request.round)
         return await _message(
-            await self._planning.plan(request.run_id, request.round, request.node_ids, request.epochs)
+            await self._planning.plan(request.run_id, request.round, request.node_ids, epochs_of_request(request))
         )
 
     async def PredictNodes(  # noqa: N802 - named by the protocol
@@ -143,7 +148,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     async def FinishRound(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
-        """Finish a round: the Flower server has all replies that it will get."""
+        """Finish a round: the Flower server waits for no more replies to it."""
         results = [_result(message, message.device_id) for message in request.results]
         self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
@@ -248,6 +253,7 @@ def _result(message: planning_pb2.DeviceResult, device_id: str) -> DeviceResult:
         num_examples=plausible_examples(message.num_examples) if message.HasField("num_examples") else None,
         loss=plausible_loss(message.loss) if message.HasField("loss") else None,
         share=message.share,
+        late=message.late and not message.failure,
     )
 
 

@@ -19,6 +19,7 @@ from coordinator.state.records import RoundRecord, plan_id_of
 from coordinator.state.rounds.request import RoundRequest
 from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
 from wattfleet.modes import Workload
+from wattfleet.planning import EpochChoice
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class RoundPlanning:
         self._lock = asyncio.Lock()
         self._abandon_overdue(self._fleet)
 
-    async def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
+    async def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> RoundRecord:
         """Plan a round; a retried request returns the plan that was made.
 
         Agents are answered meanwhile: planning a large round takes a while.
@@ -133,7 +134,7 @@ class RoundPlanning:
         self._prepare(preview.fleet, preview.node_ids)
         return await asyncio.to_thread(preview.plan, epochs)
 
-    async def _plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> None:
+    async def _plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> None:
         if self._fleet.flower.is_planned(run_id, number):
             return  # by a concurrent request for the same round
         # Loaded already, unless plans of many runs were requested meanwhile.
@@ -158,7 +159,7 @@ class RoundPlanning:
 
     @staticmethod
     def _planned(
-        fleet: Fleet, run_id: str, number: int, node_ids: Sequence[int], epochs: float
+        fleet: Fleet, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice
     ) -> tuple[RoundRequest, RoundRecord]:
         request = fleet.flower.request_round(run_id, number, node_ids, epochs)
         return request, request.planned()
@@ -216,9 +217,14 @@ class RoundPlanning:
             )
 
     def _abandon_overdue(self, fleet: Fleet) -> None:
-        """Release the devices of rounds whose Flower server must have ended without finishing them."""
+        """Release the devices of rounds that their Flower server must have given up without a word.
+
+        These are rounds that it never finished, and late trainings of finished rounds.
+        """
         now_s = self._now_s()
-        in_flight = {record.plan_id: record.plan for record in fleet.rounds.in_flight()}
+        records = fleet.rounds.in_flight()
+        in_flight = {record.plan_id: record.plan for record in records}
+        finished = {record.plan_id for record in records if record.wall_s is not None}
         since_s = {plan_id: self._in_flight_since_s.get(plan_id, now_s) for plan_id in in_flight}
         for plan_id, plan in in_flight.items():
             planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
@@ -226,6 +232,7 @@ class RoundPlanning:
                 planned_s = max(planned_s, fleet.rounds.grants.longest_unknown_s / self._settings.overdue_factor)
             longest_s = self._settings.overdue_factor * planned_s + self._settings.overdue_s
             if now_s - since_s[plan_id] > longest_s:
-                _log.warning("round %s is overdue and was never finished: its devices are released", plan_id)
+                what = "still has late trainings" if plan_id in finished else "was never finished"
+                _log.warning("round %s is overdue and %s: its devices are released", plan_id, what)
                 fleet.rounds.abandon(plan_id)
         self._in_flight_since_s = since_s

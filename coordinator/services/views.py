@@ -251,6 +251,7 @@ def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: 
             if with_devices
         ],
         failed_device_ids=record.failed,
+        late_device_ids=record.late,
         metrics=_shown(record.metrics),
         wall_s=record.wall_s,
         observed_site_w=record.observed_site_w,
@@ -272,6 +273,7 @@ def _unplanned_view(record: UnplannedRound, workload: str, with_times: bool, wit
         round=record.number,
         unplanned=True,
         failed_device_ids=record.failed,
+        late_device_ids=record.late,
         metrics=_shown(record.metrics),
         wall_s=record.wall_s,
         results=[_result(result) for result in record.results if with_devices],
@@ -289,4 +291,5 @@ def _result(result: DeviceResult) -> planning_pb2.DeviceResult:
         num_examples=result.num_examples,
         loss=result.loss,
         share=result.share,
+        late=result.late,
     )

@@ -249,10 +249,7 @@ class Fleet:
         if not in_flight:
             self._trimmed()
             return trimmed
-        rounds = [
-            InFlight(self.rounds.records[plan_id].plan, self.rounds.records[plan_id].epochs, offers)
-            for plan_id, offers in in_flight.items()
-        ]
+        rounds = [InFlight(self.rounds.records[plan_id].plan, offers) for plan_id, offers in in_flight.items()]
         allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(offered, expected))
         for plan_id, trim in zip(in_flight, trim_rounds(rounds, allowance), strict=True):
             if trim is None:

@@ -28,7 +28,7 @@ from coordinator.state.run_owners import owner_of, require_owner
 from coordinator.state.workload_fronts import UNNAMED
 from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.modes import Workload
-from wattfleet.planning import Offer
+from wattfleet.planning import EpochChoice, Offer
 from wattfleet.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState
 
@@ -228,7 +228,7 @@ class FlowerRuns:
 
     # --- plans --------------------------------------------------------------------------------------------------
 
-    def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
+    def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> RoundRecord:
         """Plan a round over the ready devices behind the given nodes; a repeated request returns the same plan.
 
         A device is ready once its grant before is over: the Flower server of this run names only nodes that it does not
@@ -246,7 +246,9 @@ class FlowerRuns:
         request = self.request_round(run_id, number, node_ids, epochs)
         return self.accept_plan(request, request.planned())
 
-    def request_round(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRequest:
+    def request_round(
+        self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice
+    ) -> RoundRequest:
         """All that a round's plan depends on now: `plan` requests, plans and accepts in one step.
 
         Plan requests one after another, since each plan depends on what the one before has reserved.

@@ -198,6 +198,7 @@ class DeviceResult:
         num_examples: its weight in the aggregation, for the work that was done; None if it is unknown.
         loss: mean training loss; None where the app reports none.
         share: fraction of the assigned work that was done, 0 to 1.
+        late: the round ended without waiting for the training, whose update a later round uses. This is no failure.
     """
 
     device_id: str
@@ -205,6 +206,7 @@ class DeviceResult:
     num_examples: float | None = None
     loss: float | None = None
     share: float = 1.0
+    late: bool = False
 
     def __post_init__(self) -> None:
         if self.num_examples is not None and not 0 <= self.num_examples < float("inf"):
@@ -217,15 +219,31 @@ class DeviceResult:
             raise InvalidInputError(f"{self.device_id}: the share of its work must be from 0 to 1, not {self.share}")
 
 
+class _WithResults:
+    """A round, by the results of its devices."""
+
+    results: tuple[DeviceResult, ...]
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Devices that sent no usable reply."""
+        return tuple(result.device_id for result in self.results if result.failure)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Devices that still trained when the round ended without waiting for them."""
+        return tuple(result.device_id for result in self.results if result.late)
+
+
 @dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(_WithResults):
     """One planned round.
 
     Attributes:
         plan_id: its id.
         run_id: Flower's run.
         number: from 1.
-        epochs: local epochs of each chosen device.
+        epochs: the most local epochs of a chosen device.
         plan: the plan.
         nodes: Flower's node id of every chosen device.
         idle_w: idle watts of all devices that were not chosen.
@@ -248,11 +266,6 @@ class RoundRecord:
     wall_s: float | None = None
 
     @property
-    def failed(self) -> tuple[str, ...]:
-        """Chosen devices that sent no usable reply."""
-        return tuple(result.device_id for result in self.results if result.failure)
-
-    @property
     def _is_observed(self) -> bool:
         """Whether every chosen device was observed; False if a trim stopped all of them."""
         chosen = self.plan.assignments
@@ -273,15 +286,12 @@ class RoundRecord:
         """
         if not self._is_observed:
             return None
-        warmup_s = {assignment.device_id: assignment.warmup_s for assignment in self.plan.assignments}
-        return max(
-            warmup_s.get(observed.device_id, 0.0) + self.epochs * observed.epoch_s
-            for observed in self.observations.values()
-        )
+        observed_s = {device_id: observed.epoch_s for device_id, observed in self.observations.items()}
+        return max(each.warmup_s + each.epochs * observed_s[each.device_id] for each in self.plan.assignments)
 
 
 @dataclass(frozen=True)
-class UnplannedRound:
+class UnplannedRound(_WithResults):
     """One round that trained without a plan, and so without a budget, while its Flower server reached no coordinator.
 
     Attributes:
@@ -304,11 +314,6 @@ class UnplannedRound:
     def ended_at(self) -> datetime:
         """When it ended."""
         return self.began_at + timedelta(seconds=self.wall_s)
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """Devices that sent no usable reply."""
-        return tuple(result.device_id for result in self.results if result.failure)
 
 
 @dataclass(frozen=True)
@@ -376,6 +381,7 @@ def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
             bool(each.failure),
             plausible_examples(each.num_examples),
             plausible_loss(each.loss),
+            each.late,
         )
         for each in results
     }

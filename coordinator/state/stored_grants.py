@@ -36,7 +36,7 @@ class StoredGrants:
 
     Attributes:
         lifetime_s: the longest lifetime that a device may still rely on, in seconds; 0 if none is stored.
-        given_up: device id -> plan id of each training that was given up and may go on.
+        given_up: device id -> plan id of each training that goes on after its round or run.
     """
 
     lifetime_s: float = 0.0
@@ -70,28 +70,28 @@ class UnstoredGrants:
         taken, self._waiting = self._waiting, []
         return taken
 
-    def note(self, device_ids: Iterable[str], plan_given_up: Callable[[str], str]) -> None:
+    def note(self, device_ids: Iterable[str], plan_of_leftover_training: Callable[[str], str]) -> None:
         """Store which trainings of a round or run that has ended may go on: after a restart it may not be loaded.
 
         Args:
             device_ids: the devices of the round or run, or more.
-            plan_given_up: the plan of a device's training that nobody waits for and that may go on; empty for none.
+            plan_of_leftover_training: the plan whose round or run has ended before a device's training; empty for none.
         """
         for device_id in device_ids:
-            plan_id = plan_given_up(device_id)
+            plan_id = plan_of_leftover_training(device_id)
             if plan_id and self._given_up.get(device_id) != plan_id:
                 self._given_up[device_id] = plan_id
                 self._waiting.append(GivenUpTraining(device_id, plan_id))
 
-    def check(self, plan_given_up: Callable[[str], str], is_earlier_over: bool) -> None:
+    def check(self, plan_of_leftover_training: Callable[[str], str], is_earlier_over: bool) -> None:
         """Store which trainings are over, and the lifetime once nobody relies on a longer one.
 
         Args:
-            plan_given_up: as above.
+            plan_of_leftover_training: as above.
             is_earlier_over: every grant of an earlier process must have lapsed, or was renewed since.
         """
         for device_id, plan_id in list(self._given_up.items()):
-            if plan_given_up(device_id) != plan_id:
+            if plan_of_leftover_training(device_id) != plan_id:
                 del self._given_up[device_id]
                 self._waiting.append(GivenUpTraining(device_id, None))
         if is_earlier_over and self.lifetime_s != self._own_lifetime_s:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
-from math import ceil
+
+from wattfleet.planning import least_whole
 
 _LAPSES_S = 30.0
 """A run that has not asked for so long does not wait any more; Flower's servers ask every second, or every ten."""
@@ -41,11 +42,7 @@ class Share:
         contended = [each for each in device_ids if each in self.wanted]
         left = 1.0 - self.of_all
         reason = f"left to run {', '.join(self.ahead)}, which has waited longer"
-        return {
-            each: reason
-            for k, each in enumerate(contended)
-            if ceil(round((k + 1) * left, 9)) > ceil(round(k * left, 9))
-        }
+        return {each: reason for k, each in enumerate(contended) if least_whole((k + 1) * left) > least_whole(k * left)}
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> Rou
         run_id=row.run_id,
         number=row.number,
         epochs=row.epochs,
-        plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan)),
+        plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan), row.epochs),
         nodes=row.nodes,
         idle_w=row.idle_w,
         observations={observed.device_id: observed for observed in observations},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from coordinator.state.records import DeviceResult
 
 
 @dataclass
@@ -44,3 +47,8 @@ class Granted:
     def counted_w(self) -> float:
         """What it may draw beyond idling."""
         return 0.0 if self.is_over else max(self.told_w, self.had_w)
+
+
+def late_results(device_ids: Iterable[str]) -> list[DeviceResult]:
+    """Results of devices that a round did not wait for."""
+    return [DeviceResult(device_id, late=True) for device_id in device_ids]

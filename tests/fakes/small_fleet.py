@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
+from coordinator.state.placement import Placement
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.planning import Allowance
@@ -38,3 +41,25 @@ def small_fleet(
 
 
 NODES = [ORIN_NODE, NANO_NODE]
+
+
+def restarted(
+    fleet: Fleet,
+    placement: Placement | None = None,
+    grants: GrantSettings = GrantSettings(),
+    stored: StoredGrants = NOTHING_STORED,
+    now_s: Callable[[], float] = lambda: 0.0,
+) -> Fleet:
+    """The same with what a store kept; nobody is connected."""
+    return Fleet(
+        fleet.operator.allowance,
+        fleet.flower.policy,
+        list(fleet.agents.devices.values()),
+        fleet.flower.nodes,
+        list(fleet.flower.runs.values()),
+        list(fleet.rounds.records.values()),
+        placement=placement,
+        grants=grants,
+        now_s=now_s,
+        stored_grants=stored,
+    )

@@ -101,6 +101,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "epochs": _NUMBER,
         "devices": _COUNT,
         "failed": _COUNT,
+        "late": _COUNT,
         "site_budget_w": _NUMBER,
         "planned_w": _NUMBER,
         "idle_w": _NUMBER,
@@ -131,6 +132,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "device_id": _TEXT,
         "node_id": _NODE,
         "batch": _COUNT,
+        "epochs": _NUMBER,
         **_PART,
         "became": _TEXT,
         **{f"trimmed_{name}": dtype for name, dtype in _PART.items()},
@@ -144,6 +146,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "num_examples": _NUMBER,
         "loss": _NUMBER,
         "share": _NUMBER,
+        "late": _FLAG,
     },
 }
 """Columns of every table, with the pandas name of their type. Tags are separated by spaces.
@@ -198,20 +201,24 @@ class Tables:
     def _add_round(self, view: view_pb2.RoundView) -> None:
         key = (view.run_id, view.round)
         values = round_values(view)
-        self._add("rounds", {**values, "run_id": view.run_id, "failed": len(values["failed"])})
+        counts = {name: len(values[name]) for name in ("failed", "late")}
+        self._add("rounds", {**values, "run_id": view.run_id, **counts})
         self._add_metrics(key, view.metrics)
         if not view.unplanned:
-            self._add_plan(key, view.plan)
+            self._add_plan(key, view.plan, view.epochs)
         self.rows["observations"] += [(*key, seen.device_id, seen.epoch_s, seen.power_w) for seen in view.observations]
         self.rows["results"] += [
-            (*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss"), each.share)
+            (
+                *(*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss")),
+                *(each.share, each.late),
+            )
             for each in view.results
         ]
 
-    def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse) -> None:
+    def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse, epochs: float) -> None:
         """Add a plan's decisions, and its assignments and supplies as first made and as trimmed."""
         self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in message.decisions]
-        plan = plan_from_message(message)
+        plan = plan_from_message(message, epochs)
         first, is_trimmed = plan.original, plan.first_planned is not None
         now = {use.supply: use for use in plan.supplies} if is_trimmed else {}
         self.rows["supplies"] += [
@@ -223,7 +230,7 @@ class Tables:
         became = {**dict.fromkeys(after, "other mode"), **dict.fromkeys(plan.stopped, "stopped")}
         self.rows["assignments"] += [
             (
-                *(*key, each.device_id, nodes[each.device_id], each.batch, *_part(each)),
+                *(*key, each.device_id, nodes[each.device_id], each.batch, each.epochs, *_part(each)),
                 *(became.get(each.device_id), *_part(after.get(each.device_id))),
             )
             for each in first.assignments

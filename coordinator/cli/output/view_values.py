@@ -122,6 +122,7 @@ def round_values(view: view_pb2.RoundView) -> Values:
         "epochs": None if unplanned else view.epochs,
         "devices": view.device_count,
         "failed": list(view.failed_device_ids),
+        "late": list(view.late_device_ids),
         "site_budget_w": None if unplanned else first.site_budget_w,
         "planned_w": None if unplanned else first.planned_w,
         "idle_w": None if unplanned else view.idle_w,

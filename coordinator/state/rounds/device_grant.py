@@ -45,6 +45,7 @@ class DeviceGrant:
         sent_s: when it was sent first.
         is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
         is_rogue: the device acts on a grant that is not known, until it confirms this one.
+        is_late: the round has ended without the training, and a later round uses its update.
     """
 
     grant: Grant
@@ -57,6 +58,7 @@ class DeviceGrant:
     sent_s: float = 0.0
     is_given_up: bool = False
     is_rogue: bool = False
+    is_late: bool = False
 
     @property
     def plan_id(self) -> str:
@@ -110,6 +112,7 @@ class DeviceGrant:
             is_on_its_way=self.is_on_its_way,
             is_given_up=is_of_plan and self.is_given_up,
             is_rogue=self.is_rogue,
+            is_late=is_of_plan and self.is_late,
         )
 
     def sent(self, now_s: float) -> DeviceGrant:

@@ -74,9 +74,11 @@ class Grants:
                 self._grants[device_id] = replace(known, superseded_w=before_w)
             for device_id in record.observations:
                 self.observed(device_id, record.plan_id)
-            if record.wall_s is not None or (runs or {})[record.run_id].finished:
+            if (runs or {})[record.run_id].finished:
                 for device_id in record.nodes:
                     self._give_up(device_id, record.plan_id)
+            elif record.wall_s is not None:
+                self._end_round(record)
         for device_id in self._grants:
             self.renew(device_id, started_s)
 
@@ -167,11 +169,16 @@ class Grants:
         known = self._grants[device_id]
         self._issue(device_id, known.plan_id, None, known.grant.longest_s)
 
+    def end_round(self, record: RoundRecord) -> None:
+        """Wait no more for the devices of a finished round, except for those that are late."""
+        self._end_round(record)
+        self.unstored.note(record.nodes, self._plan_of_leftover_training)
+
     def give_up_round(self, record: RoundRecord) -> None:
-        """Wait no more for the devices of a round that is finished or abandoned."""
+        """Wait no more for the devices of a round that is abandoned."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
-        self.unstored.note(record.nodes, self._plan_given_up)
+        self.unstored.note(record.nodes, self._plan_of_leftover_training)
 
     def give_up_runs(self, run_ids: Collection[str]) -> None:
         """Wait no more for the devices of runs that are finished."""
@@ -180,7 +187,7 @@ class Grants:
         ]
         for device_id, plan_id in given_up:
             self._give_up(device_id, plan_id)
-        self.unstored.note([device_id for device_id, _ in given_up], self._plan_given_up)
+        self.unstored.note([device_id for device_id, _ in given_up], self._plan_of_leftover_training)
 
     def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Wait no more for some devices of a run, whose Flower server does not wait for them."""
@@ -275,7 +282,7 @@ class Grants:
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self.pending.ended(device_id)
-        self.unstored.check(self._plan_given_up, now_s >= self._earlier_until_s)
+        self.unstored.check(self._plan_of_leftover_training, now_s >= self._earlier_until_s)
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
@@ -319,10 +326,21 @@ class Grants:
         """Seconds after which a device that was renewed last must be parked."""
         return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
 
-    def _plan_given_up(self, device_id: str) -> str:
-        """The plan of a device's training that nobody waits for and that may go on; empty if there is none."""
+    def _plan_of_leftover_training(self, device_id: str) -> str:
+        """The plan whose round or run has ended before a device's training; empty if there is none."""
         known = self._grants.get(device_id)
-        return known.plan_id if known is not None and known.is_given_up and not known.is_over else ""
+        if known is None or known.is_over or not (known.is_given_up or known.is_late):
+            return ""
+        return known.plan_id
+
+    def _end_round(self, record: RoundRecord) -> None:
+        late = set(record.late)
+        for device_id in record.nodes:
+            known = self._grants.get(device_id)
+            if device_id not in late:
+                self._give_up(device_id, record.plan_id)
+            elif known is not None and known.plan_id == record.plan_id and known.is_in_flight:
+                self._grants[device_id] = replace(known, is_late=True)
 
     def _longest_s(self, plan: RoundPlan, assignment: Assignment | None) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)

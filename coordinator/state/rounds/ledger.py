@@ -122,7 +122,9 @@ class RoundLedger:
         return RoundObservation(plan_id, observed)
 
     def finish(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
-        """Finish a round: the Flower server has all replies that it will get.
+        """Finish a round: the Flower server waits for no more replies to it.
+
+        The training of a late device goes on, and its watts stay granted to it.
 
         Raises:
             UnknownRecordError: no such plan, or a device is not part of it.
@@ -134,8 +136,8 @@ class RoundLedger:
         for result in results:
             if result.device_id not in record.nodes:
                 raise UnknownRecordError(f"{result.device_id} is not part of plan {plan_id}")
-        self.grants.give_up_round(record)
         record = self.cache.put(replace(record, results=tuple(results), wall_s=wall_s))
+        self.grants.end_round(record)
         self.cache.round_finished(record)
         return record
 

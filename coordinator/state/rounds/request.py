@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.errors import NoDevicesError
 from coordinator.state.records import RoundRecord, plan_id_of
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import Allowance, Decision, History, Offer, Selection, plan_round
+from wattfleet.planning import Allowance, Decision, EpochChoice, History, Offer, Selection, plan_round
 from wattfleet.planning.policies import Policy
 
 
@@ -19,7 +19,7 @@ class RoundRequest:
     Attributes:
         run_id: Flower's run.
         number: from 1.
-        epochs: local epochs of each chosen device.
+        epochs: local epochs of each chosen device, or those that the policy may choose.
         offers: what the ready devices can be planned with.
         nodes: Flower's node id of every device that has one.
         policy: the client-selection policy.
@@ -32,7 +32,7 @@ class RoundRequest:
 
     run_id: str
     number: int
-    epochs: float
+    epochs: float | EpochChoice
     offers: Sequence[Offer]
     nodes: Mapping[str, int]
     policy: Policy
@@ -72,4 +72,5 @@ class RoundRequest:
         idle_w = sum(self.allowance.elsewhere_w.values())
         idle_w += sum(offer.idle_w for offer in self.offers if offer.device_id not in chosen)
         nodes = {assignment.device_id: self.nodes[assignment.device_id] for assignment in plan.assignments}
-        return RoundRecord(self.plan_id, self.run_id, self.number, self.epochs, plan, nodes, idle_w)
+        epochs = max(assignment.epochs for assignment in plan.assignments)
+        return RoundRecord(self.plan_id, self.run_id, self.number, epochs, plan, nodes, idle_w)

@@ -74,6 +74,7 @@ async def test_what_is_exported_is_what_is_known(config: CoordinatorSettings, tm
         }
         first, second = tables["rounds"]
         assert (first["run_id"], first["round"], first["devices"], first["failed"]) == (RUN, 1, 2, 1)
+        assert (first["late"], second["failed"], second["late"]) == (0, 0, 0)
         assert (first["planned_w"], first["planned_s"], first["wall_s"]) == (plan.planned_w, plan.duration_s, 41.5)
         times = [orin_row["first_seen_unix_s"], began, first["planned_unix_s"], first["finished_unix_s"], time.time()]
         assert times == sorted(times) and second["finished_unix_s"] is None

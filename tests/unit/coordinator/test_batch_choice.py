@@ -88,7 +88,7 @@ def test_the_app_and_the_agent_are_told_the_same_batch() -> None:
         to_agent = session_pb2.Grant.FromString(grant_to_message(grant, "digits").SerializeToString())
         assert (to_app.assignments[0].batch, to_agent.batch) == (batch, batch)
         assert to_app.assignments[0].mode == to_agent.mode
-        assert plan_from_message(to_app) == record.plan
+        assert plan_from_message(to_app, 1.0) == record.plan
 
 
 def test_without_a_choice_the_grant_states_the_batch_that_the_device_has_seen() -> None:

@@ -10,12 +10,11 @@ from coordinator.budgets.site_file import SiteFile
 from coordinator.errors import NoDevicesError, StillInUseError
 from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.placement import Placement
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
-from coordinator.state.stored_grants import NOTHING_STORED, GivenUpTraining, GrantLifetime, StoredGrants
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
 from tests.fakes.fronts import front
 from tests.fakes.obedient_devices import confirm_all, end_training, train
-from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
+from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, restarted, small_fleet
 from wattfleet.budgets import ConstantBudget, InForce
 from wattfleet.planning.policies import FastestK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
@@ -37,28 +36,6 @@ def two_runs(site_budget_w: float = 100.0) -> Fleet:
     fleet = small_fleet(site_budget_w)
     fleet.flower.start_run(OTHER, "FedAdam", 3)
     return fleet
-
-
-def restarted(
-    fleet: Fleet,
-    placement: Placement | None = None,
-    grants: GrantSettings = GrantSettings(),
-    stored: StoredGrants = NOTHING_STORED,
-    now_s: Callable[[], float] = lambda: 0.0,
-) -> Fleet:
-    """The same with what a store kept; nobody is connected."""
-    return Fleet(
-        fleet.operator.allowance,
-        fleet.flower.policy,
-        list(fleet.agents.devices.values()),
-        fleet.flower.nodes,
-        list(fleet.flower.runs.values()),
-        list(fleet.rounds.records.values()),
-        placement=placement,
-        grants=grants,
-        now_s=now_s,
-        stored_grants=stored,
-    )
 
 
 def reconnect(fleet: Fleet, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:

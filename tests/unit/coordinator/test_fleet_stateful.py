@@ -16,7 +16,7 @@ from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fakes.fronts import fronts
-from tests.fakes.granted import Granted
+from tests.fakes.granted import Granted, late_results
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
@@ -233,18 +233,18 @@ class FleetMachine(RuleBasedStateMachine):
                 self.fleet.rounds.observe(plan_id, seen)
             return
         kept = self.fleet.rounds.observe(plan_id, seen)
-        expected = {**before.observations}
-        expected.setdefault(device, seen)
+        expected = {device: seen, **before.observations}
         assert kept == RoundObservation(plan_id, expected[device])
         self.keep_round(replace(before, observations=expected))
         self.over(plan_id, device)
 
     @precondition(lambda self: self.stored_rounds)
-    @rule(data=st.data())
-    def finish_round(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), some=st.sets(devices))
+    def finish_round(self, data: st.DataObject, some: set[str]) -> None:
         plan_id = data.draw(st.sampled_from(sorted(self.stored_rounds)))
-        self.keep_round(self.fleet.rounds.finish(plan_id, [], 3.0))
-        self.over(plan_id, *IDS)
+        late = sorted(some & self.stored_rounds[plan_id].nodes.keys())
+        self.keep_round(self.fleet.rounds.finish(plan_id, late_results(late), 3.0))
+        self.over(plan_id, *set(IDS).difference(late))
 
     @precondition(lambda self: self.stored_rounds)
     @rule(data=st.data())
@@ -306,7 +306,7 @@ class FleetMachine(RuleBasedStateMachine):
             told_w = limits_w(record.plan.assignments).get(device, 0.0)
             had_w = limits_w(record.plan.original.assignments)[device]
             self.granted[device] = Granted(part.run, part.plan_id, told_w, max(told_w, had_w))
-            if record.wall_s is not None or device in record.observations:
+            if (record.wall_s is not None and device not in record.late) or device in record.observations:
                 self.granted[device].give_up()
 
     # --- the account --------------------------------------------------------------------------------------------
