@@ -15,3 +15,4 @@ from .server.power_aware import PowerAware as PowerAware
 from .server.predictions import NodePrediction as NodePrediction
 from .server.predictions import Quantiles as Quantiles
 from .server.predictions import TrainingPrediction as TrainingPrediction
+from .server.quorum import Quorum as Quorum

@@ -225,6 +225,7 @@ class PlannerStub:
         refusals: what it answers to the next requests for a plan instead; each once.
         deadline_s: of every plan.
         duration_s: of every plan.
+        enough_replies: of every plan; 0 for all.
         of_assumed_length: devices that do not know yet how many minibatches their epoch has.
         calls: what was asked, in order.
         before_predictions: whether its protocol is 2.0, so that it neither predicts nodes nor states uncertainties.
@@ -239,6 +240,7 @@ class PlannerStub:
     refusals: list[StatusError] = field(default_factory=list)
     deadline_s: float = 0.0
     duration_s: float = 20.0
+    enough_replies: int = 0
     of_assumed_length: Collection[str] = ()
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
@@ -305,6 +307,7 @@ class PlannerStub:
             ],
             duration_s=self.duration_s,
             deadline_s=self.deadline_s,
+            enough_replies=self.enough_replies,
         )
 
     def _assignment(self, node_id: int) -> planning_pb2.Assignment:

@@ -37,6 +37,19 @@ class WarningLog(list[str]):
         return [warning for warning in self if text in warning]
 
 
+class SeesContents(FedAvg):
+    """Keeps the keys of each reply that it aggregates."""
+
+    def __init__(self) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self.seen: list[set[str]] = []
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        self.seen.extend(set(reply.content) for reply in replies)
+        return super().aggregate_train(server_round, replies)
+
+
 def fleet(**changes: Any) -> dict[int, Node]:
     nodes = {A: Node("a"), B: Node("b"), C: Node("c"), D: Node("d")}
     for device_id, change in changes.items():

@@ -36,6 +36,7 @@ class AgentTraining:
         optimizer_steps: steps that torch's optimizers have made in it, as far as they are counted.
         work: the work that the plan has chosen for it; None if it has chosen none.
         taken_batch: the batch size that the app got when it asked for that work; None if it has not asked.
+        has_taken_epochs: whether the app has asked for the number of local epochs.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -50,6 +51,7 @@ class AgentTraining:
         self.optimizer_steps = 0
         self.work: AssignedWork | None = None
         self.taken_batch: int | None = None
+        self.has_taken_epochs = False
         self._protocol_minor = 0
         self._has_told_loader = self._is_stopped = self._is_finished = False
         self._profiled = threading.Lock()

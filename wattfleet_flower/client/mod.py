@@ -22,6 +22,7 @@ from wattfleet_proto.assignment import (
     OBSERVED_POWER_W_KEY,
     RECORD_KEY,
     SHARE_KEY,
+    TOOK_EPOCHS_KEY,
     WORK_KEY,
     AssignedWork,
     RoundAssignment,
@@ -70,13 +71,19 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
             finally:
                 CURRENT_TRAINING.reset(token)
                 failed = reply is None or reply.has_error()
-                finished = training.finish(failed, deadline.epochs_done, is_out_of_memory)
+                ignores_epochs = work is not None and work.epochs is not None and not training.has_taken_epochs
+                # An app that has not asked for its epochs may have trained any number.
+                epochs_done = 0.0 if ignores_epochs else deadline.epochs_done
+                finished = training.finish(failed, epochs_done, is_out_of_memory)
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")
             raise AgentUnreachableError(
                 f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {details}"
             ) from error
-    if not reply.has_error() and (done := _done(deadline, finished)):
+    done = _done(deadline, finished)
+    if work is not None and work.epochs is not None:
+        done[TOOK_EPOCHS_KEY] = not ignores_epochs
+    if not reply.has_error() and done:
         reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
 

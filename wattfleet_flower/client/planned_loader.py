@@ -1,8 +1,9 @@
-"""A data loader with the batch size that the plan has chosen for the device."""
+"""The work that the plan has chosen for the device, and a data loader with its batch size."""
 
 from __future__ import annotations
 
 from collections.abc import Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING
@@ -13,21 +14,44 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
 
-def planned_work(batch_size: int) -> AssignedWork:
+@dataclass(frozen=True)
+class PlannedWork:
+    """The work of one training.
+
+    Attributes:
+        batch: samples in a minibatch.
+        lr_scale: factor of the app's learning rate.
+        passes: passes over the data in an epoch (see `planned_loader`).
+        epochs: local epochs.
+    """
+
+    batch: int
+    lr_scale: float
+    passes: float
+    epochs: int
+
+
+def planned_work(batch_size: int, epochs: int | None = None) -> PlannedWork:
     """The work that the plan has chosen for this training.
 
     Args:
         batch_size: the app's own batch size, used where no plan has chosen one.
+        epochs: the app's own local epochs, used where no plan has chosen them; None if the app does not use the
+            returned epochs. The server then learns that the app does not follow the plan's.
 
     Raises:
-        InvalidInputError: the batch size is not valid.
+        InvalidInputError: the batch size or the number of epochs is not valid.
     """
-    own = AssignedWork(batch_size, lr_scale=1.0, passes=1.0)
+    own = AssignedWork(batch_size, epochs=epochs)
     training = CURRENT_TRAINING.get()
-    if training is None:
-        return own
-    work = training.work or own
-    training.taken_batch = work.batch
+    chosen = AssignedWork() if training is None or training.work is None else training.work
+    with_batch = own if chosen.batch is None else chosen
+    work = PlannedWork(
+        with_batch.batch or batch_size, with_batch.lr_scale, with_batch.passes, chosen.epochs or own.epochs or 1
+    )
+    if training is not None:
+        training.taken_batch = work.batch
+        training.has_taken_epochs |= epochs is not None
     return work
 
 

@@ -72,11 +72,11 @@ class BatchChoice:
             )
         return replace(workload, facts=replace(workload.facts, batch=self.base_batch), batches=self.options)
 
-    def work_of(self, assignment: planning_pb2.Assignment) -> AssignedWork | None:
-        """The work of a device; None if its plan has not chosen one of the batches, so that it trains with its own."""
+    def work_of(self, assignment: planning_pb2.Assignment) -> AssignedWork:
+        """The work of a device, without a batch if its plan has not chosen one, so that it trains with its own."""
         batch, options = assignment.batch, self.options
         if batch not in options:
             if batch:
                 log(INFO, "no batch is chosen for %s, which trains with its own", assignment.device_id)
-            return None
+            return AssignedWork()
         return AssignedWork(batch, self.lr_scale(batch), options.relative_to(self.base_batch, batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +29,39 @@ class Update:
 
     @property
     def weight(self) -> float:
-        """Its weight in a step: the paper's `1 / sqrt(1 + staleness)`."""
-        return 1.0 / math.sqrt(1.0 + self.staleness)
+        """Its weight in a step."""
+        return staleness_weight(self.staleness)
+
+
+def staleness_weight(staleness: int) -> float:
+    """The paper's weight of an update, `1 / sqrt(1 + staleness)`.
+
+    Args:
+        staleness: server steps between its start and its arrival.
+    """
+    return 1.0 / math.sqrt(1.0 + staleness)
+
+
+def with_dtype(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.generic]:
+    """Convert values to the dtype of their array; integers are rounded."""
+    # NumPy computes a scalar from arrays without dimensions, such as the counters of batch norm.
+    return np.asarray(np.rint(values) if np.issubdtype(dtype, np.integer) else values).astype(dtype)
+
+
+def not_below_the_lowest(values: NDArray[np.float64], arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.float64]:
+    """Values at or above the lowest of the arrays that they come from, if none of these has a negative value.
+
+    A sum of differences could otherwise make a variance of batch norm negative.
+    """
+    lowest = np.min([array.astype(np.float64) for array in arrays], axis=0)
+    return np.maximum(values, lowest) if (lowest >= 0).all() else values
 
 
 def step(current: Arrays, updates: Sequence[Update], learning_rate: float) -> Arrays:
     """Compute the server's step: `current + learning_rate * mean(weight * (trained - base))`.
 
-    Each array keeps its dtype; integers, such as the counters of batch norm, are rounded.
+    Each array keeps its dtype; integers, such as the counters of batch norm, are rounded. Where no array has a negative
+    value, each value stays at or above the lowest of its arrays.
 
     Args:
         current: the arrays before the step.
@@ -54,6 +80,6 @@ def step(current: Arrays, updates: Sequence[Update], learning_rate: float) -> Ar
             )
         )
         value = array.astype(np.float64) + learning_rate * moved / len(updates)
-        is_whole = np.issubdtype(array.dtype, np.integer)
-        after[key] = (np.rint(value) if is_whole else value).astype(array.dtype)
+        sources = [array, *(each[key] for update in updates for each in (update.base, update.trained))]
+        after[key] = with_dtype(not_below_the_lowest(value, sources), array.dtype)
     return after

@@ -15,13 +15,14 @@ import grpc
 from flwr.common.logger import log
 
 from wattfleet.modes import Workload
+from wattfleet.planning import EpochChoice
 from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction, node_predictions
 from wattfleet_flower.server.replies import truncate_failures
 from wattfleet_flower.server.sent_rounds import UnplannedRound
 from wattfleet_io.clock import Clock
-from wattfleet_proto.convert import workload_to_message
+from wattfleet_proto.convert import epoch_choice_to_message, workload_to_message
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2
 
@@ -64,13 +65,13 @@ class CoordinatorRun:
     planned already for the process before. It continues as run ID-2, ID-3 and so on.
     """
 
-    def __init__(self, planner: PlanningClient, strategy: str, local_epochs: float, clock: Clock) -> None:
+    def __init__(self, planner: PlanningClient, strategy: str, local_epochs: EpochChoice, clock: Clock) -> None:
         """Use a coordinator.
 
         Args:
             planner: the coordinator.
             strategy: the strategy's name.
-            local_epochs: passes over its data that the app's training makes at each node in a round.
+            local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             clock: measures when rounds began.
         """
         self._planner = planner
@@ -84,6 +85,20 @@ class CoordinatorRun:
     def is_started(self) -> bool:
         """Whether `start` was called."""
         return self._run is not None
+
+    @property
+    def usual_epochs(self) -> float:
+        """The local epochs where no plan has chosen them."""
+        return self._local_epochs.fewest
+
+    @property
+    def chooses_epochs(self) -> bool:
+        """Whether plans may choose the local epochs."""
+        return len(self._local_epochs.options) > 1
+
+    def fix_epochs(self) -> None:
+        """Let no further plan choose the local epochs: the app does not follow them."""
+        self._local_epochs = EpochChoice.fixed(self.usual_epochs)
 
     def start(self, flower_id: str, rounds: int, workload: Workload) -> None:
         """Start a run; while the coordinator cannot be reached, it is started later.
@@ -119,8 +134,9 @@ class CoordinatorRun:
             run_id=self._started.run_id,
             round=number,
             node_ids=node_ids,
-            epochs=self._local_epochs,
+            epochs=self._local_epochs.fewest,
             run_token=self._token,
+            epoch_choice=epoch_choice_to_message(self._local_epochs) if self.chooses_epochs else None,
         )
         plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
         return plan
@@ -134,7 +150,7 @@ class CoordinatorRun:
             PlanningError: the coordinator is too old.
         """
         request = planning_pb2.PredictNodesRequest(
-            run_id=self._started.run_id, node_ids=node_ids, epochs=self._local_epochs, run_token=self._token
+            run_id=self._started.run_id, node_ids=node_ids, epochs=self.usual_epochs, run_token=self._token
         )
         try:
             answer: planning_pb2.PredictNodesResponse = self._planner.call("PredictNodes", request)
@@ -145,7 +161,7 @@ class CoordinatorRun:
                 f"the coordinator at {self._planner.name} predicts nothing for single nodes, since it is older than"
                 " protocol 2.1: update it, or leave the selection to its plans"
             ) from None
-        return node_predictions(answer.predictions, self._local_epochs)
+        return node_predictions(answer.predictions, self.usual_epochs)
 
     def current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
         """Look up a plan as it is now: it may have been trimmed since it was made.

@@ -43,6 +43,10 @@ class NoUpdatesError(WattfleetError):
     """No node sent an update that could be aggregated before the timeout."""
 
 
+class MismatchedArraysError(WattfleetError):
+    """The arrays of a reply do not match those that its training started from, so that it has no update."""
+
+
 class TwoStrategiesError(WattfleetError):
     """Two power-aware strategies run at once: each would plan with all of the site's watts."""
 

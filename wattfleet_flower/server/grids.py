@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from wattfleet_flower.server.late_replies import LateReplies
 from wattfleet_io.clock import Clock
 
 _SHORTEST_POLL_S = 0.1
@@ -86,14 +87,49 @@ class SelectedNodesGrid(_ForwardingGrid):
         return [node for node in self._grid.get_nodes() if node.node_id in selected]
 
 
+class FreeNodesGrid(_ForwardingGrid):
+    """A grid that lists only the nodes that do not train any more for an earlier round."""
+
+    def __init__(self, grid: Grid, late: LateReplies, planned_round: int | None = None) -> None:
+        """List the free nodes of a grid.
+
+        Args:
+            grid: the grid.
+            late: the run's late replies.
+            planned_round: the round to plan, without the nodes that rest in it; None to list these, too.
+        """
+        super().__init__(grid)
+        self._late = late
+        self._planned_round = planned_round
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that are free now."""
+        busy = self._late.busy_nodes(self._grid)
+        free = [node_id for node_id in self._grid.get_node_ids() if node_id not in busy]
+        return free if self._planned_round is None else self._late.without_resting(free, self._planned_round)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """The nodes that are free now, with Flower's information about each."""
+        free = set(self.get_node_ids())
+        return [node for node in self._grid.get_nodes() if node.node_id in free]
+
+
 class WaitingGrid(_ForwardingGrid):
     """A grid that looks for replies soon and often, and waits for those to training as long as the round's plan allows.
 
     Pushing and pulling are the wrapped grid's. As in Flower's `send_and_receive`, replies that are not there in time
-    are absent, and without a timeout all of them are waited for.
+    are absent, and without a timeout all of them are waited for. With a quorum, the wait for trainings ends as soon as
+    enough replies are there. Meanwhile it looks for the late replies of earlier rounds, too.
     """
 
-    def __init__(self, grid: Grid, timeout: Timeout, extended_timeout: Timeout, clock: Clock) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        timeout: Timeout,
+        extended_timeout: Timeout,
+        clock: Clock,
+        late: LateReplies | None = None,
+    ) -> None:
         """Wait for a grid's replies.
 
         Args:
@@ -101,43 +137,65 @@ class WaitingGrid(_ForwardingGrid):
             timeout: gives the timeout for training messages before they are sent.
             extended_timeout: gives the timeout once the first has passed and replies are missing.
             clock: measures the waiting.
+            late: the run's late replies, and its quorum; None to wait for all replies.
         """
         super().__init__(grid)
         self._timeout = timeout
         self._extended_timeout = extended_timeout
         self._clock = clock
+        self._late = late
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for their replies until the timeout."""
+        """Send messages and wait for their replies until the timeout, or until there are enough."""
         messages = list(messages)
         is_training = any(message.metadata.message_type.startswith("train") for message in messages)
         limit_s = self._timeout(timeout) if is_training else timeout
         # Flower gives no id to a message that the SuperLink rejected, which nobody answers.
         missing = [message_id for message_id in self.push_messages(messages) if message_id]
         began_s = self._clock.now_s()
-        replies = self._pull(missing, began_s, limit_s)
-        while is_training and missing and limit_s is not None and limit_s != timeout:
+        enough = self._late.enough_replies(len(messages)) if self._late is not None and is_training else math.inf
+        replies = self._pull(missing, began_s, limit_s, enough)
+        while is_training and missing and _usable(replies) < enough and limit_s is not None and limit_s != timeout:
             extended_s = self._extended_timeout(timeout)
             if extended_s is None or extended_s <= limit_s:
                 break
             limit_s = extended_s
-            replies += self._pull(missing, began_s, limit_s)
+            replies += self._pull(missing, began_s, limit_s, enough - _usable(replies))
+        if self._late is not None and missing and _usable(replies) >= enough:
+            self._late.end_round(missing, timeout)
         return replies
 
-    def _pull(self, missing: list[str], began_s: float, limit_s: float | None) -> list[Message]:
-        """Pull replies until all are there or the limit has passed; removes the answered messages from `missing`."""
+    def _pull(self, missing: list[str], began_s: float, limit_s: float | None, enough: float) -> list[Message]:
+        """Pull replies until all or enough are there, or the limit has passed.
+
+        Args:
+            missing: the unanswered messages; the answered ones are removed.
+            began_s: when they were sent.
+            limit_s: seconds after which the wait ends; None for no limit.
+            enough: number of usable replies that end the wait.
+        """
         until_s = math.inf if limit_s is None else began_s + limit_s
         replies: list[Message] = []
         pulling_s = 0.0
-        while missing and (left_s := until_s - self._clock.now_s()) > 0:
+        while missing and _usable(replies) < enough and (left_s := until_s - self._clock.now_s()) > 0:
             # A pull that takes long, of many replies or from a busy SuperLink, is repeated less often.
             waited_s = self._clock.now_s() - began_s
             pause_s = min(max(_SHORTEST_POLL_S, _WAITED_SHARE * waited_s), _LONGEST_POLL_S)
             self._clock.sleep_s(min(max(pause_s, pulling_s), left_s))
             pull_began_s = self._clock.now_s()
-            arrived = list(self.pull_messages(missing))
+            late_ids = [] if self._late is None else self._late.message_ids
+            arrived = list(self.pull_messages([*missing, *late_ids]))
             pulling_s = self._clock.now_s() - pull_began_s
-            answered = {reply.metadata.reply_to_message_id for reply in arrived}
+            if self._late is not None:
+                self._late.receive(arrived)
+            asked = set(missing)
+            own = [reply for reply in arrived if reply.metadata.reply_to_message_id in asked]
+            answered = {reply.metadata.reply_to_message_id for reply in own}
             missing[:] = [message_id for message_id in missing if message_id not in answered]
-            replies += arrived
+            replies += own
         return replies
+
+
+def _usable(replies: Iterable[Message]) -> int:
+    """How many replies have no error."""
+    return sum(not reply.has_error() for reply in replies)

@@ -11,14 +11,19 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
+from wattfleet.planning import EpochChoice
 from wattfleet_flower.server.away import AwayPolicy, OnCoordinatorAway
 from wattfleet_flower.server.batch_choice import BatchChoice
+from wattfleet_flower.server.combinations import require_combinable
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
-from wattfleet_flower.server.grids import SelectedNodesGrid, WaitingGrid
+from wattfleet_flower.server.grids import FreeNodesGrid, SelectedNodesGrid, WaitingGrid
+from wattfleet_flower.server.late_replies import LateReplies
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction
+from wattfleet_flower.server.quorum import Quorum
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
 from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most
 from wattfleet_flower.server.selection import Select
@@ -47,12 +52,13 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self,
         strategy: Strategy,
         coordinator: str | Any = "127.0.0.1:7070",
-        local_epochs: float = 1.0,
+        local_epochs: float | EpochChoice = 1.0,
         *,
         workload: str | Workload | None = None,
         workload_keys: Iterable[str] = WORKLOAD_KEYS,
         batches: BatchChoice | None = None,
         select: Select | None = None,
+        quorum: Quorum | None = None,
         allowance_s: float | None = ALLOWANCE_S,
         patience_s: float = PATIENCE_S,
         low_budget_patience_s: float = LOW_BUDGET_PATIENCE_S,
@@ -65,7 +71,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Args:
             strategy: one of Flower's strategies, or one of your own.
             coordinator: host:port of the coordinator, or a stub of its PlanningService.
-            local_epochs: passes over its data that each node trains in a round.
+            local_epochs: passes over its data that each node trains in a round, or those that the plan may choose, for
+                an app that trains `planned_work(...).epochs`.
             workload: what the app trains, or its name; None to derive the name from the app's id, from `workload_keys`
                 and from the initial arrays.
             workload_keys: keys of the run config whose overridden values become part of a derived name. Hyphens and
@@ -74,6 +81,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 None to let the app train with its own.
             select: chooses nodes for a round, from its number and the predictions of the connected nodes. The plan then
                 selects among these alone; None to let it select among all connected nodes.
+            quorum: how many replies end a round; the other devices go on, and a later round uses their updates. None
+                to wait for all replies.
             allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
                 its predicted duration instead. `start`'s own timeout still applies. It is the only limit if this is
                 None, or while a selected device does not know yet how many minibatches its epoch has.
@@ -91,17 +100,25 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         Raises:
             TwoStrategiesError: the strategy is, or wraps, a power-aware one.
-            InvalidInputError: `workload`, `on_coordinator_away` or `coordinator_patience_s` cannot be used.
+            InvalidInputError: `local_epochs`, `workload`, `on_coordinator_away` or `coordinator_patience_s` cannot be
+                used, or the strategy cannot be combined with a quorum or with the choice of epochs.
         """
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
             raise TwoStrategiesError("this strategy is power-aware already: wrap a strategy once, on the outside")
+        if not isinstance(local_epochs, (int, float, EpochChoice)):
+            raise InvalidInputError(
+                f"local_epochs must be a number or an EpochChoice, not {local_epochs!r}: write EpochChoice.of([1, 2])"
+                " to let the plan choose"
+            )
+        epochs = local_epochs if isinstance(local_epochs, EpochChoice) else EpochChoice.fixed(local_epochs)
+        require_combinable(strategy, quorum, epochs)
         self.strategy = strategy
         self._coordinator = coordinator if isinstance(coordinator, str) else "its stub"
         self._clock = clock or SystemClock()
         self._rounds = PlannedRounds(
             PlanningClient(coordinator, self._clock),
             type(strategy).__name__,
-            local_epochs,
+            epochs,
             WorkloadNaming(workload, workload_keys),
             batches,
             select,
@@ -109,6 +126,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             AwayPolicy(on_coordinator_away, coordinator_patience_s),
             self._clock,
         )
+        self._late = LateReplies(quorum, self._rounds, self._clock)
         self._sent: SentRound | None = None
 
     def start(
@@ -136,13 +154,14 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             self._rounds.report_metrics(server_round, metrics)
             return metrics
 
+        self._late.begin_run()
         with self._rounds.run(grid, num_rounds, initial_arrays):
             if isinstance(self.strategy, FedBuff):
                 return self.strategy.start_planned(
                     self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
                 )
             return super().start(
-                WaitingGrid(grid, self._reply_timeout_s, self._extended_timeout_s, self._clock),
+                WaitingGrid(grid, self._reply_timeout_s, self._extended_timeout_s, self._clock, self._late),
                 initial_arrays,
                 num_rounds,
                 timeout,
@@ -156,17 +175,22 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     ) -> Iterable[Message]:
         """Plan the round, let the wrapped strategy write its messages, and add each node's assignment."""
         self._sent = None
+        self._late.begin_round(None)
         if attribute(self.strategy, "fraction_train", 1.0) == 0:  # the app trains nothing
             return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
         self._rounds.require_start(grid, arrays)
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
-        self._sent = sent = self._rounds.plan(grid, server_round, node_ids)
+        node_ids = self._late.without_resting(self._late.free_nodes(grid, node_ids), server_round)
+        free = FreeNodesGrid(grid, self._late, server_round)
+        self._sent = sent = self._rounds.plan(free, server_round, node_ids, is_busy=self._late.is_any_late)
         selected = SelectedNodesGrid(grid, sent.node_ids)
         is_planned = isinstance(sent, PlannedRound)
         with sampling_all(self.strategy) if is_planned else sampling_at_most(self.strategy, len(sent.node_ids)):
-            return self._rounds.with_assignments(
+            messages = self._rounds.with_assignments(
                 sent, self.strategy.configure_train(server_round, arrays, config, selected)
             )
+        self._late.begin_round(sent)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -175,7 +199,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         sent, self._sent = self._sent, None
         if sent is not None:
             weighted_by_key = attribute(self.strategy, "weighted_by_key", "num-examples")
-            replies = self._rounds.finish(sent, replies, weighted_by_key, adds_metrics=True)
+            own = self._rounds.finish(sent, replies, weighted_by_key, adds_metrics=True)
+            replies = self._late.with_late_updates(own, weighted_by_key)
+            self._late.begin_round(None)
         return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
 
     def configure_evaluate(
@@ -183,11 +209,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     ) -> Iterable[Message]:
         """Let the wrapped strategy configure evaluation, without waiting for more nodes than are connected.
 
-        Drained and excluded devices do not evaluate, since that draws power too.
+        Drained and excluded devices do not evaluate, since that draws power too. Nor do nodes that still train, since a
+        node handles one message at a time.
         """
-        node_ids = self._rounds.without_excluded(grid.get_node_ids())
+        node_ids = self._rounds.without_excluded(FreeNodesGrid(grid, self._late).get_node_ids())
         if not node_ids:
-            log(WARNING, "no evaluation after round %d: no node is connected that may take part", server_round)
+            log(WARNING, "no evaluation after round %d: no node that may take part is connected and free", server_round)
             return []
         with sampling_at_most(self.strategy, len(node_ids)):
             selected = SelectedNodesGrid(grid, node_ids)

@@ -107,9 +107,10 @@ def training_prediction(assignment: planning_pb2.Assignment, epochs: float) -> T
 
     Args:
         assignment: of one node.
-        epochs: local epochs of the training.
+        epochs: local epochs of the training, if the assignment states none.
     """
     epoch_s, start_s, power_w = assignment.epoch_s, assignment.warmup_s, assignment.power_w
+    epochs = assignment.epochs or epochs
     training_s = start_s + epochs * epoch_s
     energy_sd = math.hypot(assignment.epoch_log_sd, assignment.power_log_sd)
     trained_s = _quantiles(epochs * epoch_s, assignment.epoch_log_sd)
@@ -132,7 +133,7 @@ def prediction_records(plan: planning_pb2.PlanRoundResponse, epochs: float) -> d
 
     Args:
         plan: the coordinator's plan.
-        epochs: local epochs of the training.
+        epochs: local epochs of the training, if the plan states none.
     """
     reasons = {decision.device_id: decision.reason for decision in plan.decisions}
     return {
@@ -149,7 +150,7 @@ def predicted_metrics(plan: planning_pb2.PlanRoundResponse, epochs: float) -> di
 
     Args:
         plan: the coordinator's plan.
-        epochs: local epochs of the training.
+        epochs: local epochs of the training, if the plan states none.
     """
     predicted = {each.device_id: training_prediction(each, epochs) for each in plan.assignments}
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Any
 
@@ -18,6 +18,7 @@ from wattfleet_proto.assignment import (
     OBSERVED_POWER_W_KEY,
     RECORD_KEY,
     SHARE_KEY,
+    TOOK_EPOCHS_KEY,
 )
 from wattfleet_proto.v1 import planning_pb2
 
@@ -69,19 +70,34 @@ def truncate_failures(results: Sequence[planning_pb2.DeviceResult], max_bytes: i
 
 
 class RoundReplies:
-    """The replies to a round's messages, matched to the devices they came from."""
+    """The replies to a round's messages, matched to the devices they came from.
 
-    def __init__(self, sent: Sequence[tuple[Any, str]], replies: Iterable[Message], timeout_s: float | None) -> None:
+    Attributes:
+        replies: the replies.
+        ignoring: the nodes whose app did not ask for the number of local epochs that the plan has chosen, or whose mod
+            cannot tell it; known after `results`. Only of use if the plan has chosen them.
+    """
+
+    def __init__(
+        self,
+        sent: Sequence[tuple[Any, str]],
+        replies: Iterable[Message],
+        timeout_s: float | None,
+        late: Collection[str] = (),
+    ) -> None:
         """Match replies to devices.
 
         Args:
             sent: each message's metadata, and the device it was sent to.
             replies: the replies that arrived.
             timeout_s: seconds that were waited for replies; None if unknown.
+            late: devices that were not waited for.
         """
         self._sent = sent
+        self._late = late
         self._no_reply = "no reply in time" if timeout_s is None else f"no reply within {timeout_s:.0f} s"
         self.replies = list(replies)
+        self.ignoring: set[int] = set()
         self._observed: dict[str, dict[str, float]] = {}
         of_message = {metadata.message_id: device_id for metadata, device_id in sent if metadata.message_id}
         of_node = {metadata.dst_node_id: device_id for metadata, device_id in sent}
@@ -128,18 +144,20 @@ class RoundReplies:
 
     def _result(self, device_id: str, weighted_by_key: str) -> planning_pb2.DeviceResult:
         reply = self._reply_of.get(device_id)
+        if reply is None and device_id in self._late:
+            return planning_pb2.DeviceResult(device_id=device_id, late=True)
         if reply is None:
             return planning_pb2.DeviceResult(device_id=device_id, failure=self._no_reply)
         if reply.has_error():
             return planning_pb2.DeviceResult(device_id=device_id, failure=describe_error(reply.error))
         record = reply.content.pop(RECORD_KEY, {})
         self._observed[device_id] = _observed(record)
+        if record.get(TOOK_EPOCHS_KEY) is not True:
+            self.ignoring.add(reply.metadata.src_node_id)
         share = min(1.0, max(0.0, float(record[SHARE_KEY]))) if _is_number(record.get(SHARE_KEY)) else 1.0
         metrics = list(reply.content.metric_records.values())
         if share < 1 and not record.get(APP_WEIGHS_KEY, False):
-            for record_of_metrics in metrics:
-                if _is_number(record_of_metrics.get(weighted_by_key)):
-                    record_of_metrics[weighted_by_key] = float(record_of_metrics[weighted_by_key]) * share
+            scale_weight(reply, weighted_by_key, share)
         if record.get(CUT_KEY, False) and SHARE_KEY not in record:
             log(
                 INFO,
@@ -152,6 +170,28 @@ class RoundReplies:
             num_examples=_first_number(metrics, (weighted_by_key,), least=0.0),
             loss=_first_number(metrics, LOSS_KEYS),
         )
+
+
+def scale_weight(reply: Message, weighted_by_key: str, factor: float) -> None:
+    """Scale the weight of a reply in the aggregation.
+
+    Args:
+        reply: the reply, without an error.
+        weighted_by_key: the metric that the strategy uses as weight.
+        factor: 0 to 1.
+    """
+    for metrics in reply.content.metric_records.values():
+        if _is_number(metrics.get(weighted_by_key)):
+            metrics[weighted_by_key] = float(metrics[weighted_by_key]) * factor
+
+
+def keep_common_metrics(replies: Iterable[Message]) -> None:
+    """Remove those of Wattfleet's metrics that not all replies have; replies with an error have none."""
+    records = [record for reply in replies if not reply.has_error() for record in reply.content.metric_records.values()]
+    common = set.intersection(*map(set, records)) if records else set()
+    for record in records:
+        for key in [key for key in record if key.startswith(METRIC_PREFIX) and key not in common]:
+            del record[key]
 
 
 def _observed(record: Mapping[str, Any]) -> dict[str, float]:

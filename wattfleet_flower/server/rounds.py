@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
 import grpc
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from wattfleet.errors import first_few
 from wattfleet.modes import Workload
+from wattfleet.planning import EpochChoice
 from wattfleet_flower.server.active_runs import ACTIVE_RUNS
 from wattfleet_flower.server.away import AwayPolicy, Outage
 from wattfleet_flower.server.batch_choice import BatchChoice
@@ -20,16 +22,17 @@ from wattfleet_flower.server.coordinator_run import CoordinatorRun
 from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_flower.server.predictions import NodePrediction, predicted_metrics, prediction_records
+from wattfleet_flower.server.predictions import NodePrediction, predicted_metrics
+from wattfleet_flower.server.rebased_updates import bases_of, normalise_updates
 from wattfleet_flower.server.replies import RoundReplies
+from wattfleet_flower.server.round_messages import assigned_messages
 from wattfleet_flower.server.selection import Select, selected_nodes
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
 from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
-from wattfleet_proto.assignment import PREDICTION_KEY, RECORD_KEY, WORK_KEY
-from wattfleet_proto.convert import assignments_from_plan
+from wattfleet_proto.assignment import AssignedWork
 from wattfleet_proto.v1 import planning_pb2
 
 # Without a deadline a round is given this many times its predicted duration: the prediction is a median, and devices
@@ -63,7 +66,7 @@ class PlannedRounds:
         self,
         planner: PlanningClient,
         strategy: str,
-        local_epochs: float,
+        local_epochs: EpochChoice,
         naming: WorkloadNaming,
         batches: BatchChoice | None,
         select: Select | None,
@@ -76,7 +79,7 @@ class PlannedRounds:
         Args:
             planner: the coordinator.
             strategy: the strategy's name, for logs and reports.
-            local_epochs: passes over its data that the app's training makes at each node in a round.
+            local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             naming: names the workload of a run.
             batches: the batch sizes that a plan may choose; None if the app trains with its own.
             select: chooses the nodes that a plan may use; None to let the plan choose among all.
@@ -86,7 +89,6 @@ class PlannedRounds:
         """
         self._planner = planner
         self._strategy = strategy
-        self._local_epochs = local_epochs
         self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
         self._naming = naming
         self._batches = batches
@@ -95,7 +97,7 @@ class PlannedRounds:
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
         self._outage = Outage(away, strategy, clock)
-        self._has_planned = False
+        self._has_planned = self._may_follow = False
         self._unplanned: dict[int, UnplannedRound] = {}
 
     @contextmanager
@@ -139,7 +141,14 @@ class PlannedRounds:
         """Return the nodes without those of drained and excluded devices; see `Nodes.without_excluded`."""
         return self._nodes.without_excluded(node_ids)
 
-    def plan(self, grid: Grid, number: int, node_ids: list[int], waits: bool = True) -> SentRound:
+    def plan(
+        self,
+        grid: Grid,
+        number: int,
+        node_ids: list[int],
+        waits: bool = True,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> SentRound:
         """Plan a round; while the coordinator is away, wait for it, or return a round without a plan.
 
         Args:
@@ -148,6 +157,8 @@ class PlannedRounds:
             node_ids: nodes that are connected and free.
             waits: whether to wait for the coordinator, and for a plan that is refused for now. Later attempts use all
                 connected nodes.
+            is_busy: tells whether nodes still train for earlier rounds. A plan that is refused for now is waited for
+                while they do, since they may be all that can be planned with.
 
         Raises:
             RefusedError: no device became ready, the watts suffice for none, or the coordinator refused otherwise.
@@ -159,7 +170,7 @@ class PlannedRounds:
             try:
                 if self._planner.is_unreachable:
                     self._planner.connect(self._outage.left_s)
-                plan = self._request_plan(grid, number, node_ids, waits)
+                plan = self._request_plan(grid, number, node_ids, waits, is_busy)
             except CoordinatorUnreachableError as unreachable:
                 self._outage.continues(unreachable, self._nodes.are_exclusions_known)
                 if self._outage.policy.action == "unplanned" and (
@@ -241,31 +252,10 @@ class PlannedRounds:
         if isinstance(sent, UnplannedRound):
             unchanged = list(messages)
             sent.sent += [(message.metadata, str(message.metadata.dst_node_id)) for message in unchanged]
+            sent.bases = bases_of(unchanged)
             return unchanged
-        assignments = assignments_from_plan(sent.plan, self._local_epochs)
-        predictions = prediction_records(sent.plan, self._local_epochs)
-        work = {each.node_id: self._batches.work_of(each) for each in sent.plan.assignments} if self._batches else {}
-        kept = []
-        for message in messages:
-            assignment = assignments.get(message.metadata.dst_node_id)
-            if assignment is None:
-                log(
-                    WARNING,
-                    "the message to node %d is dropped: the plan did not select it",
-                    message.metadata.dst_node_id,
-                )
-                continue
-            content = RecordDict(dict(message.content))  # strategies share one record among all messages
-            content[RECORD_KEY] = ConfigRecord(assignment.to_record())
-            content[PREDICTION_KEY] = ConfigRecord(predictions[message.metadata.dst_node_id])
-            own = work.get(message.metadata.dst_node_id)
-            if own is not None:
-                content[WORK_KEY] = ConfigRecord(own.to_record())
-            message.content = content
-            # Flower sets the message id in the metadata when it sends the message.
-            sent.sent.append((message.metadata, assignment.device_id))
-            kept.append(message)
-        return kept
+        work = {each.node_id: self._work_of(each) for each in sent.plan.assignments}
+        return assigned_messages(sent, messages, work, self._run.usual_epochs)
 
     def finish(
         self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str, adds_metrics: bool = False
@@ -276,13 +266,17 @@ class PlannedRounds:
             sent: the round.
             replies: the replies that arrived.
             weighted_by_key: the metric that the strategy uses as weight.
-            adds_metrics: whether the replies' metrics get what was predicted and observed.
+            adds_metrics: whether the replies' metrics get what was predicted and observed, and their updates are scaled
+                to the same number of local epochs.
         """
-        answered = RoundReplies(sent.sent, replies, sent.timeout_s)
+        answered = RoundReplies(sent.sent, replies, sent.timeout_s, sent.late)
         results = answered.results(weighted_by_key)
+        self.check_epochs(sent, answered)
         for result in results:
             if result.failure:
-                log(WARNING, "%s failed: %s", self._name(sent, result.device_id), result.failure)
+                log(WARNING, "%s failed: %s", self.device_name(sent, result.device_id), result.failure)
+            elif result.late:
+                log(INFO, "%s still trains: the round does not wait for it", self.device_name(sent, result.device_id))
             elif result.share < 1:
                 log(INFO, "%s did %.0f %% of its work before the deadline", result.device_id, 100 * result.share)
         wall_s = self._clock.now_s() - sent.began_s
@@ -290,9 +284,40 @@ class PlannedRounds:
             self._report_unplanned(sent, results, wall_s)
             return answered.replies
         if adds_metrics:
-            answered.add_metrics(predicted_metrics(sent.plan, self._local_epochs))
+            self.add_metrics(sent, answered)
+            normalise_updates(sent, answered.replies, answered.ignoring)
         self._run.report_round(sent.plan.plan_id, results, wall_s)
         return answered.replies
+
+    def check_epochs(self, sent: SentRound, answered: RoundReplies) -> None:
+        """Look which nodes have followed the plan's local epochs, and name the others.
+
+        If no node of the run has followed them, no further plan chooses them. After a round that ended without some of
+        its nodes this is unknown, so that further plans choose them in any case.
+
+        Args:
+            sent: the round.
+            answered: replies to it, in time or late, after `results`.
+        """
+        usable = {reply.metadata.src_node_id for reply in answered.replies if not reply.has_error()}
+        self._may_follow |= bool(sent.epochs and (sent.late or usable - answered.ignoring))
+        if not (sent.epochs and usable & answered.ignoring and self._run.chooses_epochs):
+            return
+        remedy = (
+            "train as many epochs as planned_work(batch_size, epochs=...).epochs says, with protocol 2.4 on the device"
+        )
+        if not self._may_follow:
+            self._run.fix_epochs()
+            log(
+                WARNING,
+                "the app does not follow the plan's local epochs, so further rounds are planned with %g: %s, or give"
+                " local_epochs one number",
+                self._run.usual_epochs,
+                remedy,
+            )
+            return
+        names = [name for metadata, name in sent.sent if metadata.dst_node_id in usable & answered.ignoring]
+        log(WARNING, "the plan's local epochs were not followed by %s: %s", first_few(names), remedy)
 
     def report_metrics(self, number: int, metrics: MetricRecord | None) -> None:
         """Report the strategy's metrics after a round; round 0 is the evaluation before the first round."""
@@ -304,7 +329,17 @@ class PlannedRounds:
             return
         self._run.report_metrics(number, numbers)
 
-    def _name(self, sent: SentRound, label: str) -> str:
+    def _work_of(self, assignment: planning_pb2.Assignment) -> AssignedWork:
+        """What the plan has chosen for a device's training besides its mode."""
+        work = AssignedWork() if self._batches is None else self._batches.work_of(assignment)
+        return replace(work, epochs=int(assignment.epochs)) if self._run.chooses_epochs and assignment.epochs else work
+
+    def add_metrics(self, sent: SentRound, answered: RoundReplies) -> None:
+        """Add what was predicted and observed to the metrics of a planned round's replies."""
+        if isinstance(sent, PlannedRound):
+            answered.add_metrics(predicted_metrics(sent.plan, self._run.usual_epochs))
+
+    def device_name(self, sent: SentRound, label: str) -> str:
         """The device that a message was sent to, in words."""
         if isinstance(sent, PlannedRound):
             return label
@@ -320,7 +355,7 @@ class PlannedRounds:
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
     def _start(self, run_id: str, rounds: int, workload: Workload) -> None:
-        self._has_planned = False
+        self._has_planned = self._may_follow = False
         self._unplanned = {}
         self._run.start(run_id, rounds, workload)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
@@ -358,7 +393,7 @@ class PlannedRounds:
             ) from None
 
     def _request_plan(
-        self, grid: Grid, number: int, node_ids: list[int], waits: bool
+        self, grid: Grid, number: int, node_ids: list[int], waits: bool, is_busy: Callable[[], bool]
     ) -> planning_pb2.PlanRoundResponse:
         """Request the plan until there is one: devices may have to get ready, or the budget to rise."""
         refusal = None
@@ -382,6 +417,8 @@ class PlannedRounds:
                 if refused.code is not refusal:
                     # When the budget is back after a night, devices may still have to get ready.
                     refusal, began_s, logged_s = refused.code, now_s, -float("inf")
+                if waits and refused.is_transient and is_busy():
+                    began_s = now_s  # the patience counts from when the last of these nodes is free
                 if now_s - began_s >= timeout_s:
                     raise
                 if now_s - logged_s >= _LOG_INTERVAL_S:

@@ -18,7 +18,9 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Result, Strategy, dp_adaptive_clipping
 
 from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, trained
-from wattfleet_flower import PowerAware
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning import EpochChoice
+from wattfleet_flower import PowerAware, Quorum
 from wattfleet_flower.server.replies import METRIC_PREFIX
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
@@ -136,6 +138,39 @@ def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name:
     assert list(result.train_metrics_clientapp) == list(bare.train_metrics_clientapp)
     for told in planner.results():
         assert all(not one.failure and one.share == 1 for one in told.values())
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name.startswith("DifferentialPrivacy")])
+def test_differential_privacy_takes_no_quorum(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="leave the quorum out"):
+        PowerAware(built(name), PlannerStub(), quorum=Quorum())
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name.startswith("DifferentialPrivacy")])
+def test_updates_that_devices_have_clipped_are_not_scaled(name: str) -> None:
+    own = EpochChoice.of([1, 2], is_per_device=True)
+    if "ServerSide" in name:
+        PowerAware(built(name), PlannerStub(), local_epochs=own)
+        return
+    with pytest.raises(InvalidInputError, match="leave is_per_device out"):
+        PowerAware(built(name), PlannerStub(), local_epochs=own)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in STRATEGIES if n not in NOT_WRAPPABLE and not n.startswith("DifferentialPrivacy")]
+)
+def test_every_strategy_goes_on_with_late_updates(name: str) -> None:
+    planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
+    grid = grid_of(name, NODES)
+    [slow] = [node for node in grid.nodes.values() if node.device_id == CHOSEN[-1]]
+    slow.takes_s = 8.0  # a round takes 5 s
+    strategy = PowerAware(built(name), planner, clock=grid.clock, quorum=Quorum(replies=3))
+    result = started(name, strategy, grid)
+    assert list(result.arrays) == list(initial(name))
+    assert len(result.train_metrics_clientapp) == ROUNDS
+    late = [[one.device_id for one in told.values() if one.late] for told in planner.results()]
+    assert late == ([[], []] if name in TRAINED_IN_A_ROUND else [[CHOSEN[-1]], []])
+    assert not [one.failure for told in planner.results() for one in told.values() if one.failure]
 
 
 def test_the_strategies_are_found() -> None:

@@ -12,7 +12,8 @@ CLIENT = (
     " until_deadline"
 )
 SERVER = (
-    "from wattfleet_flower import BatchChoice, FedBuff, NoUpdatesError, PlanningError, PowerAware, TwoStrategiesError"
+    "from wattfleet_flower import BatchChoice, FedBuff, NoUpdatesError, PlanningError, PowerAware, Quorum,"
+    " TwoStrategiesError"
 )
 BESIDE_FLOWER = "import sys, flwr.app, flwr.clientapp, flwr.serverapp; before = set(sys.modules); "
 OTHER_PARTS = ("coordinator", "edge_agent", "reference_models", "wattfleet_evaluation", "wattfleet_simulation")

@@ -80,6 +80,16 @@ def test_an_update_is_weighted_by_its_staleness() -> None:
     assert watched.weights == pytest.approx([0, 1, 2, 2 + 10 / math.sqrt(3), 2 + 10 / math.sqrt(3) + 1 / math.sqrt(2)])
 
 
+def test_an_array_without_dimensions_stays_one() -> None:
+    now = {"batches": np.array(7), "scale": np.array(1.5, np.float32)}
+    trained = {"batches": np.array(12), "scale": np.array(2.0, np.float32)}
+    after = step(now, [Update(now, trained, 0)], 0.5)
+    assert {key: (type(each), each.dtype, float(each)) for key, each in after.items()} == {
+        "batches": (np.ndarray, np.dtype(np.int64), 10.0),
+        "scale": (np.ndarray, np.dtype(np.float32), 1.75),
+    }
+
+
 def test_a_buffer_is_averaged_and_the_servers_rate_scales_it() -> None:
     now = {"w": np.array([5.0, 1.0])}
     base = {"w": np.array([4.0, 1.0])}

@@ -21,6 +21,7 @@ from tests.fakes.recording_agent import recording_agent
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower import planned_loader, planned_work, power_mode_mod, profiled
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING
+from wattfleet_flower.client.planned_loader import PlannedWork
 from wattfleet_proto.assignment import WORK_KEY, AssignedWork
 
 
@@ -29,6 +30,7 @@ class Planned:
 
     def __init__(self, work: AssignedWork | None) -> None:
         self.work = work
+        self.has_taken_epochs = False
 
 
 @contextmanager
@@ -138,10 +140,10 @@ def test_without_a_planned_training_a_seed_gives_the_order_of_an_ordinary_loader
 
 
 def test_without_a_planned_training_the_work_is_the_apps_own() -> None:
-    assert planned_work(16) == AssignedWork(16, lr_scale=1.0, passes=1.0)
+    assert planned_work(16) == PlannedWork(16, lr_scale=1.0, passes=1.0, epochs=1)
     token = CURRENT_TRAINING.set(Planned(None))  # type: ignore[arg-type]
     try:
-        assert planned_work(16) == AssignedWork(16, lr_scale=1.0, passes=1.0), "the plan has chosen no batch"
+        assert planned_work(16) == PlannedWork(16, lr_scale=1.0, passes=1.0, epochs=1), "the plan has chosen no batch"
     finally:
         CURRENT_TRAINING.reset(token)
 
