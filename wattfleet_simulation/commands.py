@@ -31,11 +31,18 @@ def simulate(
         typer.Option(
             "--app",
             help="Train this network, with this minibatch size, in a run of its own: convolutional or perceptron, for"
-            " example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each board. Apps that"
-            " are joined by + train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
+            " example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each board. Boards"
+            " train 2 local epochs in a round; perceptron:32:2/4/8 lets the plan choose them. Apps that are joined by +"
+            " train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
             show_default=False,
         ),
     ] = None,
+    own_epochs: Annotated[
+        bool,
+        typer.Option(
+            "--own-epochs", help="Let the plan choose different local epochs for the boards of one round. Default: no."
+        ),
+    ] = False,
     rounds: Annotated[
         int, typer.Option(help="Run this many federated rounds of each app. Default: 3.", show_default=False)
     ] = 3,
@@ -110,6 +117,7 @@ def simulate(
         seed=seed,
         reference=reference,
         metrics_port=metrics_port,
+        own_epochs=own_epochs,
         out=out,
         as_json=json_,
     )

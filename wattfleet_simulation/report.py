@@ -23,7 +23,7 @@ from wattfleet.planning.policies import FastestK
 from wattfleet.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
-from wattfleet_simulation.run import LOCAL_EPOCHS, SimulatedApp, SimulationSettings, Snapshot
+from wattfleet_simulation.run import SimulatedApp, SimulationSettings, Snapshot
 
 _DRAWS = 200
 
@@ -54,7 +54,7 @@ def build_report(
             "modes": settings.profile_modes,
             "policy": settings.policy,
             "clients": settings.clients,
-            "local_epochs": LOCAL_EPOCHS,
+            "own_epochs": settings.own_epochs,
             "seed": settings.seed,
             "reference": settings.reference,
         },
@@ -83,6 +83,7 @@ def _run(
         "run": last.run_number,
         "network": app.network,
         "batch_sizes": list(app.batch_sizes),
+        "local_epochs": list(app.local_epochs),
         "workload": last.workload,
         "devices": {
             device.device_id: _device(
@@ -152,6 +153,7 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
     """One round: the devices and their modes, with predicted and observed figures."""
     seen = {observation.device_id: observation for observation in view.observations}
     chosen = [assignment.device_id for assignment in view.plan.assignments]
+    mean_epochs = float(np.mean([assignment.epochs for assignment in view.plan.assignments] or [view.epochs]))
     return {
         "round": view.round,
         "selected": chosen,
@@ -166,6 +168,7 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
                 "observed_power_w": seen[assignment.device_id].power_w if assignment.device_id in seen else None,
                 "power_limit_w": assignment.power_limit_w,
                 "batch": assignment.batch or None,
+                "epochs": assignment.epochs,
                 "epoch_log_sd": assignment.epoch_log_sd,
                 "power_log_sd": assignment.power_log_sd,
                 "modes_profiled": assignment.profiled_modes,
@@ -181,7 +184,7 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
         "site_budget_held": view.HasField("observed_site_w") and view.observed_site_w <= view.plan.site_budget_w,
         "predicted_duration_s": view.plan.duration_s,
         "observed_duration_s": view.observed_duration_s if view.HasField("observed_duration_s") else None,
-        "random_draw": _random_draw(list(offers.values()), chosen, view.plan.site_budget_w, settings.seed),
+        "random_draw": _random_draw(list(offers.values()), chosen, mean_epochs, view.plan.site_budget_w, settings.seed),
         "wall_s": view.wall_s,
         "accuracy": view.metrics.get("accuracy"),
         "loss": view.metrics.get("loss"),
@@ -202,10 +205,13 @@ def _median_error(rounds: Sequence[Mapping[str, Any]], quantity: str) -> dict[st
     return {"share": float(np.median(errors)) if errors else None, "trainings": len(errors)}
 
 
-def _random_draw(offers: Sequence[Offer], chosen: Sequence[str], site_budget_w: float, seed: int) -> dict[str, Any]:
+def _random_draw(
+    offers: Sequence[Offer], chosen: Sequence[str], epochs: float, site_budget_w: float, seed: int
+) -> dict[str, Any]:
     """What a uniform draw of as many devices would have taken under the same watts, over all or many draws.
 
-    Each drawn set gets its own best modes, so that the difference is that of the selection alone.
+    Each drawn set gets its own best modes, so that the difference is that of the selection alone. All drawn devices
+    train as many epochs as those of the round on average.
     """
     sets: list[tuple[Offer, ...]] = list(itertools.combinations(offers, len(chosen)))
     if len(sets) > _DRAWS:
@@ -215,7 +221,7 @@ def _random_draw(offers: Sequence[Offer], chosen: Sequence[str], site_budget_w: 
     for drawn in sets:
         rest_w = idle_w - sum(offer.idle_w for offer in drawn)
         try:
-            plan = plan_round(drawn, FastestK(len(drawn)), Allowance.of_site(site_budget_w, rest_w), LOCAL_EPOCHS, 1)
+            plan = plan_round(drawn, FastestK(len(drawn)), Allowance.of_site(site_budget_w, rest_w), epochs, 1)
         except InfeasibleBudgetError:
             infeasible += 1
             continue

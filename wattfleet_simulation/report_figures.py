@@ -50,21 +50,17 @@ def device_styles(devices: Iterable[str]) -> dict[str, Style]:
 
 def figures(report: Report) -> dict[str, Figure]:
     """All figures of the page, by the id of the element that each is drawn in."""
-    return {
-        f"run-{run['run']}-{name}": figure
-        for run in report["runs"]
-        for name, figure in _figures_of(run, report["settings"]["local_epochs"]).items()
-    }
+    return {f"run-{run['run']}-{name}": figure for run in report["runs"] for name, figure in _figures_of(run).items()}
 
 
-def _figures_of(run: Report, local_epochs: int) -> dict[str, Figure]:
+def _figures_of(run: Report) -> dict[str, Figure]:
     """The figures of one run."""
     styles = device_styles(run["devices"])
     return {
         **{f"front-{k}": _front(run, device, style) for k, (device, style) in enumerate(styles.items())},
         "seconds": _agreement(run, styles, "epoch_s", "seconds per epoch"),
         "watts": _agreement(run, styles, "power_w", "watts while training"),
-        "timeline": _timeline(run, styles, local_epochs),
+        "timeline": _timeline(run, styles),
         "site": _site(run, styles),
         "accuracy": _accuracy(run),
     }
@@ -144,7 +140,7 @@ def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: s
     return {"data": data, "layout": layout}
 
 
-def _timeline(run: Report, styles: Mapping[str, Style], epochs: int) -> Figure:
+def _timeline(run: Report, styles: Mapping[str, Style]) -> Figure:
     """Rounds laid end to end, each as long as its slowest device; what a device does not train, it idles."""
     rounds = run["rounds"]
     trained, unseen, idle, expected = (_Spans([], [], [], []) for _ in range(4))
@@ -155,7 +151,7 @@ def _timeline(run: Report, styles: Mapping[str, Style], epochs: int) -> Figure:
         for row, (device, style) in enumerate(styles.items()):
             busy_s = 0.0
             if part := parts.get(device):
-                begin_s, observed_s = part["predicted_warmup_s"], part["observed_epoch_s"]
+                begin_s, observed_s, epochs = part["predicted_warmup_s"], part["observed_epoch_s"], part["epochs"]
                 predicted_s = begin_s + epochs * part["predicted_epoch_s"]
                 # A start is not observed.
                 busy_s = predicted_s if observed_s is None else begin_s + epochs * observed_s

@@ -56,6 +56,8 @@ def repeat_command(settings: Report) -> str:
             command += ["--device-csv", which]
     for app in settings["apps"]:
         command += ["--app", app]
+    if settings["own_epochs"]:
+        command.append("--own-epochs")
     for option in ("rounds", "site_budget_w", "modes", "policy", "clients", "seed", "reference"):
         if (value := settings[option]) is not None:
             command += [f"--{option.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]

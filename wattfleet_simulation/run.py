@@ -18,6 +18,7 @@ from edge_agent.runtime.readiness import parked_mode
 from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.modes import BatchOptions
+from wattfleet.planning import EpochChoice
 from wattfleet.planning.policies import policy_named
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
@@ -48,11 +49,13 @@ class SimulatedApp:
         network: one of the digits app's networks.
         batch_size: samples in a minibatch.
         further_batches: other minibatch sizes that the plan may choose for a device.
+        local_epochs: the numbers of local epochs that the plan may choose; one number if it chooses none.
     """
 
     network: str
     batch_size: int
     further_batches: tuple[int, ...] = ()
+    local_epochs: tuple[int, ...] = (LOCAL_EPOCHS,)
 
     def __post_init__(self) -> None:
         if self.network not in NETWORKS:
@@ -62,6 +65,7 @@ class SimulatedApp:
             raise InvalidInputError(f"a minibatch must have at least 1 sample, not {sizes[0]}")
         try:
             BatchOptions(sizes, (1.0,) * len(sizes))
+            EpochChoice.of(self.local_epochs)
         except InvalidInputError as error:
             raise InvalidInputError(f"--app {self}: {error}") from None
 
@@ -71,7 +75,10 @@ class SimulatedApp:
         return self.batch_size, *self.further_batches
 
     def __str__(self) -> str:
-        return f"{self.network}:{'/'.join(map(str, self.batch_sizes))}"
+        parts = [self.network, "/".join(map(str, self.batch_sizes))]
+        if self.local_epochs != (LOCAL_EPOCHS,):
+            parts.append("/".join(map(str, self.local_epochs)))
+        return ":".join(parts)
 
 
 Apps = tuple[SimulatedApp, ...]
@@ -82,23 +89,24 @@ def apps_named(text: str) -> Apps:
     """Read apps such as `perceptron:32`, or `convolutional:16+perceptron:32` to train at the same time.
 
     The plan chooses among several minibatch sizes, such as `perceptron:16/32/64`; the learning rate is that of the
-    first.
+    first. It chooses among several numbers of local epochs, such as `perceptron:32:2/4/8`.
 
     Raises:
-        InvalidInputError: there is no such network, the minibatch size is not a whole number above 0, or there are more
-            apps than runs can train at the same time.
+        InvalidInputError: there is no such network, a minibatch size or number of epochs is not a whole number above 0,
+            or there are more apps than runs can train at the same time.
     """
     found = []
     for each in text.split("+"):
-        network, _, listed = each.partition(":")
-        sizes = listed.split("/")
-        if not all(size.isdecimal() for size in sizes):
+        network, *listed = each.split(":")
+        numbers = [numbers.split("/") for numbers in listed]
+        if not 1 <= len(numbers) <= 2 or not all(number.isdecimal() for each in numbers for number in each):
             raise InvalidInputError(
                 f"--app {text!r}: write network:minibatch size, such as perceptron:32, or perceptron:16/32/64 to let"
-                " the plan choose the size; join apps that train at the same time by +"
+                " the plan choose the size; add :2/4/8 to let it choose the local epochs; join apps that train at the"
+                " same time by +"
             )
-        batch_size, *further = map(int, sizes)
-        found.append(SimulatedApp(network, batch_size, tuple(further)))
+        (batch_size, *further), *epochs = [tuple(map(int, each)) for each in numbers]
+        found.append(SimulatedApp(network, batch_size, tuple(further), *epochs))
     if len(found) > _MOST_AT_ONCE:
         raise InvalidInputError(f"--app {text!r}: at most {_MOST_AT_ONCE} apps may train at the same time")
     return tuple(found)
@@ -123,6 +131,7 @@ class SimulationSettings:
         seed: of data split, boards, profiles and training.
         reference: name or directory of the reference predictor.
         metrics_port: of the coordinator's `/metrics`; 0 picks a free port.
+        own_epochs: devices of one round may train different numbers of epochs, where the plan chooses them.
         patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
     """
 
@@ -136,6 +145,7 @@ class SimulationSettings:
     seed: int
     reference: str
     metrics_port: int
+    own_epochs: bool = False
     patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
@@ -143,6 +153,10 @@ class SimulationSettings:
             raise InvalidInputError(f"--rounds must be at least 1, not {self.rounds}")
         if not 5 <= self.profile_modes:
             raise InvalidInputError(f"--modes must be at least 5, not {self.profile_modes}: a predictor needs as many")
+        if self.own_epochs and not any(len(app.local_epochs) > 1 for together in self.apps for app in together):
+            raise InvalidInputError(
+                "--own-epochs needs an app whose plan chooses epochs, such as --app perceptron:32:2/4/8"
+            )
         policy_named(self.policy, count=self.clients, seed=self.seed)
 
 
@@ -334,7 +348,9 @@ class Simulation:
                 "coordinator": address,
                 "devices": len(settings.devices),
                 "rounds": settings.rounds,
-                "local-epochs": LOCAL_EPOCHS,
+                "local-epochs": app.local_epochs[0],
+                "epoch-choice": ",".join(map(str, app.local_epochs)) if len(app.local_epochs) > 1 else "",
+                "own-epochs": settings.own_epochs,
                 "seed": settings.seed,
                 "patience-s": settings.patience_s,
                 "network": app.network,

@@ -49,6 +49,7 @@ def run_simulation(
     seed: int,
     reference: str,
     metrics_port: int,
+    own_epochs: bool = False,
     out: Path,
     as_json: bool,
     patience_s: float = PATIENCE_S,
@@ -72,6 +73,7 @@ def run_simulation(
         seed=seed,
         reference=reference,
         metrics_port=metrics_port,
+        own_epochs=own_epochs,
         patience_s=patience_s,
     )
     boards = open_fleet(settings.devices, site_budget_w)

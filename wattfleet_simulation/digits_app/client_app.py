@@ -30,11 +30,11 @@ def train_locally(message: Message, context: Context) -> Message:
     network = NETWORKS[str(config["network"])]()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     seed = int(config["seed"]) + int(message.content["config"]["server-round"])
-    work = planned_work(int(config["batch-size"]))
+    work = planned_work(int(config["batch-size"]), epochs=int(config["local-epochs"]))
     loader = until_deadline(profiled(Minibatches(data, work.batch, seed, work.passes)))
     loss = train(
         network,
-        [loader] * int(config["local-epochs"]),
+        [loader] * work.epochs,
         learning_rate=scaled_learning_rate(float(config["learning-rate"]), int(config["batch-size"])) * work.lr_scale,
     )
     metrics = MetricRecord({"train-loss": loss, "num-examples": len(data[1])})

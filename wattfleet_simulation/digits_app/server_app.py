@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context, MetricRecord, UserConfigValue
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
+from wattfleet.planning import EpochChoice
 from wattfleet_flower import BatchChoice, PowerAware
 from wattfleet_simulation.digits_app.task import NETWORKS, evaluate
 
@@ -26,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = PowerAware(
         strategy,
         coordinator=str(config["coordinator"]),
-        local_epochs=float(config["local-epochs"]),
+        local_epochs=_epochs(config),
         batches=_batches(str(config["batches"]), int(config["batch-size"])),
         # The plan's seconds are the simulated boards'. How long this machine takes for all of them is another matter.
         allowance_s=None,
@@ -44,6 +46,13 @@ def main(grid: Grid, context: Context) -> None:
 def _batches(listed: str, batch_size: int) -> BatchChoice | None:
     """The batch sizes that the plan may choose; None if there is only one."""
     return BatchChoice(map(int, listed.split(",")), base_batch=batch_size) if listed else None
+
+
+def _epochs(config: Mapping[str, UserConfigValue]) -> float | EpochChoice:
+    """The local epochs, or those that the plan may choose."""
+    if not config["epoch-choice"]:
+        return float(config["local-epochs"])
+    return EpochChoice.of(map(int, str(config["epoch-choice"]).split(",")), is_per_device=bool(config["own-epochs"]))
 
 
 def _evaluated(network: nn.Module, server_round: int, arrays: ArrayRecord) -> MetricRecord:
