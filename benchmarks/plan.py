@@ -9,6 +9,9 @@ and the budgets cover a part of what all devices would draw. Each time is the mi
 - `ms`: the allocation of half the fleet with the least makespan.
 - `curves_ms`: the power curves, computed from the fronts before the allocation.
 - `plan_ms`: the whole plan, including a reason for every device.
+- `progress_ms`: the whole plan with the policy `progress`, which chooses devices, modes, six batches and three numbers
+  of local epochs, the same for all devices of the round.
+- `own_epochs_ms`: the same with epochs of each device's own.
 - `coordinator_ms`: processor time for the plan of a run at a coordinator, with its snapshot of the fleet, in fleets of
   up to ten thousand. Each device has fronts of `--workloads` workloads, and as many runs are planned in turn.
 - `coordinator_of_one_ms`: the same with one workload.
@@ -39,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
+from threadpoolctl import threadpool_limits
 
 from benchmarks.coordinator_plan import coordinator_plan_ms
 from wattfleet.budgets import Supplies, Supply
@@ -48,6 +51,7 @@ from wattfleet.planning import (
     SITE,
     Allowance,
     Curves,
+    EpochChoice,
     Headroom,
     Offer,
     curves_of,
@@ -55,11 +59,13 @@ from wattfleet.planning import (
     min_makespan,
     plan_round,
 )
-from wattfleet.planning.policies import FastestK
+from wattfleet.planning.policies import FastestK, Progress
 
 _RACK = 20
 _RACKS_ON_A_CIRCUIT = 10
 _SMALL_RACK = 5
+_BATCHES = (8, 16, 32, 64, 128, 256)
+_EPOCHS = (2, 4, 8)
 _MOST_USEFUL_OF = 10_000
 _MOST_COORDINATED = 10_000
 
@@ -109,6 +115,7 @@ def _front(chance: np.random.Generator, points: int) -> Front:
         epoch_log_sd=chance.uniform(0.02, 0.1, points),
         power_log_sd=np.full(points, chance.uniform(0.01, 0.05)),
         warmup_s=np.zeros(points),
+        batch=chance.choice(_BATCHES, points),
     )
 
 
@@ -123,7 +130,7 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int, w
         ]
         timed = [_times(size, points, repeats) for size in devices]
         gaps = np.array([gap for seed in range(instances) for gap in _gaps(seed)])
-    curves_ms, ms, plan_ms, useful_ms = map(list, zip(*timed, strict=True))
+    curves_ms, ms, plan_ms, progress_ms, own_epochs_ms, useful_ms = map(list, zip(*timed, strict=True))
     gap_pct = {"median": 100 * float(np.median(gaps)), "max": 100 * float(gaps.max())}
     return {
         "devices": list(devices),
@@ -131,6 +138,8 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int, w
         "ms": ms,
         "curves_ms": curves_ms,
         "plan_ms": plan_ms,
+        "progress_ms": progress_ms,
+        "own_epochs_ms": own_epochs_ms,
         "coordinator_ms": [several_ms for _, several_ms in coordinator_ms],
         "coordinator_of_one_ms": [one_ms for one_ms, _ in coordinator_ms],
         "workloads": workloads,
@@ -155,8 +164,8 @@ def _solver_on_stderr() -> Iterator[None]:
         os.close(output)
 
 
-def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float, float | None]:
-    """Milliseconds for the curves, the allocation, the whole plan, and the most useful set."""
+def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float, float, float, float | None]:
+    """Milliseconds for the curves, the allocation, whole plans of three kinds, and the most useful set."""
     chance = np.random.default_rng(devices)
     fleet = random_fleet(chance, devices, points)
     offers, allowance = fleet.offers, fleet.allowance
@@ -165,12 +174,15 @@ def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float
     headroom = allowance.headroom(offers)
     found, ms = _least(lambda: min_makespan(curves, headroom, half, all_devices, none), repeats)
     _, plan_ms = _least(lambda: plan_round(offers, FastestK(half), allowance, 1.0, 1), max(1, repeats // 2))
+    same, own = EpochChoice.of(_EPOCHS), EpochChoice.of(_EPOCHS, is_per_device=True)
+    _, progress_ms = _least(lambda: plan_round(offers, Progress(), allowance, same, 1), max(1, repeats // 2))
+    _, own_epochs_ms = _least(lambda: plan_round(offers, Progress(), allowance, own, 1), max(1, repeats // 2))
     if devices > _MOST_USEFUL_OF:
-        return curves_ms, ms, plan_ms, None
+        return curves_ms, ms, plan_ms, progress_ms, own_epochs_ms, None
     limit_s = found.limit_s if found is not None else float(curves.time_s.max())
     extra_w, utility = curves.extra_at(curves.steps_within(limit_s)), chance.lognormal(0, 1, devices)
     _, useful_ms = _least(lambda: max_utility(extra_w, utility, headroom), 1)
-    return curves_ms, ms, plan_ms, useful_ms
+    return curves_ms, ms, plan_ms, progress_ms, own_epochs_ms, useful_ms
 
 
 def _least(work: Callable[[], Result], repeats: int) -> tuple[Result, float]:
@@ -259,6 +271,8 @@ def _table(figures: dict[str, object]) -> Table:
         "ms": "Allocation",
         "curves_ms": "Curves",
         "plan_ms": "Whole plan",
+        "progress_ms": "Progress, 3 epochs",
+        "own_epochs_ms": "Own epochs",
         "coordinator_of_one_ms": "At a coordinator",
         "coordinator_ms": f"The same, workloads: {figures['workloads']}",
         "useful_ms": "Most useful set",

@@ -12,26 +12,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# numpy's libraries read these when they are loaded, so the imports that follow cannot stand above.
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_variable] = "1"
+import numpy as np
+from threadpoolctl import threadpool_limits
 
-import numpy as np  # noqa: E402
-
-from wattfleet.modes import Profile, board_with_modes, read_profile  # noqa: E402
-from wattfleet.prediction import MIN_MODES, Predictor, RooflinePredictor  # noqa: E402
-from wattfleet_evaluation.choice_methods.binary_search import BinarySearch  # noqa: E402
-from wattfleet_evaluation.choice_methods.choice_method import ChoiceMethod  # noqa: E402
-from wattfleet_evaluation.choice_methods.measure_what_matters import MeasureWhatMatters  # noqa: E402
-from wattfleet_evaluation.choice_methods.random_then_predict import Fit  # noqa: E402
-from wattfleet_evaluation.judging.audited_target import audited  # noqa: E402
-from wattfleet_evaluation.judging.choice import ChoiceCases, evaluate_choice  # noqa: E402
-from wattfleet_evaluation.judging.reference_source import find_reference  # noqa: E402
+from wattfleet.modes import Profile, board_with_modes, read_profile
+from wattfleet.prediction import MIN_MODES, Predictor, RooflinePredictor
+from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
+from wattfleet_evaluation.choice_methods.choice_method import ChoiceMethod
+from wattfleet_evaluation.choice_methods.measure_what_matters import MeasureWhatMatters
+from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+from wattfleet_evaluation.judging.audited_target import audited
+from wattfleet_evaluation.judging.choice import ChoiceCases, evaluate_choice
+from wattfleet_evaluation.judging.reference_source import find_reference
 
 _SHIPPED = "agx_orin_resnet18"
 _TRANSFER_MODES = (0, 5, 10, 20, 50)
@@ -155,4 +151,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with threadpool_limits(limits=1):
+        main()

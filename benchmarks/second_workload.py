@@ -16,25 +16,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-# numpy's libraries read these when they are loaded; each process is to use one core.
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_variable] = "1"
+import numpy as np
+from threadpoolctl import threadpool_limits
 
-import numpy as np  # noqa: E402
-
-from reference_models import load  # noqa: E402
-from reference_models.population_file import PopulationCorpus, read_population  # noqa: E402
-from reference_models.scoring import percentage_errors  # noqa: E402
-from wattfleet.errors import InvalidInputError, WattfleetError  # noqa: E402
-from wattfleet.modes import board_named  # noqa: E402
-from wattfleet.prediction import (  # noqa: E402
+from reference_models import load
+from reference_models.population_file import PopulationCorpus, read_population
+from reference_models.scoring import percentage_errors
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import board_named
+from wattfleet.prediction import (
     Member,
     Population,
     RooflinePredictor,
@@ -219,7 +215,7 @@ def main() -> None:
         corpora = read_population(_LISTED, arguments.data)
         members = [measured_member(each.profile, each.facts, each.board.hardware) for each in corpora]
         todo = cases()
-        with ProcessPoolExecutor(arguments.processes) as pool:
+        with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
             work = [pool.submit(measure, case, arguments.data, members, arguments.draws) for case in todo]
             outcomes = []
             for case, future in zip(todo, work, strict=True):

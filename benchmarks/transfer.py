@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -21,20 +20,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-# numpy's libraries read these when they are loaded. `threadpool_limits` below covers those already loaded.
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_variable] = "1"
+import numpy as np
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from threadpoolctl import threadpool_limits
 
-import numpy as np  # noqa: E402
-from sklearn.gaussian_process import GaussianProcessRegressor  # noqa: E402
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # noqa: E402
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: E402
-
-from reference_models import load  # noqa: E402
-from wattfleet.choosing import predicted_front  # noqa: E402
-from wattfleet.errors import WattfleetError  # noqa: E402
-from wattfleet.modes import BatchArray, ModeArray, Profile, board_named, read_profile  # noqa: E402
-from wattfleet.prediction import (  # noqa: E402
+from reference_models import load
+from wattfleet.choosing import predicted_front
+from wattfleet.errors import WattfleetError
+from wattfleet.modes import BatchArray, ModeArray, Profile, board_named, read_profile
+from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     Prediction,
     Predictor,

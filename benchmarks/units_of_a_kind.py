@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-# numpy's libraries read these when they are loaded.
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_variable] = "1"
+import numpy as np
+from threadpoolctl import threadpool_limits
 
-import numpy as np  # noqa: E402
-
-from edge_agent.devices.virtual.simulated import SimulatedDevice  # noqa: E402
-from reference_models import load  # noqa: E402
-from reference_models.scoring import percentage_errors  # noqa: E402
-from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, WorkloadFacts  # noqa: E402
-from wattfleet.prediction import RooflinePredictor, restore_predictor  # noqa: E402
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from reference_models import load
+from reference_models.scoring import percentage_errors
+from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, WorkloadFacts
+from wattfleet.prediction import RooflinePredictor, restore_predictor
 
 KINDS = ("agx-orin", "orin-nano")
 MODES = (0, 3, 5, 10)
@@ -166,4 +162,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with threadpool_limits(limits=1):
+        main()

@@ -16,20 +16,20 @@ import numpy as np
 
 from benchmarks.federated.boards import BASE_BATCH, BATCHES
 from benchmarks.federated.figures import reached
-from benchmarks.federated.jobs import LOCAL_EPOCHS
+from benchmarks.federated.jobs import FIXED_EPOCHS, LOCAL_EPOCHS
 from benchmarks.federated.learning import Federation, LocalWork
 from benchmarks.federated.tasks import PROXIES, TASKS, LearningTask
-from benchmarks.federated.work import FIXED_EFFORT, Effort, Efforts
 from wattfleet.choosing import BatchEfficiency
+from wattfleet.planning import EpochChoice
 
-EPOCHS = (2.0, 4.0, 6.0, 8.0)
+EPOCHS = (2, 4, 6, 8)
 """Local epochs among which a tuned round chooses."""
 
 _DEVICES = 50
 _COUNTS = 5, 20
 """Devices of a round, few and many."""
 _LEAST_HALF, _MOST_HALF = 1.0, 20.0
-_SEEDS = range(100, 102)
+_SEEDS = range(100, 106)
 _ROUNDS = 100
 
 
@@ -39,11 +39,11 @@ class Measured:
 
     Attributes:
         batches: samples needed with each batch.
-        efforts: what a round brings by its local epochs.
+        epochs: the local epochs to choose from, with what a round brings by them.
     """
 
     batches: BatchEfficiency
-    efforts: Efforts
+    epochs: EpochChoice
 
 
 def measured(task: str, folder: Path) -> Measured:
@@ -68,29 +68,29 @@ def measured(task: str, folder: Path) -> Measured:
     by_batch = {int(batch): runs for batch, runs in found["batches"].items()}
     return Measured(
         BatchEfficiency.from_runs(task, by_batch, "federated rounds on a proxy"),
-        efforts_of({float(epochs): (_mean(few), _mean(many)) for epochs, (few, many) in found["epochs"].items()}),
+        epoch_choice_of({int(epochs): (_mean(few), _mean(many)) for epochs, (few, many) in found["epochs"].items()}),
     )
 
 
-def efforts_of(rounds: Mapping[float, tuple[float, float]]) -> Efforts:
-    """The efforts behind rounds to a target with a few and with many devices.
+def epoch_choice_of(rounds: Mapping[int, tuple[float, float]]) -> EpochChoice:
+    """The choice of epochs behind rounds to a target with a few and with many devices.
 
     With `k` devices, the rounds are `c * (1 + h / k)`, as `Progress` has it. Two numbers of devices give `c` and `h`.
+    Epochs that bring no more progress than fewer ones are left out.
 
     Args:
         rounds: by the local epochs, with each of the two numbers of devices.
     """
     few, many = _COUNTS
-    all_devices, half = {}, {}
-    for epochs, (with_few, with_many) in rounds.items():
+    progress, half = dict[int, float](), dict[int, float]()
+    for epochs, (with_few, with_many) in sorted(rounds.items()):
         per_device = max(0.0, (with_few - with_many) / (1 / few - 1 / many))  # c * h
-        all_devices[epochs] = max(with_many - per_device / many, 1e-9)
-        half[epochs] = min(max(per_device / all_devices[epochs], _LEAST_HALF), _MOST_HALF)
-        all_devices[epochs] = statistics.geometric_mean(
-            (with_few / (1 + half[epochs] / few), with_many / (1 + half[epochs] / many))
-        )
-    base = all_devices[float(LOCAL_EPOCHS)]
-    return {epochs: Effort(base / all_devices[epochs], half[epochs]) for epochs in rounds}
+        all_devices = max(with_many - per_device / many, 1e-9)
+        own_half = min(max(per_device / all_devices, _LEAST_HALF), _MOST_HALF)
+        brings = 1 / statistics.geometric_mean((with_few / (1 + own_half / few), with_many / (1 + own_half / many)))
+        if not progress or brings > max(progress.values()):
+            progress[epochs], half[epochs] = brings, own_half
+    return EpochChoice.of({epochs: each / progress[min(progress)] for epochs, each in progress.items()}, half)
 
 
 def rounds_to_target(proxy: LearningTask, devices: int, count: int, work: LocalWork) -> list[int | None]:
@@ -115,4 +115,4 @@ def _mean(rounds: Sequence[int | None]) -> float:
 
 def no_measurement() -> Measured:
     """Where nothing is tuned."""
-    return Measured(BatchEfficiency("none", (BASE_BATCH,), (1.0,), (0.0,), "nothing"), FIXED_EFFORT)
+    return Measured(BatchEfficiency("none", (BASE_BATCH,), (1.0,), (0.0,), "nothing"), FIXED_EPOCHS)

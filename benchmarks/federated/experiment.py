@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.federated.asynchronous import asynchronous, run_asynchronously
 from benchmarks.federated.boards import BASE_BATCH, BoardFacts, Candidates, Unit, facts, open_board, units
 from benchmarks.federated.efficiency import Measured, measured, no_measurement
 from benchmarks.federated.figures import reached, run_figures, series
 from benchmarks.federated.jobs import LOCAL_EPOCHS, OVERHEAD_S, training_s
 from benchmarks.federated.learning import Federation
 from benchmarks.federated.methods import FleetOffers, method
-from benchmarks.federated.rounds import Member, Round, run_rounds
+from benchmarks.federated.rounds import Member, Round, Station, run_rounds
+from benchmarks.federated.server_steps import is_asynchronous
 from benchmarks.federated.tasks import TASKS
 from benchmarks.federated.tuning import MODES_ALONE, is_tuned
 from edge_agent.runtime.readiness import parked_mode
@@ -38,7 +40,7 @@ class Experiment:
         budgets_w: the site's budgets, W.
         methods: names from `METHODS`.
         count: number of devices wanted in a round.
-        rounds: number of rounds in every run.
+        rounds: number of rounds, or of server steps, in every run.
         boards: folder where profiled boards are kept.
         overhead_s: seconds of a round besides its training, of every method alike.
         task: what the devices learn, one of `TASKS`.
@@ -85,23 +87,28 @@ def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
     def enough(rounds: Sequence[Round]) -> bool:
         return experiment.until_reached and reached([one.accuracy for one in rounds], task.targets[1]) is not None
 
+    def rounds_of(name: str, budget_w: float) -> list[Round]:
+        stations = [Station(member, f"{seed}/{name}/{budget_w:g}", shown.batches) for member in fleet]
+        if is_asynchronous(name):
+            planned = asynchronous(name, offers, budget_w, experiment.overhead_s)
+            return run_asynchronously(planned, fleet, stations, federation, experiment.rounds, enough)
+        filled = method(name, offers, experiment.count, deadline_s, budget_w, seed, experiment.overhead_s, shown.epochs)
+        return run_rounds(filled, fleet, stations, federation, experiment.rounds, shown.batches, enough)
+
     found: dict[str, Any] = {"deadline_s": deadline_s, "runs": {}}
+    idle_w = sum(member.idle_w for member in fleet)
     for name in experiment.methods:
+        overhead_s = None if is_asynchronous(name) else experiment.overhead_s
         found["runs"][name] = {}
         for budget_w in experiment.budgets_w:
-            filled = method(
-                name, offers, experiment.count, deadline_s, budget_w, seed, experiment.overhead_s, shown.efforts
-            )
-            noise = f"{seed}/{name}/{budget_w:g}"
             try:
-                rounds = run_rounds(filled, fleet, federation, experiment.rounds, noise, shown.batches, enough)
+                rounds = rounds_of(name, budget_w)
             except InfeasibleBudgetError as error:
                 found["runs"][name][f"{budget_w:g}"] = {"infeasible": str(error)}
                 continue
-            idle_w = sum(member.idle_w for member in fleet)
             found["runs"][name][f"{budget_w:g}"] = {
-                **run_figures(rounds, len(fleet), idle_w, budget_w, experiment.overhead_s, task.targets),
-                "series": series(rounds, experiment.overhead_s),
+                **run_figures(rounds, len(fleet), idle_w, budget_w, overhead_s, task.targets),
+                "series": series(rounds, overhead_s),
             }
     return found
 
@@ -152,5 +159,4 @@ def _offers(
         maxn=offers([each.maxn for each in known]),
         predicted_batches=tuned([each.predicted for each in known]),
         true_batches=tuned([each.true for each in known]),
-        samples=samples,
     )

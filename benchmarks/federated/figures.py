@@ -17,9 +17,15 @@ OVERHEADS_S = (0.0, 10.0, 30.0)
 Figures = dict[str, Any]
 
 
-def seconds(rounds: Sequence[Round], overhead_s: float = OVERHEAD_S, steady: bool = False) -> np.ndarray:
-    """`[r]` seconds from the start until each round was over; `steady` leaves first minibatches out."""
-    each_s = [(one.steady_s if steady else one.training_s) + overhead_s for one in rounds]
+def seconds(rounds: Sequence[Round], overhead_s: float | None = OVERHEAD_S, steady: bool = False) -> np.ndarray:
+    """`[r]` seconds from the start until each round was over; `steady` leaves first minibatches out.
+
+    Args:
+        rounds: the rounds.
+        overhead_s: seconds of a round besides its training; None for server steps, whose seconds are whole.
+        steady: see above.
+    """
+    each_s = [(one.steady_s if steady else one.training_s) + (overhead_s or 0.0) for one in rounds]
     return np.cumsum(each_s)
 
 
@@ -28,10 +34,20 @@ def run_figures(
     devices: int,
     idle_w: float,
     budget_w: float,
-    overhead_s: float = OVERHEAD_S,
+    overhead_s: float | None = OVERHEAD_S,
     targets: Sequence[float] = (0.90, 0.93),
 ) -> Figures:
-    """All figures of one run, whose rounds take an overhead besides their training."""
+    """All figures of one run.
+
+    Args:
+        rounds: its rounds or server steps.
+        devices: number of devices of the fleet.
+        idle_w: watts of all devices while none trains.
+        budget_w: watts of the site.
+        overhead_s: seconds of a round besides its training; None for server steps, whose times with other overheads or
+            without first minibatches are unknown.
+        targets: the accuracies to reach.
+    """
     at_s = seconds(rounds, overhead_s)
     energy_kj = np.cumsum([one.training_kj for one in rounds]) + at_s * idle_w / 1e3
     accuracy = [one.accuracy for one in rounds]
@@ -45,8 +61,12 @@ def run_figures(
     return {
         "rounds": {target: None if k is None else k + 1 for target, k in first.items()},
         "time_s": at_target(at_s),
-        "time_s_by_overhead": {f"{over:g}": at_target(seconds(rounds, over)) for over in OVERHEADS_S},
-        "time_s_without_first_minibatches": at_target(seconds(rounds, overhead_s, steady=True)),
+        "time_s_by_overhead": {}
+        if overhead_s is None
+        else {f"{over:g}": at_target(seconds(rounds, over)) for over in OVERHEADS_S},
+        "time_s_without_first_minibatches": {}
+        if overhead_s is None
+        else at_target(seconds(rounds, overhead_s, steady=True)),
         "energy_kj": at_target(energy_kj),
         "final_accuracy": float(np.mean(accuracy[-10:])),
         "training_s": statistics.median(one.training_s for one in rounds),
@@ -62,7 +82,7 @@ def run_figures(
     }
 
 
-def series(rounds: Sequence[Round], overhead_s: float = OVERHEAD_S) -> Figures:
+def series(rounds: Sequence[Round], overhead_s: float | None = OVERHEAD_S) -> Figures:
     """What a run's plots are drawn from, round by round."""
     return {
         "at_s": [round(float(value), 2) for value in seconds(rounds, overhead_s)],

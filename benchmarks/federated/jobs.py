@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from benchmarks.federated.boards import BASE_BATCH
 from wattfleet.choosing import Front
-from wattfleet.planning import Assignment, History
+from wattfleet.planning import Assignment, EpochChoice, History
 
 Values = NDArray[np.float64]
 
@@ -24,6 +24,9 @@ Flower alone needs 6 to 9 s for the messages of a small round.
 
 LOCAL_EPOCHS = 2
 """As in `wattfleet simulate`."""
+
+FIXED_EPOCHS = EpochChoice.fixed(LOCAL_EPOCHS)
+"""No choice of the epochs."""
 
 
 @dataclass(frozen=True)

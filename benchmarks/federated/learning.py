@@ -6,7 +6,7 @@ choose alike share their training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,14 +39,6 @@ class LocalWork:
         return max(1, round(self.epochs * -(-samples // self.batch)))
 
 
-def movement(steps: int) -> float:
-    """How far so many steps with `MOMENTUM` go along a constant gradient, in steps without momentum.
-
-    These are the weights by which FedNova normalises (arXiv 2007.07481, section 4.1).
-    """
-    return (steps - MOMENTUM * (1 - MOMENTUM**steps) / (1 - MOMENTUM)) / (1 - MOMENTUM)
-
-
 @dataclass
 class Model:
     """A state of the global model.
@@ -66,6 +58,19 @@ class Model:
     followers: dict[tuple[object, ...], Model] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a device made of a model.
+
+    Attributes:
+        parameters: of its network.
+        loss: its mean loss in the last epoch.
+    """
+
+    parameters: Parameters
+    loss: float
+
+
 class Federation:
     """Devices that hold the data of a task, split unevenly, and train one network.
 
@@ -80,13 +85,16 @@ class Federation:
         self._inputs, self._labels = task.train
         split = partitions(self._labels.numpy(), devices, seed, task.concentration)
         self._parts = [torch.from_numpy(part) for part in split]
-        parameters = task.start(seed)
-        self.start = Model(parameters, task.accuracy(parameters))
+        self.start = self.model(task.start(seed))
 
     @property
     def samples(self) -> list[int]:
         """How many training samples each device holds."""
         return [len(part) for part in self._parts]
+
+    def model(self, parameters: Parameters, losses: Mapping[int, float] | None = None, server_round: int = 0) -> Model:
+        """A model with its accuracy."""
+        return Model(parameters, self._task.accuracy(parameters), losses or {}, server_round)
 
     def after(self, model: Model, work: Mapping[int, LocalWork], normalised: bool = False) -> Model:
         """The model after one more round; averaged by the devices' samples.
@@ -94,8 +102,8 @@ class Federation:
         Args:
             model: the model before.
             work: what each device that takes part does, by number.
-            normalised: average the devices' mean steps instead of their parameters, as FedNova does (Wang et al.,
-                arXiv 2007.07481): devices that do less work then count as much as others.
+            normalised: average the devices' updates per epoch instead of the updates, as FedNova does with steps (Wang
+                et al., arXiv 2007.07481): devices that train fewer epochs then count as much as others.
         """
         key = (normalised, *sorted(work.items()))
         if key not in model.followers:
@@ -103,39 +111,48 @@ class Federation:
             share = np.array([float(len(self._parts[device])) for device in devices])
             share /= share.sum()
             if normalised:
-                moved = np.array(
-                    [
-                        self._moved(work[device].steps(len(self._parts[device])), work[device].batch)
-                        for device in devices
-                    ]
-                )
-                share = share * (share @ moved) / moved
+                epochs = np.array([work[device].epochs for device in devices])
+                share = share * epochs.mean() / epochs
             merged = dict(model.parameters)
             losses: dict[int, float] = {}
-            for batch in sorted({each.batch for each in work.values()}):
-                same = [device for device in devices if work[device].batch == batch]
-                trained, own = self._trained(model, same, [work[device] for device in same], batch)
+            for same, trained, own in self._trained_by_batch(model, work, model.server_round):
                 losses.update(zip(same, own, strict=True))
                 counted = torch.tensor([share[devices.index(device)] for device in same], dtype=torch.float32)
                 for name, values in trained.items():
                     merged[name] = merged[name] + torch.tensordot(counted, values - model.parameters[name], 1)
-            accuracy = self._task.accuracy(merged)
-            model.followers[key] = Model(merged, accuracy, losses, model.server_round + 1)
+            model.followers[key] = self.model(merged, losses, model.server_round + 1)
         return model.followers[key]
 
-    def _moved(self, steps: int, batch: int) -> float:
-        return self._learning_rate(batch) * movement(steps)
+    def updates(self, model: Model, work: Mapping[int, LocalWork], order_seed: int) -> dict[int, Trained]:
+        """What each of some devices that start together makes of a model, by number.
+
+        Args:
+            model: what they start from.
+            work: what each device does, by number.
+            order_seed: another number, another order of each device's minibatches.
+        """
+        found = {}
+        for same, trained, losses in self._trained_by_batch(model, work, order_seed):
+            for row, (device, loss) in enumerate(zip(same, losses, strict=True)):
+                found[device] = Trained({name: values[row] for name, values in trained.items()}, loss)
+        return found
+
+    def _trained_by_batch(
+        self, model: Model, work: Mapping[int, LocalWork], order_seed: int
+    ) -> Iterator[tuple[Sequence[int], Parameters, Sequence[float]]]:
+        """The devices with each batch, and what `_trained` gives for them."""
+        for batch in sorted({each.batch for each in work.values()}):
+            same = [device for device in sorted(work) if work[device].batch == batch]
+            yield same, *self._trained(model, same, [work[device] for device in same], batch, order_seed)
 
     def _learning_rate(self, batch: int) -> float:
         return scaled_learning_rate(self._task.learning_rate, BASE_BATCH, batch, "sgd")
 
     def _trained(
-        self, model: Model, devices: Sequence[int], work: Sequence[LocalWork], batch: int
+        self, model: Model, devices: Sequence[int], work: Sequence[LocalWork], batch: int, order_seed: int
     ) -> tuple[Parameters, list[float]]:
         """`[d, ...]` parameters of `d` devices after local training, and their mean losses in its last epoch."""
-        minibatches = [
-            self._minibatches(device, each, model.server_round) for device, each in zip(devices, work, strict=True)
-        ]
+        minibatches = [self._minibatches(device, each, order_seed) for device, each in zip(devices, work, strict=True)]
         steps = np.array([len(each) for each in minibatches])
         order = np.argsort(-steps, kind="stable")  # those that are done first are last, and left out then
         rows, weight, last = self._padded(
@@ -161,10 +178,10 @@ class Federation:
         back = torch.from_numpy(np.argsort(order))
         return {name: value.detach()[back] for name, value in parameters.items()}, losses[back].tolist()
 
-    def _minibatches(self, device: int, work: LocalWork, server_round: int) -> list[Tensor]:
+    def _minibatches(self, device: int, work: LocalWork, order_seed: int) -> list[Tensor]:
         """The samples of each minibatch of a device."""
         part = self._parts[device]
-        order = torch.Generator().manual_seed((self._seed * 10_007 + server_round) * 1_009 + device)
+        order = torch.Generator().manual_seed((self._seed * 10_007 + order_seed) * 1_009 + device)
         found: list[Tensor] = []
         steps = work.steps(len(part))
         while len(found) < steps:

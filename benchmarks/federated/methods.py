@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from benchmarks.federated.jobs import LOCAL_EPOCHS, OVERHEAD_S, Job, Method, training_s
-from benchmarks.federated.work import FIXED_EFFORT, ChosenEpochs, Efforts, PartialWork
+from benchmarks.federated.jobs import FIXED_EPOCHS, LOCAL_EPOCHS, OVERHEAD_S, Job, Method, training_s
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import Allowance, Assignment, History, Offer, plan_round
+from wattfleet.planning import Allowance, Assignment, EpochChoice, History, Offer, plan_round
 from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
 
 
@@ -24,20 +23,24 @@ class Planned:
         offers: fronts that are planned with.
         policy: the client-selection policy.
         site_budget_w: watts of the site.
-        epochs: local epochs.
+        epochs: local epochs, or those that the plan may choose.
     """
 
     offers: Sequence[Offer]
     policy: Policy
     site_budget_w: float
-    epochs: float = LOCAL_EPOCHS
-    is_normalised: ClassVar[bool] = False
+    epochs: float | EpochChoice = LOCAL_EPOCHS
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether devices of a round may train different numbers of epochs."""
+        return isinstance(self.epochs, EpochChoice) and self.epochs.is_per_device
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
         """The plan's assignments."""
         allowance = Allowance.of_site(self.site_budget_w)
         plan = plan_round(self.offers, self.policy, allowance, self.epochs, server_round, history)
-        return [Job(each, self.epochs) for each in plan.assignments]
+        return [Job(each, each.epochs) for each in plan.assignments]
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,6 @@ class FleetOffers:
         maxn: the highest modes, with their true times and watts.
         predicted_batches: fronts over modes and batches that agents report.
         true_batches: the same with the boards' true values.
-        samples: training samples of each device.
     """
 
     predicted: Sequence[Offer]
@@ -102,7 +104,6 @@ class FleetOffers:
     maxn: Sequence[Offer]
     predicted_batches: Sequence[Offer]
     true_batches: Sequence[Offer]
-    samples: Sequence[int]
 
 
 METHODS: Mapping[str, str] = {
@@ -118,8 +119,8 @@ METHODS: Mapping[str, str] = {
     "uniform": "FedAvg, each drawn device in its fastest predicted mode within an equal share",
     "maxn": "FedAvg at MAXN, as many drawn devices as fit",
     "progress-batch": "`progress` that also chooses each device's batch",
-    "progress-work": "`progress` that gives devices of a round less work than others",
     "progress-epochs": "`progress` that also chooses the local epochs of a round",
+    "progress-work": "`progress` that also chooses the local epochs of each device",
     "progress-all": "`progress` that chooses batches and local epochs",
     "presets-4": "`presets` with 4 local epochs",
     "presets-8": "`presets` with 8 local epochs",
@@ -132,6 +133,10 @@ METHODS: Mapping[str, str] = {
     "oracle-fair": "`fair` that knows the true values of every device",
     "oracle-random": "`random` that knows the true values of every device",
     "oracle-tiers": "`tiers` that knows the true values of every device",
+    "fedbuff": "FedBuff under the planner: free devices get the watts that are left; a step after every 5 updates",
+    "quorum": "`progress` whose rounds end at 80 % of the replies; late updates count in later rounds",
+    "oracle-fedbuff": "`fedbuff` that knows the true values of every device",
+    "oracle-quorum": "`quorum` that knows the true values of every device",
 }
 """The compared methods by name."""
 
@@ -144,9 +149,9 @@ def method(
     site_budget_w: float,
     seed: int,
     overhead_s: float = OVERHEAD_S,
-    efforts: Efforts = FIXED_EFFORT,
+    epochs: EpochChoice = FIXED_EPOCHS,
 ) -> Method:
-    """One of `METHODS`.
+    """One of `METHODS`, except for those of `asynchronous`.
 
     Args:
         name: name of the method.
@@ -156,7 +161,7 @@ def method(
         site_budget_w: watts of the site.
         seed: seed of the draws. It is the same for all methods, so all uniform draws select the same devices.
         overhead_s: seconds of a round besides its training.
-        efforts: progress of a round by its local epochs, for methods that choose them.
+        epochs: those that methods which choose them may choose.
     """
     equal = {"presets-equal": offers.presets, "uniform": offers.predicted}
     if name in equal:
@@ -167,9 +172,9 @@ def method(
     progress = Progress(overhead_s=overhead_s)
     tuned: Mapping[str, Method] = {
         "progress-batch": Planned(batches, progress, site_budget_w),
-        "progress-work": PartialWork(modes, offers.samples, progress, site_budget_w),
-        "progress-epochs": ChosenEpochs(modes, site_budget_w, efforts, overhead_s),
-        "progress-all": ChosenEpochs(batches, site_budget_w, efforts, overhead_s),
+        "progress-epochs": Planned(modes, progress, site_budget_w, epochs),
+        "progress-work": Planned(modes, progress, site_budget_w, replace(epochs, is_per_device=True)),
+        "progress-all": Planned(batches, progress, site_budget_w, replace(epochs, is_per_device=True)),
         "presets-4": Planned(offers.presets, RandomK(count, seed), site_budget_w, epochs=4),
         "presets-8": Planned(offers.presets, RandomK(count, seed), site_budget_w, epochs=8),
     }

@@ -39,14 +39,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Round:
-    """What came of a round.
+    """What came of a round, or of a server step where the trainings of several rounds overlap.
 
     Attributes:
-        chosen: devices that trained, by number.
-        training_s: seconds until the slowest was done.
-        steady_s: the same, had every minibatch taken as long as those after the first.
+        chosen: devices that trained, by number; of a step, those whose updates it uses.
+        training_s: seconds until the slowest was done; of a step, seconds since the one before.
+        steady_s: the same, had every minibatch taken as long as those after the first; of a step, `training_s`.
         training_kj: energy of the selected devices above idle power; a first minibatch adds little to it.
-        planned_w: watts of the site that the method set aside.
+        planned_w: watts of the site that the method set aside; of a step, as `true_w`, the most since the one before.
         true_w: watts of the site while all chosen devices train, without noise.
         observed_w: the same as their agents report them.
         accuracy: of the model after the round, on the test data.
@@ -104,9 +104,9 @@ class Station:
 def run_rounds(
     method: Method,
     fleet: Sequence[Member],
+    stations: Sequence[Station],
     federation: Federation,
     rounds: int,
-    noise: str,
     efficiency: BatchEfficiency,
     enough: Callable[[Sequence[Round]], bool] = lambda found: False,
 ) -> list[Round]:
@@ -115,9 +115,9 @@ def run_rounds(
     Args:
         method: fills the rounds.
         fleet: the devices; all idle but those that train.
+        stations: the same devices at work.
         federation: what they learn.
         rounds: how many at most.
-        noise: another word, another noise of the boards.
         efficiency: of batches.
         enough: whether the run may end after some rounds.
 
@@ -125,7 +125,6 @@ def run_rounds(
         InfeasibleBudgetError: the method can fill no round.
     """
     number = {member.device_id: k for k, member in enumerate(fleet)}
-    stations = [Station(member, noise, efficiency) for member in fleet]
     model, history, found = federation.start, History(), list[Round]()
     for server_round in range(1, rounds + 1):
         jobs = method.plan(server_round, history)

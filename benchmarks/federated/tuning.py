@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.federated.methods import METHODS
+from benchmarks.federated.server_steps import STEPPINGS, is_asynchronous
 
 LEVERS = ("batch", "work", "epochs")
 """What can be chosen besides the modes."""
@@ -18,8 +19,12 @@ def is_tuned(name: str) -> bool:
     return name.removeprefix("oracle-") in _TUNED
 
 
-MODES_ALONE = tuple(name for name in METHODS if not is_tuned(name) and name not in _MORE_EPOCHS)
+MODES_ALONE = tuple(
+    name for name in METHODS if not is_tuned(name) and not is_asynchronous(name) and name not in _MORE_EPOCHS
+)
 """The methods that choose devices and modes."""
+
+_ASYNCHRONOUS = tuple(f"{knows}{name}" for name in STEPPINGS for knows in ("", "oracle-"))
 
 _COMPARED = ("progress", "presets", "presets-equal", "oracle-progress")
 
@@ -28,9 +33,11 @@ TUNES: Mapping[str, tuple[str, ...]] = {
     "batch": (*_COMPARED, "progress-batch", "oracle-progress-batch"),
     "work": (*_COMPARED, "progress-work", "oracle-progress-work"),
     "epochs": (*_COMPARED, *_MORE_EPOCHS, "progress-epochs", "oracle-progress-epochs"),
+    "async": (*_COMPARED, *_ASYNCHRONOUS),
     "all": (
         *_COMPARED,
         *_MORE_EPOCHS,
+        *_ASYNCHRONOUS,
         *(f"{knows}progress-{lever}" for lever in (*LEVERS, "all") for knows in ("", "oracle-")),
     ),
 }

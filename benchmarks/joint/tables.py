@@ -38,10 +38,12 @@ def _relative_samples(result: Result) -> Table:
 
 def _by_limit(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> Table:
     table = _table(f"{title} (means over tasks, ± over seeds)", "method")
-    for limit_w in dict.fromkeys(row["limit_w"] for row in rows):
+    limits_w = list(dict.fromkeys(row["limit_w"] for row in rows))
+    for limit_w in limits_w:
         table.add_column(f"{limit_w:g} W", justify="right")
+    by_case = {(row["method"], row["limit_w"]): cell(row) for row in rows}
     for method in BEST_OF:
-        table.add_row(method, *(cell(row) for row in rows if row["method"] == method))
+        table.add_row(method, *(by_case.get((method, limit_w), "–") for limit_w in limits_w))
     return table
 
 

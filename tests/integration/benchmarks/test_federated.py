@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from benchmarks.federated.__main__ import main
@@ -197,7 +199,7 @@ def test_the_command_writes_a_result_that_it_can_show(
     monkeypatch.setattr("benchmarks.federated.__main__.Processes", InThisProcess)
     (tmp_path / "boards").symlink_to(experiment.boards)
     fleet = ",".join(f"{kind}:{count}" for kind, count in FLEET.items())
-    methods = "fastest-k,presets,oracle-fastest-k"
+    methods = "fastest-k,presets,oracle-fastest-k,fedbuff,quorum,oracle-quorum,oracle-fedbuff"
     arguments = ["--fleet", fleet, "--budgets", "20,75", "--methods", methods, "--count", "3"]
     assert main([*arguments, "--rounds", "2", "--seeds", "2", "--out", str(tmp_path), "--json"]) == 0
 
@@ -206,8 +208,17 @@ def test_the_command_writes_a_result_that_it_can_show(
     assert result["provenance"] == "simulated"
     assert "infeasible" in result["runs"]["presets"]["20"]
     assert len(result["runs"]["presets"]["75"]["seeds"]) == 2
-    assert result["compared"]["75"].keys() == {"fastest-k"}
+    assert result["compared"]["75"].keys() == {"fastest-k", "fedbuff", "quorum"}
+    fedbuff = result["runs"]["fedbuff"]["75"]["seeds"][0]
+    assert fedbuff["devices"] == 5
+    assert fedbuff["time_s_by_overhead"] == {}
+    assert max(fedbuff["series"]["planned_w"]) <= 75.01
     assert len(list(tables(result))) == 3
+    result["runs"]["presets"]["75"]["seeds"][1] |= {"worst_excess": 0.034, "rounds_over_1pct": 2}
+    shown = StringIO()
+    console = Console(file=shown, width=300)
+    console.print(*tables(result))
+    assert "+3.4%" in shown.getvalue()  # not the seeds' median, which would hide it
     assert main(["--show", str(tmp_path / "result.json"), "--png", str(tmp_path / "plots.png")]) == 0
     assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,0 +1,232 @@
+"""Asynchronous training in virtual time: plans for the devices that are free, with the watts that are left.
+
+As in `wattfleet_flower.server.fedbuff`, the server steps while other trainings go on, and then plans for the devices
+that have become free. Devices that train count with the watts that their plans set aside for them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.federated.jobs import LOCAL_EPOCHS, Job
+from benchmarks.federated.learning import Federation, LocalWork, Model, Trained
+from benchmarks.federated.methods import FleetOffers
+from benchmarks.federated.rounds import Member, Round
+from benchmarks.federated.server_steps import STEPPINGS, Arrival, Stepping
+from benchmarks.federated.site_watts import Draw, SiteWatts
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.planning import Allowance, History, Offer, Participation, plan_round
+from wattfleet.planning.policies import Policy, Progress
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """An asynchronous method.
+
+    Attributes:
+        offers: fronts that are planned with, of all devices.
+        policy: the client-selection policy, applied to the free devices.
+        site_budget_w: watts of the site.
+        overhead_s: seconds between a plan, which an arriving update causes, and the start of its trainings.
+        stepping: when the server steps.
+    """
+
+    offers: Sequence[Offer]
+    policy: Policy
+    site_budget_w: float
+    overhead_s: float
+    stepping: Stepping
+
+    def plan(self, free: Sequence[Offer], elsewhere_w: float, number: int, history: History) -> list[Job]:
+        """The jobs of the free devices that are selected.
+
+        Args:
+            free: fronts of the devices that do not train.
+            elsewhere_w: watts that are set aside for the others.
+            number: of the plan, from 1.
+            history: earlier plans.
+
+        Raises:
+            InfeasibleBudgetError: the watts that are left are too few for any free device.
+        """
+        allowance = Allowance.of_site(self.site_budget_w, elsewhere_w)
+        plan = plan_round(free, self.policy, allowance, LOCAL_EPOCHS, number, history)
+        return [Job(each) for each in plan.assignments]
+
+
+def asynchronous(name: str, offers: FleetOffers, site_budget_w: float, overhead_s: float) -> Asynchronous:
+    """One of the asynchronous `METHODS`.
+
+    Args:
+        name: name of the method.
+        offers: the fleet.
+        site_budget_w: watts of the site.
+        overhead_s: seconds between a plan and the start of its trainings.
+    """
+    own = name.removeprefix("oracle-")
+    known = offers.predicted if name == own else offers.true
+    return Asynchronous(known, Progress(overhead_s=overhead_s), site_budget_w, overhead_s, STEPPINGS[own])
+
+
+class Worker(Protocol):
+    """A device that trains; see `rounds.Station`."""
+
+    def train(self, job: Job) -> tuple[float, float, float]:
+        """Seconds of the start, seconds of minibatches at their steady pace, and mean watts during these."""
+        ...
+
+    def true_w(self, job: Job) -> float:
+        """Watts of training in a job's mode and batch, without noise."""
+        ...
+
+
+def run_asynchronously(
+    method: Asynchronous,
+    fleet: Sequence[Member],
+    workers: Sequence[Worker],
+    federation: Federation,
+    steps: int,
+    enough: Callable[[Sequence[Round]], bool] = lambda found: False,
+) -> list[Round]:
+    """A run from the first parameters on; each server step is a round of the result.
+
+    Args:
+        method: what is run.
+        fleet: the devices.
+        workers: the same devices at work.
+        federation: what they learn.
+        steps: how many server steps at most.
+        enough: whether the run may end after some steps.
+
+    Raises:
+        InfeasibleBudgetError: the budget is too small to train any device.
+    """
+    return _Run(method, fleet, workers, federation).until(steps, enough)
+
+
+@dataclass
+class _Dispatch:
+    """Trainings that were planned together."""
+
+    number: int
+    size: int
+    replied: dict[str, Participation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, order=True)
+class _InFlight:
+    """A training in flight, ordered by its end."""
+
+    until_s: float
+    device: int
+    job: Job = field(compare=False)
+    base: Model = field(compare=False)
+    trained: Trained = field(compare=False)
+    dispatch: _Dispatch = field(compare=False)
+
+
+class _Run:
+    """The server's state; events are the ends of trainings."""
+
+    def __init__(
+        self, method: Asynchronous, fleet: Sequence[Member], workers: Sequence[Worker], federation: Federation
+    ) -> None:
+        self._method, self._fleet, self._workers, self._federation = method, fleet, workers, federation
+        self._number = {member.device_id: k for k, member in enumerate(fleet)}
+        self._watts = SiteWatts(sum(member.idle_w for member in fleet))
+        self._now_s = self._stepped_s = 0.0
+        self._model, self._history = federation.start, History()
+        self._dispatches = 0
+        self._latest: _Dispatch | None = None
+        self._in_flight: list[_InFlight] = []
+        self._waiting: list[tuple[Arrival, Job]] = []
+
+    def until(self, steps: int, enough: Callable[[Sequence[Round]], bool]) -> list[Round]:
+        stepping, found = self._method.stepping, list[Round]()
+        self._send()
+        while len(found) < steps:
+            ended = heapq.heappop(self._in_flight)
+            self._now_s = ended.until_s
+            self._accept(ended)
+            expected = 0 if self._latest is None else self._latest.size
+            replied = 0 if self._latest is None else len(self._latest.replied)
+            if stepping.is_due(len(self._waiting), expected, replied):
+                found.append(self._step())
+                if enough(found):
+                    break
+                self._send()
+            elif stepping.sends_early(len(self._waiting), len(self._in_flight), expected):
+                self._send()
+        return found
+
+    def _send(self) -> None:
+        """Plan for the free devices and start them, unless trainings in flight hold the watts."""
+        busy = {flight.device: flight.job.assignment.power_limit_w for flight in self._in_flight}
+        free = [offer for offer in self._method.offers if self._number[offer.device_id] not in busy]
+        if not free:
+            return
+        try:
+            jobs = self._method.plan(free, sum(busy.values()), self._dispatches + 1, self._history)
+        except InfeasibleBudgetError:
+            if not busy:
+                raise
+            return
+        self._dispatches += 1
+        self._latest = _Dispatch(self._dispatches, len(jobs))
+        work = {self._number[job.device_id]: LocalWork(job.epochs, job.batch) for job in jobs}
+        trained = self._federation.updates(self._model, work, self._dispatches - 1)
+        for device, job in zip(work, jobs, strict=True):
+            until_s = self._train(device, job)
+            flight = _InFlight(until_s, device, job, self._model, trained[device], self._latest)
+            heapq.heappush(self._in_flight, flight)
+
+    def _train(self, device: int, job: Job) -> float:
+        """The end of a device's training, whose watts are noted."""
+        warmup_s, steady_s, observed_w = self._workers[device].train(job)
+        begin_s = self._now_s + self._method.overhead_s + warmup_s
+        idle_w = self._fleet[device].idle_w
+        planned_w, true_w = job.assignment.power_limit_w - idle_w, self._workers[device].true_w(job) - idle_w
+        until_s = begin_s + steady_s
+        self._watts.add(Draw(self._now_s, begin_s, until_s, planned_w, true_w, observed_w - idle_w))
+        return until_s
+
+    def _accept(self, ended: _InFlight) -> None:
+        samples, dispatch = self._federation.samples[ended.device], ended.dispatch
+        self._waiting.append((Arrival(ended.device, samples, ended.base, ended.trained), ended.job))
+        dispatch.replied[ended.job.device_id] = Participation(num_examples=samples, loss=ended.trained.loss)
+        if not self._method.stepping.ends_rounds and len(dispatch.replied) == dispatch.size:
+            self._history = self._history.after(dispatch.number, dispatch.replied)
+
+    def _step(self) -> Round:
+        arrivals = [arrival for arrival, _ in self._waiting]
+        jobs = [job for _, job in self._waiting]
+        merged = self._method.stepping.merged(self._model, arrivals)
+        if self._method.stepping.ends_rounds and self._latest is not None:
+            # A late device counts in the round that uses its update.
+            participations = {
+                self._fleet[each.device].device_id: Participation(num_examples=each.samples, loss=each.trained.loss)
+                for each in arrivals
+            }
+            self._history = self._history.after(self._latest.number, participations)
+            self._latest = None
+        self._waiting = []
+        self._model = self._federation.model(merged, server_round=self._model.server_round + 1)
+        stretch, since_s = self._watts.until(self._now_s), self._now_s - self._stepped_s
+        self._stepped_s = self._now_s
+        return Round(
+            tuple(each.device for each in arrivals),
+            training_s=since_s,
+            steady_s=since_s,
+            training_kj=stretch.training_kj,
+            planned_w=stretch.planned_w,
+            true_w=stretch.true_w,
+            observed_w=stretch.observed_w,
+            accuracy=self._model.accuracy,
+            epochs=float(np.mean([job.epochs for job in jobs])),
+            batch=float(np.mean([job.batch for job in jobs])),
+        )
