@@ -36,7 +36,7 @@ def report(
     ] = 0,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Evaluate one run without networks, at two sizes: minutes instead of an hour."),
+        typer.Option("--quick", help="Evaluate one run without networks, at two sizes: 3 minutes instead of 35."),
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the content of report.json instead of a table.")] = False,
 ) -> None:

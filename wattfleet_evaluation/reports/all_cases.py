@@ -78,7 +78,7 @@ class _Evaluation:
 
     def figures(self) -> Figures:
         """Evaluate everything."""
-        # Logs that cannot be read should be found before an hour of work, not after it.
+        # Logs that cannot be read should be found before half an hour of work, not after it.
         raw_runs = {stem: read_raw_runs(path) for stem, path in self._folder.raw_logs.items()}
         self._audits = {stem: self._audited(stem) for stem in self._profiles}
         return {
