@@ -64,4 +64,11 @@ async def _no_app_fails_the_agent(agent: Agent) -> None:
                     await call.ended_with(channel)
                     await eventually(lambda: agent.board.current_mode() == parked_mode(agent.board))
         plain = [message.SerializeToString() for message in trainings(grant_next())[0]]
-        assert await HostileCall(METHOD, plain, goes_away=False).ended_with(channel) is grpc.StatusCode.OK
+
+        async def serves_the_next_app() -> bool:
+            code = await HostileCall(METHOD, plain, goes_away=False).ended_with(channel)
+            # The agent may still end the training of an app that went away.
+            assert code in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            return code is grpc.StatusCode.OK
+
+        await eventually(serves_the_next_app)
