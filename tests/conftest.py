@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from wattfleet_io.logs import is_worth_a_line
 
 pytest_plugins = ["tests.fixtures.edge_agent"]
 if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
@@ -15,6 +18,9 @@ if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
 # A busy machine is no failure: nothing is asserted of time.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# A client that goes away at the end of a test is no failure either, and services do not log it.
+logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_a_line)
 
 
 @pytest.fixture(scope="session")

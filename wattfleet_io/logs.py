@@ -29,6 +29,10 @@ _FORMAT = "%(asctime)s %(name)s: %(message)s"
 _OF_DAMAGED_ANSWERS = "grpc._common"
 """gRPC's logger that writes a traceback for each damaged answer; whoever made the call tells of it in one line."""
 
+_OF_CALLS = "grpc._cython.cygrpc"
+_CLIENT_GONE = "ExecuteBatchError"
+"""What gRPC's logger of calls has caught where a client has gone before it was sent its status."""
+
 _ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -45,13 +49,16 @@ def service_handler(stream: TextIO | None = None) -> logging.Handler:
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(BoundedPlainText(_FORMAT))
-    handler.addFilter(_is_told_once)
+    handler.addFilter(is_worth_a_line)
     handler.addFilter(RateLimit())
     return handler
 
 
-def _is_told_once(record: logging.LogRecord) -> bool:
-    return record.name != _OF_DAMAGED_ANSWERS
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a record is not one of gRPC's tracebacks of what is expected or told elsewhere."""
+    caught = record.exc_info[0] if isinstance(record.exc_info, tuple) else None
+    has_gone = record.name == _OF_CALLS and caught is not None and caught.__name__ == _CLIENT_GONE
+    return record.name != _OF_DAMAGED_ANSWERS and not has_gone
 
 
 class BoundedPlainText(logging.Formatter):

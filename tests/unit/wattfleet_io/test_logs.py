@@ -108,6 +108,18 @@ def test_a_service_logs_within_the_limits() -> None:
     assert LINES_AT_ONCE <= len(lines) <= most and all(len(line) <= MAX_LINE_BYTES for line in lines)
 
 
+def test_a_client_that_has_gone_leaves_no_traceback_of_grpc(written: io.StringIO) -> None:
+    class ExecuteBatchError(Exception):
+        """Stands in for gRPC's own, which it does not export."""
+
+    for error in (ExecuteBatchError("Failed execute_batch"), ValueError("told")):
+        caught = type(error), error, None
+        service_handler(written).handle(
+            logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, __file__, 1, "raised", (), caught)
+        )
+    assert "execute_batch" not in written.getvalue() and "told" in written.getvalue()
+
+
 def test_a_damaged_answer_leaves_no_traceback_of_grpc(written: io.StringIO) -> None:
     handler = service_handler(written)
     logged = logging.LogRecord("grpc._common", logging.ERROR, __file__, 1, "Exception deserializing message!", (), None)
