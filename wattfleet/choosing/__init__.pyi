@@ -17,6 +17,12 @@ from .front import POWER_QUANTILE as POWER_QUANTILE
 from .front import Front as Front
 from .front import pareto_front as pareto_front
 from .front import predicted_front as predicted_front
+from .interleaved_search import Proposal as Proposal
+from .interleaved_search import next_measurement as next_measurement
+from .interleaving import InterleavedChoice as InterleavedChoice
+from .interleaving import InterleavingObjective as InterleavingObjective
+from .interleaving import PairedModes as PairedModes
+from .interleaving import choose_interleaved as choose_interleaved
 from .joint_choice import JointChoice as JointChoice
 from .joint_choice import JointTable as JointTable
 from .joint_choice import TrainingObjective as TrainingObjective

@@ -72,8 +72,12 @@ class ServiceLimits:
         It is the shorter of the time that is left after the batch was collected and the time to collect the next one.
         It is not above 0 if the latency is over before the batch is full.
         """
-        collect_ms = 1e3 * batch / self.arrival_per_s
+        collect_ms = self.collect_ms(batch)
         return np.asarray(np.minimum(self.latency_ms - collect_ms, collect_ms))
+
+    def collect_ms(self, batch: BatchArray) -> Values:
+        """The time in which `[n]` batch sizes fill, `[n]` ms; one batch is answered in each."""
+        return np.asarray(1e3 * batch / self.arrival_per_s)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from .artefact import read_artefact as read_artefact
 from .artefact import require_kind as require_kind
 from .artefact import restore_predictor as restore_predictor
 from .artefact import write_artefact as write_artefact
+from .conditioning import conditioned as conditioned
 from .drift_detection import DEFAULT_DRIFT_RULE as DEFAULT_DRIFT_RULE
 from .drift_detection import DriftRule as DriftRule
 from .drift_detection import Residual as Residual

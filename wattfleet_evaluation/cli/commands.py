@@ -10,6 +10,7 @@ import typer
 
 from wattfleet.modes import Task
 from wattfleet_evaluation.cli.choice import choice
+from wattfleet_evaluation.cli.interleave import interleave
 from wattfleet_evaluation.cli.report import report
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ def group() -> None:
 
 
 app.command()(choice)
+app.command()(interleave)
 app.command()(report)
 
 

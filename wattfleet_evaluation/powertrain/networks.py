@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray
 from wattfleet.prediction import Tensors, read_array
 
 if TYPE_CHECKING:
@@ -53,11 +52,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class DenseNetwork:
-    """Four dense layers, ReLU after the first three, over standardised power modes.
+    """Four dense layers, ReLU after the first three, over standardised power modes, or modes with batch sizes.
 
     Attributes:
-        centre: `[4]` mean of each knob over the modes of the first training.
-        scale: `[4]` standard deviation of each knob over these modes; 1 for a knob that never changed.
+        centre: `[i]` mean of each input over the rows of the first training: of the four knobs, and of the batch size.
+        scale: `[i]` standard deviation of each input over these rows; 1 for an input that never changed.
         weights: four arrays `[neurons, inputs]`.
         biases: four arrays `[neurons]`.
     """
@@ -67,8 +66,8 @@ class DenseNetwork:
     weights: tuple[Values, ...]
     biases: tuple[Values, ...]
 
-    def __call__(self, modes: ModeArray) -> Values:
-        """The `[n]` outputs at `[n, 4]` modes, in the unit of the training values; may be negative."""
+    def __call__(self, modes: Values) -> Values:
+        """The `[n]` outputs at `[n, i]` modes, in the unit of the training values; may be negative."""
         signal = (modes - self.centre) / self.scale
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             signal = signal @ weight.T + bias
@@ -93,13 +92,13 @@ class DenseNetwork:
         return cls(
             read_array(tensors, f"{prefix}.centre", _INPUTS),
             read_array(tensors, f"{prefix}.scale", _INPUTS, positive=True),
-            tuple(read_array(tensors, f"{prefix}.weight.{k}", *shape) for k, shape in _shapes()),
-            tuple(read_array(tensors, f"{prefix}.bias.{k}", shape[0]) for k, shape in _shapes()),
+            tuple(read_array(tensors, f"{prefix}.weight.{k}", *shape) for k, shape in _shapes(_INPUTS)),
+            tuple(read_array(tensors, f"{prefix}.bias.{k}", shape[0]) for k, shape in _shapes(_INPUTS)),
         )
 
 
-def _shapes() -> Iterator[tuple[int, tuple[int, int]]]:
-    return enumerate(zip(NEURONS, (_INPUTS, *NEURONS[:-1]), strict=True))
+def _shapes(inputs: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    return enumerate(zip(NEURONS, (inputs, *NEURONS[:-1]), strict=True))
 
 
 def train(
@@ -115,7 +114,7 @@ def train(
     neurons. The same rows in the same order give the same network on the same machine, up to rounding.
 
     Args:
-        modes: `[k, n, 4]` measured modes of each network, n at least 2.
+        modes: `[k, n, i]` measured modes of each network, n at least 2: four knobs, and possibly the batch size.
         observed: `[k, n]` values measured at these modes, positive, in the unit to predict.
         starts: for each network, the one to fine-tune, after its last layer is replaced by a new one (section 3.2).
             None initialises all layers.
@@ -144,7 +143,7 @@ def train(
     order = np.random.default_rng(schedule.seed).permutation(modes.shape[1])
     held = max(1, round(schedule.held_out * len(order)))
     chance = torch.Generator().manual_seed(schedule.seed)
-    layers = _initial(starts, chance)
+    layers = _initial(starts, modes.shape[-1], chance)
     # Denormal activations would make every step several times slower.
     torch.set_flush_denormal(True)
     try:
@@ -169,7 +168,7 @@ def _each(modes: Values, starts: Sequence[DenseNetwork | None]) -> Iterator[tupl
     return zip(modes, starts, strict=True)
 
 
-def _initial(starts: Sequence[DenseNetwork | None], chance: torch.Generator) -> list[Layer]:
+def _initial(starts: Sequence[DenseNetwork | None], inputs: int, chance: torch.Generator) -> list[Layer]:
     """Weights `[k, inputs, neurons]` and biases `[k, 1, neurons]` of every layer: new, or those of a network to tune.
 
     New ones are drawn as torch.nn.Linear draws them, the same for all networks.
@@ -177,9 +176,9 @@ def _initial(starts: Sequence[DenseNetwork | None], chance: torch.Generator) -> 
     import torch
 
     layers: list[Layer] = []
-    for layer, (neurons, inputs) in _shapes():
-        bound = 1 / np.sqrt(inputs)
-        weight, bias = (bound * (2 * torch.rand(rows, neurons, generator=chance) - 1) for rows in (inputs, 1))
+    for layer, (neurons, width) in _shapes(inputs):
+        bound = 1 / np.sqrt(width)
+        weight, bias = (bound * (2 * torch.rand(rows, neurons, generator=chance) - 1) for rows in (width, 1))
         weights, biases = [], []
         for start in starts:
             kept = start is not None and layer < len(NEURONS) - 1
@@ -190,7 +189,7 @@ def _initial(starts: Sequence[DenseNetwork | None], chance: torch.Generator) -> 
 
 
 def _output(layers: Sequence[Layer], inputs: torch.Tensor, dropped: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-    """`[k, b]` outputs at `[k, b, 4]` inputs. `dropped` scales the activations after the first layers."""
+    """`[k, b]` outputs at `[k, b, i]` inputs. `dropped` scales the activations after the first layers."""
     import torch
 
     signal = inputs

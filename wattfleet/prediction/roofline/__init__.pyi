@@ -15,3 +15,5 @@ from .population import MAX_MEMBERS as MAX_MEMBERS
 from .population import Member as Member
 from .population import Population as Population
 from .predictor import RooflinePredictor as RooflinePredictor
+from .residual import MEASUREMENT_SD as MEASUREMENT_SD
+from .residual import correlation as correlation

@@ -69,7 +69,7 @@ def _squared_distances(a: Settings, b: Settings, lengths: Values = _LENGTHS) -> 
     return np.asarray(np.maximum(squares, 0.0))
 
 
-def _correlation(a: Settings, b: Settings) -> Values:
+def correlation(a: Settings, b: Settings) -> Values:
     """`[n, m]` correlations of the smooth residual: 1 at the same settings, and falling with distance."""
     return np.asarray(np.exp(-0.5 * _squared_distances(a, b)))
 
@@ -114,7 +114,7 @@ class Surface:
             inducing: `[m]` rows that carry the surface, and which determine its smoothness.
         """
         centres = settings[inducing]
-        between = _correlation(centres, centres)
+        between = correlation(centres, centres)
 
         def evidence(candidate: tuple[float, float]) -> float:
             amplitude, nugget = candidate
@@ -122,7 +122,7 @@ class Surface:
             return log_evidence(covariance, residuals[inducing])
 
         amplitude, nugget = max(itertools.product(_AMPLITUDES, _NUGGETS), key=evidence)
-        to_corpus = _correlation(centres, settings)
+        to_corpus = correlation(centres, settings)
         precision = (to_corpus * row_weights) @ to_corpus.T / nugget**2 + between / amplitude**2
         # Neighbouring inducing rows are almost fully correlated: jitter on the diagonal keeps the system solvable.
         precision += 1e-6 * np.diag(precision).mean() * np.eye(len(centres))
@@ -151,7 +151,7 @@ def _weighted(settings: Settings, centres: Settings, weights: Values) -> Values:
     cpu, cpu_row = np.unique(settings[:, :2], axis=0, return_inverse=True)
     rest, rest_row = np.unique(settings[:, 2:], axis=0, return_inverse=True)
     if len(cpu) * len(rest) > _MOST_GRID * len(settings):
-        return np.asarray(_correlation(settings, centres) @ weights)
+        return np.asarray(correlation(settings, centres) @ weights)
     of_cpu = np.exp(-0.5 * _squared_distances(cpu, centres[:, :2], _LENGTHS[:2]))
     of_rest = np.exp(-0.5 * _squared_distances(rest, centres[:, 2:], _LENGTHS[2:]))
     sums = [((of_cpu * column) @ of_rest.T)[cpu_row.ravel(), rest_row.ravel()] for column in weights.T]
@@ -197,7 +197,7 @@ def expected_process(points: Points, target: Values, row_weights: Values, parame
         row_weights: `[n]` weights in (0, 1].
         parametric: `[n, n]` covariance of the residuals due to uncertain parameters.
     """
-    smooth, own = _correlation(points.settings, points.settings), np.eye(len(target))
+    smooth, own = correlation(points.settings, points.settings), np.eye(len(target))
     known = parametric + _batch_covariance(points, points)
     candidates = np.array(list(itertools.product(_AMPLITUDES, _NUGGETS)))
 

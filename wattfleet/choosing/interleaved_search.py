@@ -1,0 +1,146 @@
+"""The next measurement for training beside inference: of a mode's training, or of its inference with a batch.
+
+A mode and batch can be chosen without any risk once both are measured. A measurement is worth the constrained expected
+improvement on the best such choice (Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014),
+divided by the number of measurements that the choice still lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.choosing.interleaving import InterleavingObjective, PairedModes
+from wattfleet.choosing.serving import ServiceLimits
+from wattfleet.modes import Task
+
+Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# Share of the best choice's worth below which a further improvement is not worth a measurement.
+_TOLERANCE = 0.001
+# What a choice is worth that keeps the limits but leaves no time for training, in minibatches a window.
+_KEPT = 0.5
+# Modes and batches that keep the budget less likely are not considered.
+_LEAST_PROBABILITY = 1e-3
+_DRAWS = 64
+_GOLDEN = (np.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What to measure next.
+
+    Attributes:
+        task: training or inference.
+        row: index among the modes for training, or among the modes with batches for inference.
+    """
+
+    task: Task
+    row: int
+
+
+@dataclass(frozen=True)
+class _Gains:
+    """Expected improvements.
+
+    Attributes:
+        gain: `[m]` of each mode and batch, as a share of the best choice's worth.
+        in_time: `[m]` probability that the inference keeps the latency.
+    """
+
+    gain: Values
+    in_time: Values
+
+
+def next_measurement(
+    pair: PairedModes, problems: Sequence[ServiceLimits], objective: InterleavingObjective
+) -> Proposal | None:
+    """The measurement that is most likely to improve the choices.
+
+    Args:
+        pair: what is known of all modes and batches, with at least a prediction of each.
+        problems: the limits that will be chosen for, each on its own.
+        objective: what is maximized.
+
+    Returns:
+        None if no further measurement is worth it.
+    """
+    lacking = 2 - pair.training.measured[pair.mode_of].astype(int) - pair.inference.measured
+    if not (lacking > 0).any():
+        return None
+    gains = [_gains(pair, limits, objective, lacking > 0) for limits in problems]
+    total = np.sum([each.gain for each in gains], axis=0)
+    row = int((total / np.maximum(lacking, 1)).argmax())
+    if total[row] <= _TOLERANCE * len(problems):
+        return None
+    mode = int(pair.mode_of[row])
+    if pair.training.measured[mode]:
+        return Proposal(Task.INFERENCE, row)
+    if pair.inference.measured[row]:
+        return Proposal(Task.TRAINING, mode)
+    doubt = sum(
+        np.array(_doubts(pair, row, limits, each.in_time[row])) for limits, each in zip(problems, gains, strict=True)
+    )
+    of_training, of_inference = np.asarray(doubt).tolist()
+    return Proposal(Task.TRAINING, mode) if of_training > of_inference else Proposal(Task.INFERENCE, row)
+
+
+def _gains(pair: PairedModes, limits: ServiceLimits, objective: InterleavingObjective, open_: Mask) -> _Gains:
+    """The expected improvement of each mode and batch on the best measured choice, under one problem's limits."""
+    training, inference = pair.training, pair.inference
+    batches = inference.stated_batch()
+    window_ms, longest_ms = limits.collect_ms(batches), limits.longest_ms(batches)
+    # The window of the largest batch counts the least that a choice without training is worth.
+    unit = float(objective.worth(np.array([_KEPT]), window_ms.max())[0])
+    known = pair.measured & pair.keeps(limits)
+    worth = objective.worth(np.maximum(pair.minibatches(limits), 0.0), window_ms) + unit
+    best = float(worth[known].max()) if known.any() else 0.0
+
+    within = _within(training.power_margin(np.array([limits.budget_mw])))[pair.mode_of]
+    within = within * _within(inference.power_margin(np.array([limits.budget_mw])))
+    gain, in_time = np.zeros(len(batches)), np.zeros(len(batches))
+    rows = np.flatnonzero(open_ & (longest_ms > 0) & (within > _LEAST_PROBABILITY))
+    modes = pair.mode_of[rows]
+    for_inference, for_training = _draws()
+    inference_ms = inference.minibatch_ms[rows, None] * np.exp(inference.time_log_sd[rows, None] * for_inference)
+    minibatch_ms = training.minibatch_ms[modes, None] * np.exp(training.time_log_sd[modes, None] * for_training)
+    kept = inference_ms <= longest_ms[rows, None]
+    minibatches = np.floor((window_ms[rows, None] - inference_ms) / minibatch_ms)
+    drawn = np.where(kept, objective.worth(minibatches, window_ms[rows, None]) + unit, 0.0)
+    gain[rows] = within[rows] * np.maximum(drawn - best, 0.0).mean(axis=1)
+    in_time[rows] = kept.mean(axis=1)
+    return _Gains(gain / max(best, unit), in_time)
+
+
+def _doubts(pair: PairedModes, row: int, limits: ServiceLimits, in_time: float) -> tuple[float, float]:
+    """How much the training and the inference of a mode and batch may each still change of the choice."""
+    training, inference, mode = pair.training, pair.inference, pair.mode_of[row]
+    budget_mw = np.array([limits.budget_mw])
+    training_within = _within(training.power_margin(budget_mw)[mode : mode + 1])[0]
+    inference_within = _within(inference.power_margin(budget_mw)[row : row + 1])[0]
+    inference_ms = inference.minibatch_ms[row]
+    left_ms = max(float(limits.collect_ms(inference.stated_batch()[row : row + 1])[0] - inference_ms), 1.0)
+    of_training = 1 - training_within + training.time_log_sd[mode]
+    of_inference = 1 - inference_within * in_time + inference.time_log_sd[row] * inference_ms / left_ms
+    return float(of_training), float(of_inference)
+
+
+def _within(margins: Values) -> Values:
+    """`[n]` probabilities of `[n, 1]` margins in standard deviations."""
+    from scipy.special import ndtr  # imported here to keep scipy out of processes that never search
+
+    return np.asarray(ndtr(margins[:, 0]))
+
+
+@cache
+def _draws() -> tuple[Values, Values]:
+    """Pairs of standard normal values that are spread evenly: a lattice with the golden ratio."""
+    from scipy.special import ndtri
+
+    numbers = np.arange(_DRAWS)
+    return np.asarray(ndtri((numbers + 0.5) / _DRAWS)), np.asarray(ndtri((numbers * _GOLDEN + 0.5) % 1.0))

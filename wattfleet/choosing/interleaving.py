@@ -1,0 +1,171 @@
+"""Choosing the power mode and the inference batch for training and inference that share a board.
+
+A window lasts while one batch of requests is collected. In each window, the inference of one batch runs, and training
+minibatches fill the rest. The conditions are those of the published work on training beside inference, as in
+`wattfleet.choosing.serving`, and the power of the pair is the larger of the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.choosing.choice import PROBABILITY, KnownModes
+from wattfleet.choosing.serving import InfeasibleServiceError, ServiceLimits
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import PowerMode, array_to_modes
+
+Values = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+
+class InterleavingObjective(str, Enum):
+    """What the best mode and inference batch have."""
+
+    MOST_PER_WINDOW = "most-per-window"
+    MOST_PER_SECOND = "most-per-second"
+
+    def __str__(self) -> str:
+        return self.value
+
+    def worth(self, minibatches: Values, collect_ms: Values) -> Values:
+        """What is to be maximized: minibatches a window, or a second.
+
+        Args:
+            minibatches: minibatches in a window.
+            collect_ms: the length of the window.
+        """
+        return (
+            minibatches if self is InterleavingObjective.MOST_PER_WINDOW else np.asarray(1e3 * minibatches / collect_ms)
+        )
+
+
+@dataclass(frozen=True)
+class InterleavedChoice:
+    """A chosen mode and inference batch.
+
+    Attributes:
+        mode: the power mode.
+        batch: requests in a batch of inference.
+        inference_ms: measured or median predicted time of the batch, ms.
+        minibatch_ms: measured or median predicted time of a training minibatch, ms.
+        power_mw: measured or median predicted power, of training or of inference, whichever is larger, mW.
+        window_ms: the time in which one batch of requests is collected, ms.
+        minibatches: training minibatches in a window.
+        row: index of the mode with the batch among those chosen from.
+    """
+
+    mode: PowerMode
+    batch: int
+    inference_ms: float
+    minibatch_ms: float
+    power_mw: float
+    window_ms: float
+    minibatches: int
+    row: int
+
+
+@dataclass(frozen=True)
+class PairedModes:
+    """What is known of training and of inference in the same modes.
+
+    Attributes:
+        training: `n` modes.
+        inference: `m` modes with batches.
+        mode_of: `[m]` index in `training` of the mode of each row of `inference`.
+    """
+
+    training: KnownModes
+    inference: KnownModes
+    mode_of: Rows
+
+    @classmethod
+    def of(cls, training: KnownModes, inference: KnownModes) -> PairedModes:
+        """Match the modes of both; a mode that one of them lacks is left out.
+
+        Raises:
+            InvalidInputError: they have no mode in common, or the inference states no batches.
+        """
+        inference.stated_batch()
+        index = {tuple(mode): row for row, mode in enumerate(training.modes.tolist())}
+        found = np.array([index.get(tuple(mode), -1) for mode in inference.modes.tolist()], dtype=np.intp)
+        if not (found >= 0).any():
+            raise InvalidInputError(
+                "training and inference have no power mode in common: give measurements of the same board, in the same"
+                " modes"
+            )
+        return cls(training, inference.among(found >= 0), found[found >= 0])
+
+    def minibatches(self, limits: ServiceLimits) -> Values:
+        """`[m]` whole minibatches that fit into a window beside the inference, by the measured or median values.
+
+        Below 0 if the inference alone takes longer than the window.
+        """
+        left_ms = limits.collect_ms(self.inference.stated_batch()) - self.inference.minibatch_ms
+        return np.asarray(np.floor(left_ms / self.training.minibatch_ms[self.mode_of]))
+
+    def power_mw(self, probability: float = 0.5) -> Values:
+        """`[m]` mW that the pair does not exceed: each of its two powers with the probability."""
+        of_training = self.training.safe_power_mw(probability)[self.mode_of]
+        return np.asarray(np.maximum(of_training, self.inference.safe_power_mw(probability)))
+
+    def keeps(self, limits: ServiceLimits, probability: float = 0.5) -> NDArray[np.bool_]:
+        """`[m]` whether each mode and batch keeps the latency and the budget, each value with the probability."""
+        in_time = self.inference.safe_minibatch_ms(probability) <= limits.longest_ms(self.inference.stated_batch())
+        return np.asarray(in_time & (self.power_mw(probability) <= limits.budget_mw))
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """`[m]` whether both training and inference were measured."""
+        return np.asarray(self.inference.measured & self.training.measured[self.mode_of])
+
+    def among(self, kept: NDArray[np.bool_]) -> PairedModes:
+        """The same for the rows of inference whose `[m]` is true."""
+        return PairedModes(self.training, self.inference.among(kept), self.mode_of[kept])
+
+
+def choose_interleaved(
+    pair: PairedModes,
+    limits: ServiceLimits,
+    objective: InterleavingObjective = InterleavingObjective.MOST_PER_SECOND,
+    probability: float = PROBABILITY,
+) -> InterleavedChoice:
+    """The mode and inference batch with the most training beside an inference that keeps its limits.
+
+    A tie goes to the lower power.
+
+    Args:
+        pair: training and inference, measured or predicted.
+        limits: latency, arrival rate and power budget to keep.
+        objective: what to maximize.
+        probability: probability with which each unmeasured time and power must keep its limit.
+
+    Raises:
+        InfeasibleServiceError: nothing keeps the limits with that probability.
+        InvalidInputError: the probability is not between 0 and 1.
+    """
+    kept = np.flatnonzero(pair.keeps(limits, probability))
+    if not len(kept):
+        raise InfeasibleServiceError(
+            f"no mode and batch size answers within {limits.latency_ms:g} ms at {limits.arrival_per_s:g} requests a"
+            f" second and draws at most {limits.budget_mw / 1e3:g} W, with a probability of {probability:g}: allow a"
+            " higher latency, fewer requests a second or more watts"
+        )
+    batches = pair.inference.stated_batch()
+    window_ms, minibatches = limits.collect_ms(batches), pair.minibatches(limits)
+    worth, power_mw = objective.worth(minibatches, window_ms), pair.power_mw()
+    row = int(kept[np.lexsort((power_mw[kept], -worth[kept]))[0]])
+    (mode,) = array_to_modes(pair.inference.modes[row : row + 1])
+    return InterleavedChoice(
+        mode,
+        int(batches[row]),
+        float(pair.inference.minibatch_ms[row]),
+        float(pair.training.minibatch_ms[pair.mode_of[row]]),
+        float(power_mw[row]),
+        float(window_ms[row]),
+        int(minibatches[row]),
+        row,
+    )

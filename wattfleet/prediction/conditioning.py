@@ -1,0 +1,64 @@
+"""Updates a prediction by further measurements without a new fit, for searches that measure and predict in turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import BatchArray, ModeArray, Profile
+from wattfleet.prediction.predictor import Prediction
+from wattfleet.prediction.roofline import MEASUREMENT_SD, correlation, settings_of
+
+Values = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+
+def conditioned(
+    prediction: Prediction, modes: ModeArray, batch: BatchArray | None, rows: Rows, measured: Profile
+) -> Prediction:
+    """The prediction of `n` rows after some of them have been measured.
+
+    The errors of the prediction are taken for a Gaussian process: its standard deviations are those of the prediction,
+    and its correlations fall with the distance of modes and batches as in the predictor's own residual. A new fit
+    also learns about the workload, and is better as long as there are few measurements.
+
+    Args:
+        prediction: of the `n` rows.
+        modes: `[n, 4]` their modes.
+        batch: `[n]` samples in their batches; None if all are of one batch size.
+        rows: `[k]` indices of the measured rows; may be none.
+        measured: their measured times and powers, in the order of `rows`.
+
+    Raises:
+        InvalidInputError: the lengths differ.
+    """
+    n = len(modes)
+    if len(prediction.minibatch_ms) != n or len(measured) != len(rows):
+        raise InvalidInputError(
+            f"{len(prediction.minibatch_ms)} predictions for {n} rows, and {len(measured)} measurements for {len(rows)}"
+        )
+    if not len(rows):
+        return prediction
+    settings = settings_of(modes, batch)
+    related = correlation(settings, settings[rows])
+    time, time_sd = _given(
+        np.log(prediction.minibatch_ms), prediction.time_log_sd, related, rows, measured.minibatch_ms
+    )
+    power, power_sd = _given(np.log(prediction.power_mw), prediction.power_log_sd, related, rows, measured.power_mw)
+    return replace(
+        prediction, minibatch_ms=np.exp(time), power_mw=np.exp(power), time_log_sd=time_sd, power_log_sd=power_sd
+    )
+
+
+def _given(log_mean: Values, log_sd: Values, related: Values, rows: Rows, observed: Values) -> tuple[Values, Values]:
+    """`[n]` means and standard deviations after `[k]` rows were observed, from their `[n, k]` correlations."""
+    across = related * np.outer(log_sd, log_sd[rows])
+    factor = cho_factor(across[rows] + MEASUREMENT_SD**2 * np.eye(len(rows)), lower=True)
+    weights = cho_solve(factor, across.T)
+    mean = log_mean + (np.log(observed) - log_mean[rows]) @ weights
+    variance = np.maximum(log_sd**2 - (across.T * weights).sum(axis=0), 0.0)
+    return np.asarray(mean), np.asarray(np.sqrt(variance + MEASUREMENT_SD**2))

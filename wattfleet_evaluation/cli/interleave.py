@@ -1,0 +1,178 @@
+"""`wattfleet evaluate interleave ...`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wattfleet.choosing import InterleavingObjective
+from wattfleet_evaluation.cli.ranges import parse_range
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from wattfleet.modes import Profile
+    from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+    from wattfleet_evaluation.interleaving_methods.session import PairCorpora
+
+DEFAULT_REFERENCE = "agx_orin_resnet18"
+
+
+def interleave(
+    training: Annotated[Path, typer.Option(help="Train the workload whose measured modes are in this CSV.")],
+    inference: Annotated[
+        Path, typer.Option(help="Answer requests with the workload whose measured modes and batches are in this CSV.")
+    ],
+    latency_s: Annotated[
+        str,
+        typer.Option(
+            help="Evaluate all latency limits FIRST:LAST:STEP, in seconds. Default: 0.5:2:0.1.", show_default=False
+        ),
+    ] = "0.5:2:0.1",
+    arrival_per_s: Annotated[
+        str,
+        typer.Option(
+            help="Evaluate all arrival rates FIRST:LAST:STEP, in requests a second. Default: 30:120:10.",
+            show_default=False,
+        ),
+    ] = "30:120:10",
+    budgets: Annotated[
+        str,
+        typer.Option(
+            help="Evaluate all power budgets FIRST:LAST:STEP, in watts. Default: 10:50:1.", show_default=False
+        ),
+    ] = "10:50:1",
+    measure: Annotated[
+        int,
+        typer.Option(
+            help="Let the strategy make at most this many measurements for a problem. A measurement is a mode of"
+            " training, or a mode and batch of inference. Default: 15.",
+            show_default=False,
+        ),
+    ] = 15,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared", help="Let one set of measurements serve all problems. By default, each starts from none."
+        ),
+    ] = False,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="Evaluate this strategy: wattfleet, gradient, binary-search, random, network or brute-force. Default:"
+            " wattfleet.",
+            show_default=False,
+        ),
+    ] = "wattfleet",
+    objective: Annotated[
+        InterleavingObjective,
+        typer.Option(
+            help="Choose by the most training minibatches in a window, as published, or in a second. Default:"
+            " most-per-window.",
+            show_default=False,
+        ),
+    ] = InterleavingObjective.MOST_PER_WINDOW,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let wattfleet transfer from this shipped reference, without the network that is evaluated, or from"
+            f" one trained on the corpus in this CSV. Repeatable. Default: {DEFAULT_REFERENCE}.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Set the seed of random draws. Default: 0.", show_default=False)] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Choose a power mode and an inference batch for a board that trains and answers requests.
+
+    There is a problem for each latency, arrival rate and budget. A problem is solvable if a mode and batch in the files
+    keeps all three. Shares of the training compare the choice with the best such mode and batch.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from wattfleet.choosing import ServiceLimits
+    from wattfleet.errors import InvalidInputError
+    from wattfleet.modes import Task, read_profile
+    from wattfleet_evaluation.interleaving_methods.registry import interleaving_method_named
+    from wattfleet_evaluation.interleaving_methods.session import PairCorpora
+    from wattfleet_evaluation.judging.interleaving import evaluate_interleaving
+
+    if measure < 2 or seed < 0:
+        raise InvalidInputError(f"--measure must be 2 or more and --seed 0 or more, not {measure} and {seed}")
+    problems = [
+        ServiceLimits(1e3 * limit_s, rate, 1e3 * budget_w)
+        for limit_s in parse_range("--latency-s", latency_s, 0.1)
+        for rate in parse_range("--arrival-per-s", arrival_per_s, 10)
+        for budget_w in parse_range("--budgets", budgets, 1)
+    ]
+    files = {Task.TRAINING: (training, read_profile(training)), Task.INFERENCE: (inference, read_profile(inference))}
+    profiles = [profile for _, profile in files.values()]
+    corpora = PairCorpora.of(*profiles)
+    names = list(dict.fromkeys(reference or [DEFAULT_REFERENCE]))
+    console = Console(stderr=True)
+    method = interleaving_method_named(strategy, lambda task: _fit(*files[task], names))
+    with console.status("auditing the files"):
+        trusted = _trusted(corpora, *profiles)
+    with Progress(console=console, transient=True) as progress:
+        shown = progress.add_task(f"{strategy}, {len(problems):,} problems", total=len(problems))
+        cases = evaluate_interleaving(
+            corpora,
+            method,
+            measure,
+            problems,
+            objective,
+            seed,
+            shared,
+            lambda number: progress.update(shown, completed=number),
+            trusted,
+        )
+    if json_:
+        print(json.dumps(cases.figures()))
+    else:
+        _print_table(cases.figures(), f"{strategy}: {training.name} beside {inference.name}")
+
+
+def _fit(path: Path, target: Profile, names: list[str]) -> Fit:
+    """The function that fits a task's predictor, from references that know nothing of the target."""
+    from wattfleet.modes import board_with_modes, stated_facts
+    from wattfleet.prediction import DEFAULT_PREDICTOR, fit_from, predictor_class
+    from wattfleet_evaluation.judging.reference_source import find_reference, references_of
+
+    facts = stated_facts(str(path), target, None)
+    sources = [find_reference(name, target) for name in names]
+    known = references_of(sources, DEFAULT_PREDICTOR, board_with_modes(target.modes))
+    return lambda profile: fit_from(predictor_class(DEFAULT_PREDICTOR), profile, known, facts)
+
+
+def _trusted(corpora: PairCorpora, training: Profile, inference: Profile) -> NDArray[np.bool_] | None:
+    """`[m]` rows of inference that pass an audit together with the training in their mode; None without an audit."""
+    import numpy as np
+
+    from wattfleet_evaluation.judging.audited_target import audited
+
+    of_training, of_inference = (audited(each, None).trusted for each in (training, inference))
+    if of_training is None or of_inference is None:
+        return None
+    trains = of_training[corpora.training_rows][corpora.measured.mode_of]
+    return np.asarray(of_inference[corpora.inference_rows] & trains)
+
+
+def _print_table(figures: Mapping[str, object], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in figures.items():
+        parts = value if isinstance(value, Mapping) else {"": value}
+        for part, number in parts.items():
+            shown = f"{number:g}" if isinstance(number, (int, float)) else str(number or "-")
+            table.add_row(f"{name} {part}".strip().replace("_", " "), shown)
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""Methods that choose a power mode and an inference batch for training and inference that share a board."""
