@@ -6,14 +6,21 @@ from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_evaluation.serving_methods.baselines import EverySetting, LargestBatch, RandomSettings, SingleSamples
-from wattfleet_evaluation.serving_methods.binary_search import SettingSearch
 from wattfleet_evaluation.serving_methods.measure_what_matters import MeasureWhatMattersForServing
 from wattfleet_evaluation.serving_methods.predict_settings import Fit, PredictSettings
+from wattfleet_evaluation.serving_methods.searches import SettingGradient, SettingSearch
 from wattfleet_evaluation.serving_methods.serving_method import ServingMethod
 
 _WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
     method.name: method
-    for method in (SettingSearch(), LargestBatch(), SingleSamples(), RandomSettings(), EverySetting())
+    for method in (
+        SettingSearch(),
+        SettingGradient(),
+        LargestBatch(),
+        SingleSamples(),
+        RandomSettings(),
+        EverySetting(),
+    )
 }
 NAMES = ("wattfleet", "roofline", *_WITHOUT_PREDICTOR)
 """Names of all serving methods."""

@@ -61,6 +61,13 @@ class ServingSession:
             (self._rows[row],) = self._corpus.rows(np.array([row])).measurements()
         return self._rows[row]
 
+    def has_measured(self, row: int) -> bool:
+        """Measure the setting at an index if the limit allows it; return whether it is measured."""
+        if row not in self._rows and not self.remaining:
+            return False
+        self.measure(row)
+        return True
+
     def measure_all(self, settings: NDArray[np.float64]) -> None:
         """Measure `[m, 5]` modes with their batch sizes.
 

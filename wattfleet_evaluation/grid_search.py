@@ -1,0 +1,121 @@
+"""Searches over the four knobs and the batch size, for methods that measure and do not predict."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Settings = NDArray[np.float64]
+"""`[n, 5]` modes with their batch sizes."""
+
+KNOBS = (0, 1, 2, 3)
+"""The dimensions of the mode."""
+
+BATCH = 4
+"""The dimension of the batch size."""
+
+
+class Judge(Protocol):
+    """What a search along the slopes has to know of measured rows."""
+
+    def keeps_budget(self, row: int) -> bool:
+        """Whether it draws no more than the budget."""
+        ...
+
+    def keeps_latency(self, row: int) -> bool:
+        """Whether its inference keeps the latency."""
+        ...
+
+    def slope(self, low: int, high: int) -> float:
+        """Milliseconds that each further mW saves between two rows; infinite if no more power is needed."""
+        ...
+
+
+class Grid:
+    """Rows that can be measured, each a combination of values of the five dimensions.
+
+    Args:
+        settings: `[n, 5]` modes with their batch sizes; may be none.
+        measure: measures the row at an index; returns False if no further measurement is allowed.
+
+    Attributes:
+        values: the values of each dimension, ascending.
+    """
+
+    def __init__(self, settings: Settings, measure: Callable[[int], bool]) -> None:
+        self.values: list[list[float]] = [np.unique(column).tolist() for column in settings.T]
+        self._settings, self._measure = settings, measure
+
+    def measured_at(self, at: list[int]) -> int | None:
+        """Measure the row at an index of each dimension's values; None if no further measurement is allowed."""
+        return self._measured([column[index] for column, index in zip(self.values, at, strict=True)])
+
+    def halve(self, upper: Callable[[int, int], bool]) -> None:
+        """Measure the middle of the remaining rows and drop half of the values of one dimension, until one is left.
+
+        The dimensions take turns, and the batch is the first.
+
+        Args:
+            upper: whether to continue with the upper values of a dimension, after a row was measured.
+        """
+        values = [list(column) for column in self.values]
+        if not len(self._settings):
+            return
+        turns = itertools.cycle((BATCH, *KNOBS))
+        while (row := self._measured([column[len(column) // 2] for column in values])) is not None:
+            if all(len(column) == 1 for column in values):
+                return
+            turn = next(turn for turn in turns if len(values[turn]) > 1)
+            half = len(values[turn]) // 2
+            values[turn] = values[turn][half:] if upper(turn, row) else values[turn][:half]
+
+    def climb(self, judge: Judge) -> None:
+        """Measure the slope of time against power along each knob from the middle, then search along the steepest.
+
+        Each slope is measured by the next lower value of the knob. Along the knobs in the order of their slopes, a
+        binary search finds the highest value that keeps the budget. The batch is the largest that keeps the latency in
+        the middle.
+
+        Args:
+            judge: tells of measured rows.
+        """
+        if not len(self._settings):
+            return
+        at = [len(column) // 2 for column in self.values]
+        at[BATCH] = len(self.values[BATCH]) - 1
+        best = self.measured_at(at)
+        while best is not None and not judge.keeps_latency(best) and at[BATCH] > 0:
+            at[BATCH] -= 1
+            best = self.measured_at(at)
+        slopes: dict[int, float] = {}
+        for knob in KNOBS:
+            lower = None if best is None or at[knob] == 0 else self.measured_at(_moved(at, knob, at[knob] - 1))
+            if best is not None and lower is not None:
+                slopes[knob] = judge.slope(lower, best)
+        for knob in sorted(slopes, key=lambda knob: -slopes[knob]):
+            keeps = best is not None and judge.keeps_budget(best)
+            low, high = (at[knob], len(self.values[knob]) - 1) if keeps else (0, at[knob])
+            while low < high:
+                middle = (low + high + 1) // 2
+                row = self.measured_at(_moved(at, knob, middle))
+                if row is None:
+                    return
+                if judge.keeps_budget(row):
+                    low, best = middle, row
+                else:
+                    high = middle - 1
+            at[knob] = low
+
+    def _measured(self, setting: list[float]) -> int | None:
+        # A corpus may not hold all combinations of values.
+        distance = np.abs(np.log(self._settings) - np.log(np.array(setting))).sum(axis=1)
+        row = int(distance.argmin())
+        return row if self._measure(row) else None
+
+
+def _moved(at: list[int], knob: int, index: int) -> list[int]:
+    return [index if dimension == knob else own for dimension, own in enumerate(at)]
