@@ -24,7 +24,7 @@ from wattfleet.prediction import MIN_MODES, Predictor, RooflinePredictor
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.choice_method import ChoiceMethod
 from wattfleet_evaluation.choice_methods.measure_what_matters import MeasureWhatMatters
-from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+from wattfleet_evaluation.corpus_predictions import Fit
 from wattfleet_evaluation.judging.audited_target import audited
 from wattfleet_evaluation.judging.choice import ChoiceCases, evaluate_choice
 from wattfleet_evaluation.judging.reference_source import find_reference

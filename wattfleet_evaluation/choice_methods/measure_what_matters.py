@@ -13,7 +13,7 @@ from wattfleet.prediction import Prediction
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.fastest_mode import fastest_known
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
-from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+from wattfleet_evaluation.corpus_predictions import Fit
 
 # An unmeasured choice may exceed its budget with a probability of at most _RISK / (measured modes). After few
 # measurements nearly every choice is unmeasured, and some risk saves much time. After many, little is left to gain.

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from wattfleet.modes import PowerMode, Profile, array_to_modes
-from wattfleet.prediction import Predictor
+from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 from wattfleet_evaluation.choice_methods.random_best import measure_random
-
-Fit = Callable[[Profile], Predictor]
-"""Fits a predictor to measured modes. The function itself knows which reference it transfers from."""
+from wattfleet_evaluation.corpus_predictions import Fit
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from wattfleet_evaluation.choice_methods.maxn import Maxn
 from wattfleet_evaluation.choice_methods.measure_what_matters import MeasureWhatMatters
 from wattfleet_evaluation.choice_methods.presets import Presets
 from wattfleet_evaluation.choice_methods.random_best import RandomBest
-from wattfleet_evaluation.choice_methods.random_then_predict import Fit, RandomThenPredict
+from wattfleet_evaluation.choice_methods.random_then_predict import RandomThenPredict
+from wattfleet_evaluation.corpus_predictions import Fit
 
 _WITHOUT_PREDICTOR: dict[str, ChoiceMethod] = {
     method.name: method for method in (Maxn(), RandomBest(), BinarySearch(), BruteForce())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ import typer
 from wattfleet.choosing import Objective
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Task
+from wattfleet_evaluation.cli.figures_table import print_figures
 from wattfleet_evaluation.cli.serving import problems, require_inference
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from wattfleet.modes import WorkloadFacts
     from wattfleet.prediction import Predictor
-    from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+    from wattfleet_evaluation.corpus_predictions import Fit
 
     Mask = NDArray[np.bool_]
     Report = Callable[[int], None]
@@ -163,7 +164,7 @@ def choice(
     if json_:
         print(json.dumps(figures))
     else:
-        _print_table(figures, method)
+        print_figures(figures, f"Choices of the method {method}")
 
 
 def parse_budgets(text: str) -> list[float]:
@@ -195,18 +196,3 @@ def _fit_with(references: Callable[[str], list[Predictor]], facts: WorkloadFacts
             f" {', '.join(shipped())}"
         )
     return lambda profile: fit_from(fitted, profile, known, facts)
-
-
-def _print_table(figures: Mapping[str, object], method: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"Choices of the method {method}", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in figures.items():
-        parts = value if isinstance(value, Mapping) else {"": value}
-        for part, number in parts.items():
-            shown = f"{number:g}" if isinstance(number, (int, float)) else str(number or "-")
-            table.add_row(f"{name} {part}".strip().replace("_", " "), shown)
-    Console().print(table)

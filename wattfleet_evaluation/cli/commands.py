@@ -10,6 +10,7 @@ import typer
 
 from wattfleet.modes import Task
 from wattfleet_evaluation.cli.choice import choice
+from wattfleet_evaluation.cli.duty import duty
 from wattfleet_evaluation.cli.interleave import interleave
 from wattfleet_evaluation.cli.report import report
 
@@ -24,6 +25,7 @@ def group() -> None:
 
 
 app.command()(choice)
+app.command()(duty)
 app.command()(interleave)
 app.command()(report)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wattfleet.choosing import InterleavingObjective
+from wattfleet_evaluation.cli.figures_table import print_figures
+from wattfleet_evaluation.cli.pair_options import DEFAULT_REFERENCE, fit_named, require_measurements
 from wattfleet_evaluation.cli.ranges import parse_range
 
 if TYPE_CHECKING:
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wattfleet.modes import Profile
-    from wattfleet_evaluation.choice_methods.random_then_predict import Fit
     from wattfleet_evaluation.interleaving_methods.session import PairCorpora
-
-DEFAULT_REFERENCE = "agx_orin_resnet18"
 
 
 def interleave(
@@ -97,14 +95,12 @@ def interleave(
     from rich.progress import Progress
 
     from wattfleet.choosing import ServiceLimits
-    from wattfleet.errors import InvalidInputError
     from wattfleet.modes import Task, read_profile
     from wattfleet_evaluation.interleaving_methods.registry import interleaving_method_named
     from wattfleet_evaluation.interleaving_methods.session import PairCorpora
     from wattfleet_evaluation.judging.interleaving import evaluate_interleaving
 
-    if measure < 2 or seed < 0:
-        raise InvalidInputError(f"--measure must be 2 or more and --seed 0 or more, not {measure} and {seed}")
+    require_measurements(measure, seed, fewest=2)
     problems = [
         ServiceLimits(1e3 * limit_s, rate, 1e3 * budget_w)
         for limit_s in parse_range("--latency-s", latency_s, 0.1)
@@ -114,9 +110,8 @@ def interleave(
     files = {Task.TRAINING: (training, read_profile(training)), Task.INFERENCE: (inference, read_profile(inference))}
     profiles = [profile for _, profile in files.values()]
     corpora = PairCorpora.of(*profiles)
-    names = list(dict.fromkeys(reference or [DEFAULT_REFERENCE]))
     console = Console(stderr=True)
-    method = interleaving_method_named(strategy, lambda task: _fit(*files[task], names))
+    method = interleaving_method_named(strategy, lambda task: fit_named(*files[task], reference))
     with console.status("auditing the files"):
         trusted = _trusted(corpora, *profiles)
     with Progress(console=console, transient=True) as progress:
@@ -135,19 +130,7 @@ def interleave(
     if json_:
         print(json.dumps(cases.figures()))
     else:
-        _print_table(cases.figures(), f"{strategy}: {training.name} beside {inference.name}")
-
-
-def _fit(path: Path, target: Profile, names: list[str]) -> Fit:
-    """The function that fits a task's predictor, from references that know nothing of the target."""
-    from wattfleet.modes import board_with_modes, stated_facts
-    from wattfleet.prediction import DEFAULT_PREDICTOR, fit_from, predictor_class
-    from wattfleet_evaluation.judging.reference_source import find_reference, references_of
-
-    facts = stated_facts(str(path), target, None)
-    sources = [find_reference(name, target) for name in names]
-    known = references_of(sources, DEFAULT_PREDICTOR, board_with_modes(target.modes))
-    return lambda profile: fit_from(predictor_class(DEFAULT_PREDICTOR), profile, known, facts)
+        print_figures(cases.figures(), f"{strategy}: {training.name} beside {inference.name}")
 
 
 def _trusted(corpora: PairCorpora, training: Profile, inference: Profile) -> NDArray[np.bool_] | None:
@@ -161,18 +144,3 @@ def _trusted(corpora: PairCorpora, training: Profile, inference: Profile) -> NDA
         return None
     trains = of_training[corpora.training_rows][corpora.measured.mode_of]
     return np.asarray(of_inference[corpora.inference_rows] & trains)
-
-
-def _print_table(figures: Mapping[str, object], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in figures.items():
-        parts = value if isinstance(value, Mapping) else {"": value}
-        for part, number in parts.items():
-            shown = f"{number:g}" if isinstance(number, (int, float)) else str(number or "-")
-            table.add_row(f"{name} {part}".strip().replace("_", " "), shown)
-    Console().print(table)

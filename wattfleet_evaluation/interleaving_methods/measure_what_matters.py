@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from wattfleet.choosing import InterleavingObjective, PairedModes, ServiceLimits, next_measurement
 from wattfleet.modes import Task
-from wattfleet.prediction import Prediction, conditioned
-from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+from wattfleet_evaluation.corpus_predictions import CorpusPredictions, Fit
 from wattfleet_evaluation.interleaving_methods.interleaving_method import Choose, best_measured
 from wattfleet_evaluation.interleaving_methods.session import InterleavingSession
 
-# The first measurements of a task tell of its workload: the predictor is fitted again after each of them. After that,
-# the last fit is conditioned on what is measured further, which takes a tenth of the time.
+# Measurements of a task up to which its predictor is fitted again. Fits to more of them choose no better.
 _FITTED = 3
 # Problems that share their measurements, of which this many at random tell what to measure next.
 _PROBLEMS = 40
@@ -30,9 +28,11 @@ class MeasureWhatMattersBesideInference:
         name: name in tables.
     """
 
-    fit: dict[Task, Fit]
+    fit: Mapping[Task, Fit]
     name: str = "wattfleet"
-    _fitted: dict[tuple[Task, tuple[int, ...]], Prediction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._predictions = {task: CorpusPredictions(fit, _FITTED) for task, fit in self.fit.items()}
 
     def profile(
         self,
@@ -54,15 +54,6 @@ class MeasureWhatMattersBesideInference:
         return best_measured(session, objective)
 
     def _known(self, session: InterleavingSession) -> PairedModes:
-        return session.corpora.known({task: self._predicted(session, task) for task in session.rows}, session.rows)
-
-    def _predicted(self, session: InterleavingSession, task: Task) -> Prediction:
-        """The prediction of all rows of a task."""
-        corpus = session.corpora.of_task(task)
-        first, further = session.rows[task][:_FITTED], np.array(session.rows[task][_FITTED:], dtype=np.intp)
-        # Problems begin with the same measurements.
-        key = task, tuple(sorted(first))
-        if key not in self._fitted:
-            predictor = self.fit[task](corpus.rows(np.array(key[1], dtype=np.intp)))
-            self._fitted[key] = predictor.predict(corpus.modes, corpus.batch)
-        return conditioned(self._fitted[key], corpus.modes, corpus.batch, further, corpus.rows(further))
+        corpora = session.corpora
+        predicted = {task: self._predictions[task].after(corpora.of_task(task), session.rows[task]) for task in Task}
+        return corpora.known(predicted, session.rows)

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wattfleet.choosing import InterleavingObjective, Proposal, ServiceLimits
-from wattfleet.modes import Profile
-from wattfleet.prediction import Prediction
 from wattfleet_evaluation.interleaving_methods.interleaving_method import Choose, best_known
 from wattfleet_evaluation.interleaving_methods.session import InterleavingSession
-from wattfleet_evaluation.powertrain.networks import Schedule, train
-
-Values = NDArray[np.float64]
+from wattfleet_evaluation.powertrain.corpus import predicted_corpus
+from wattfleet_evaluation.powertrain.networks import Schedule
 
 
 @dataclass(frozen=True)
@@ -41,21 +37,7 @@ class NetworkFromRandom:
             for row in drawn.permutation(len(corpora.of_task(task)))[: session.limit // 2].tolist():
                 session.measure(Proposal(task, row))
         predicted = {
-            task: _predicted(corpora.of_task(task), np.array(rows, dtype=np.intp), Schedule(seed=seed))
+            task: predicted_corpus(corpora.of_task(task), np.array(rows, dtype=np.intp), Schedule(seed=seed))
             for task, rows in session.rows.items()
         }
         return best_known(corpora.known(predicted, session.rows), objective)
-
-
-def _predicted(corpus: Profile, rows: NDArray[np.intp], schedule: Schedule) -> Prediction:
-    """The networks' prediction of a whole corpus, from some of its rows."""
-    inputs = corpus.modes if corpus.batch is None else np.column_stack([corpus.modes, corpus.batch])
-    columns = corpus.minibatch_ms, corpus.power_mw
-    trained = train(
-        np.stack([inputs[rows]] * 2), np.stack([each[rows] for each in columns]), [None, None], "mse", schedule
-    )
-    # The networks may predict a negative value.
-    time, power = (
-        np.maximum(network(inputs), 0.1 * each[rows].min()) for (network, _), each in zip(trained, columns, strict=True)
-    )
-    return Prediction(time, power, np.zeros(len(corpus)), np.zeros(len(corpus)))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Task
-from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+from wattfleet_evaluation.corpus_predictions import Fit
 from wattfleet_evaluation.interleaving_methods.baselines import EveryPair, RandomPairs
 from wattfleet_evaluation.interleaving_methods.interleaving_method import InterleavingMethod
 from wattfleet_evaluation.interleaving_methods.measure_what_matters import MeasureWhatMattersBesideInference

@@ -36,7 +36,7 @@ class ServingCases:
             limits, %. A choice that breaks a limit may be better; its loss is then 0. NaN if nothing was chosen.
         excess_w: `[r, p]` W by which the chosen row's measured power exceeds the budget; 0 if it does not.
         latency_broken: `[r, p]` whether the chosen row's measured time breaks a condition of latency.
-        rows_measured: `[r, g]` number of rows measured for each of `g` pairs of latency and arrival rate.
+        rows_measured: `[r, g]` number of rows measured for each of `g` pairs of latency and arrival rate, or problems.
         loss_passing_pct: `[r, p]` the loss against the best row that passes an audit. NaN if the chosen row does not
             pass, or no passing row keeps the limits. None without an audit.
     """
@@ -76,6 +76,14 @@ class ServingCases:
             figures["loss_pct_passing"] = _loss(self.loss_passing_pct)
         return figures
 
+    def duty_figures(self) -> dict[str, object]:
+        """The figures over all cases, as `evaluate duty --json` prints them; see `figures`."""
+        figures = self.figures()
+        del figures["problems"], figures["rows_measured"]
+        evaluated = self.found.shape[1]
+        measured = {"mean": _rounded(self.rows_measured.mean()), "most": int(self.rows_measured.max())}
+        return {"problems": evaluated + self.left_out, "solvable": evaluated, **figures, "measured": measured}
+
 
 def _loss(loss_pct: Values) -> dict[str, float] | None:
     """The figures of the losses that are known; None if there are none."""
@@ -103,21 +111,22 @@ def evaluate_serving(
     seed: int,
     report: Report = lambda run: None,
     trusted: Mask | None = None,
+    shares_budgets: bool = True,
 ) -> ServingCases:
     """Run a serving method on a corpus several times and score its choices.
-
-    Within a run, one set of measurements serves all budgets of a latency and an arrival rate.
 
     Args:
         corpus: every setting that can be measured and chosen, with its batch.
         method: the method to score.
-        limit: maximum number of rows that it may measure for a latency and an arrival rate.
+        limit: maximum number of rows that it may measure for a latency and an arrival rate, or for a problem.
         problems: the limits to choose for.
         objective: what is chosen by.
         runs: number of runs, with the seeds `seed`, `seed + 1` and so on.
         seed: seed of the first run.
         report: called after every run.
         trusted: `[n]` rows of the corpus that pass an audit. They are not known to the method.
+        shares_budgets: whether, within a run, one set of measurements serves all budgets of a latency and an arrival
+            rate; otherwise each problem starts from none.
 
     Raises:
         InvalidInputError: the corpus states no batches, no row keeps the limits of any problem, a number is out of
@@ -136,7 +145,9 @@ def evaluate_serving(
             "no row of the target keeps the limits of any problem: allow a higher latency, fewer samples a second or"
             " more power"
         )
-    services = [list(group) for _, group in groupby(kept, key=lambda each: (each.latency_ms, each.arrival_per_s))]
+    services = [[problem] for problem in kept]
+    if shares_budgets:
+        services = [list(group) for _, group in groupby(kept, key=lambda each: (each.latency_ms, each.arrival_per_s))]
     cases, measured = np.empty((runs, len(kept), 5)), np.empty((runs, len(services)))
     for run in range(runs):
         at = 0

@@ -36,8 +36,9 @@ Values = NDArray[np.float64]
 # Prior of the errors: the paper's own at 50 modes, about 15 and 5.5 %, as standard deviations of normal errors. It has
 # the weight of four held-out modes. With ten measured modes, only one is held out.
 _TIME_LOG_SD, _POWER_LOG_SD, _WEIGHT = 0.19, 0.07, 4
-# No prediction is below this share of the lowest measured value.
-_FLOOR = 0.1
+
+FLOOR = 0.1
+"""No prediction is below this share of the lowest measured value: a network may predict a negative one."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Quantity:
             usual: standard deviation that the held-out modes are shrunk towards.
         """
         variance = (_WEIGHT * usual**2 + float((errors**2).sum())) / (_WEIGHT + len(errors))
-        return cls(network, _FLOOR * float(observed.min()), float(np.sqrt(variance)))
+        return cls(network, FLOOR * float(observed.min()), float(np.sqrt(variance)))
 
     def predict(self, modes: ModeArray) -> tuple[Values, Values]:
         """The `[n]` values at `[n, 4]` modes, and the `[n]` standard deviations of their logarithms."""

@@ -19,8 +19,8 @@ from wattfleet.modes import Profile, WorkloadFacts, board_with_modes, stated_fac
 from wattfleet.prediction import DEFAULT_PREDICTOR, MIN_CORPUS_MODES, Predictor, adapt_to_board, predictor_class
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 from wattfleet_evaluation.choice_methods.random_best import measure_random
-from wattfleet_evaluation.choice_methods.random_then_predict import Fit
 from wattfleet_evaluation.choice_methods.registry import choice_method_named
+from wattfleet_evaluation.corpus_predictions import Fit
 from wattfleet_evaluation.judging.audited_target import AuditedTarget, audited
 from wattfleet_evaluation.judging.choice import evaluate_choice
 from wattfleet_evaluation.judging.minibatches import RawRun, evaluate_minibatches, read_raw_runs

@@ -17,6 +17,7 @@ class ServingSession:
         limit: maximum number of settings to measure.
 
     Attributes:
+        corpus: all settings.
         modes: `[n, 4]` modes of the settings.
         batch: `[n]` batch sizes of the settings.
         limit: maximum number of settings to measure.
@@ -34,7 +35,7 @@ class ServingSession:
         self.modes: ModeArray = corpus.modes
         self.batch: BatchArray = corpus.batch
         self.limit = min(limit, len(corpus))
-        self._corpus = corpus
+        self.corpus = corpus
         self._rows: dict[int, Measurement] = {}
         settings = np.column_stack([corpus.modes, corpus.batch]).tolist()
         self._row_of = {tuple(setting): row for row, setting in enumerate(settings)}
@@ -43,6 +44,11 @@ class ServingSession:
     def measured(self) -> int:
         """Number of settings measured so far."""
         return len(self._rows)
+
+    @property
+    def rows(self) -> list[int]:
+        """Indices of the measured settings, in the order of measuring."""
+        return list(self._rows)
 
     @property
     def remaining(self) -> int:
@@ -58,7 +64,7 @@ class ServingSession:
         if row not in self._rows:
             if not self.remaining:
                 raise InvalidInputError(f"the limit of {self.limit} measured settings is reached")
-            (self._rows[row],) = self._corpus.rows(np.array([row])).measurements()
+            (self._rows[row],) = self.corpus.rows(np.array([row])).measurements()
         return self._rows[row]
 
     def has_measured(self, row: int) -> bool:
@@ -84,4 +90,4 @@ class ServingSession:
 
     def profile(self) -> Profile:
         """The measurements made so far."""
-        return self._corpus.rows(np.array(list(self._rows), dtype=np.intp))
+        return self.corpus.rows(np.array(self.rows, dtype=np.intp))

@@ -1,0 +1,42 @@
+"""Predictions of a whole corpus from some of its rows, for methods that measure and predict in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from wattfleet.modes import Profile
+from wattfleet.prediction import Prediction, Predictor, conditioned
+
+Fit = Callable[[Profile], Predictor]
+"""Fits a predictor to measured rows. The function itself knows which reference it transfers from."""
+
+
+class CorpusPredictions:
+    """Predicts all rows of a corpus after some were measured, and remembers what it has fitted.
+
+    The first measurements tell of the workload, and the predictor is fitted again after each of them. The last of these
+    fits is conditioned on what is measured further, which takes a tenth of the time.
+
+    Args:
+        fit: fits the predictor.
+        fitted: number of measurements up to which it is fitted.
+    """
+
+    def __init__(self, fit: Fit, fitted: int) -> None:
+        self._fit, self._fitted = fit, fitted
+        self._known: dict[tuple[int, ...], Prediction] = {}
+
+    def after(self, corpus: Profile, rows: Sequence[int]) -> Prediction:
+        """The prediction of all rows.
+
+        Args:
+            corpus: always the same.
+            rows: the measured rows, in the order of measuring.
+        """
+        first, further = tuple(sorted(rows[: self._fitted])), np.array(rows[self._fitted :], dtype=np.intp)
+        if first not in self._known:
+            predictor = self._fit(corpus.rows(np.array(first, dtype=np.intp)))
+            self._known[first] = predictor.predict(corpus.modes, corpus.batch)
+        return conditioned(self._known[first], corpus.modes, corpus.batch, further, corpus.rows(further))
