@@ -21,21 +21,22 @@ class CorpusPredictions:
 
     Args:
         fit: fits the predictor.
-        fitted: number of measurements up to which it is fitted.
     """
 
-    def __init__(self, fit: Fit, fitted: int) -> None:
-        self._fit, self._fitted = fit, fitted
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
         self._known: dict[tuple[int, ...], Prediction] = {}
 
-    def after(self, corpus: Profile, rows: Sequence[int]) -> Prediction:
+    def after(self, corpus: Profile, rows: Sequence[int], fitted: int | None = None) -> Prediction:
         """The prediction of all rows.
 
         Args:
             corpus: always the same.
             rows: the measured rows, in the order of measuring.
+            fitted: number of measurements up to which the predictor is fitted; None fits it to all.
         """
-        first, further = tuple(sorted(rows[: self._fitted])), np.array(rows[self._fitted :], dtype=np.intp)
+        count = len(rows) if fitted is None else fitted
+        first, further = tuple(sorted(rows[:count])), np.array(rows[count:], dtype=np.intp)
         if first not in self._known:
             predictor = self._fit(corpus.rows(np.array(first, dtype=np.intp)))
             self._known[first] = predictor.predict(corpus.modes, corpus.batch)

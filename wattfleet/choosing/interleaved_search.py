@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,6 @@ _TOLERANCE = 0.001
 _KEPT = 0.5
 # Modes and batches that keep the budget less likely are not considered.
 _LEAST_PROBABILITY = 1e-3
-_DRAWS = 64
-_GOLDEN = (np.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -105,15 +102,9 @@ def _gains(pair: PairedModes, limits: ServiceLimits, objective: InterleavingObje
     within = within * _within(inference.power_margin(np.array([limits.budget_mw])))
     gain, in_time = np.zeros(len(batches)), np.zeros(len(batches))
     rows = np.flatnonzero(open_ & (longest_ms > 0) & (within > _LEAST_PROBABILITY))
-    modes = pair.mode_of[rows]
-    for_inference, for_training = _draws()
-    inference_ms = inference.minibatch_ms[rows, None] * np.exp(inference.time_log_sd[rows, None] * for_inference)
-    minibatch_ms = training.minibatch_ms[modes, None] * np.exp(training.time_log_sd[modes, None] * for_training)
-    kept = inference_ms <= longest_ms[rows, None]
-    minibatches = np.floor((window_ms[rows, None] - inference_ms) / minibatch_ms)
-    drawn = np.where(kept, objective.worth(minibatches, window_ms[rows, None]) + unit, 0.0)
-    gain[rows] = within[rows] * np.maximum(drawn - best, 0.0).mean(axis=1)
-    in_time[rows] = kept.mean(axis=1)
+    drawn = pair.drawn_worth(limits, objective, rows)
+    gain[rows] = within[rows] * np.fmax(drawn + unit - best, 0.0).mean(axis=1)
+    in_time[rows] = np.isfinite(drawn).mean(axis=1)
     return _Gains(gain / max(best, unit), in_time)
 
 
@@ -135,12 +126,3 @@ def _within(margins: Values) -> Values:
     from scipy.special import ndtr  # imported here to keep scipy out of processes that never search
 
     return np.asarray(ndtr(margins[:, 0]))
-
-
-@cache
-def _draws() -> tuple[Values, Values]:
-    """Pairs of standard normal values that are spread evenly: a lattice with the golden ratio."""
-    from scipy.special import ndtri
-
-    numbers = np.arange(_DRAWS)
-    return np.asarray(ndtri((numbers + 0.5) / _DRAWS)), np.asarray(ndtri((numbers * _GOLDEN + 0.5) % 1.0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from wattfleet.modes import PowerMode, array_to_modes
 
 Values = NDArray[np.float64]
 Rows = NDArray[np.intp]
+
+_DRAWS = 64
+_GOLDEN = (np.sqrt(5) - 1) / 2
 
 
 class InterleavingObjective(str, Enum):
@@ -117,6 +121,23 @@ class PairedModes:
         in_time = self.inference.safe_minibatch_ms(probability) <= limits.longest_ms(self.inference.stated_batch())
         return np.asarray(in_time & (self.power_mw(probability) <= limits.budget_mw))
 
+    def drawn_worth(self, limits: ServiceLimits, objective: InterleavingObjective, rows: Rows) -> Values:
+        """What `[k]` rows are worth, `[k, d]` for `d` evenly spread draws of their times; NaN where one is late.
+
+        The draws of a measured time are all the same.
+        """
+        batches, modes = self.inference.stated_batch()[rows], self.mode_of[rows]
+        for_inference, for_training = _draws()
+        inference_ms = self.inference.minibatch_ms[rows, None] * np.exp(
+            self.inference.time_log_sd[rows, None] * for_inference
+        )
+        minibatch_ms = self.training.minibatch_ms[modes, None] * np.exp(
+            self.training.time_log_sd[modes, None] * for_training
+        )
+        window_ms = limits.collect_ms(batches)[:, None]
+        worth = objective.worth(np.floor((window_ms - inference_ms) / minibatch_ms), window_ms)
+        return np.asarray(np.where(inference_ms <= limits.longest_ms(batches)[:, None], worth, np.nan))
+
     @property
     def measured(self) -> NDArray[np.bool_]:
         """`[m]` whether both training and inference were measured."""
@@ -135,7 +156,8 @@ def choose_interleaved(
 ) -> InterleavedChoice:
     """The mode and inference batch with the most training beside an inference that keeps its limits.
 
-    A tie goes to the lower power.
+    What is not measured counts with its expected worth, since the best of many medians is likely an underestimated
+    time. A tie goes to the lower power.
 
     Args:
         pair: training and inference, measured or predicted.
@@ -156,8 +178,8 @@ def choose_interleaved(
         )
     batches = pair.inference.stated_batch()
     window_ms, minibatches = limits.collect_ms(batches), pair.minibatches(limits)
-    worth, power_mw = objective.worth(minibatches, window_ms), pair.power_mw()
-    row = int(kept[np.lexsort((power_mw[kept], -worth[kept]))[0]])
+    worth, power_mw = np.nan_to_num(pair.drawn_worth(limits, objective, kept)).mean(axis=1), pair.power_mw()
+    row = int(kept[np.lexsort((power_mw[kept], -worth))[0]])
     (mode,) = array_to_modes(pair.inference.modes[row : row + 1])
     return InterleavedChoice(
         mode,
@@ -169,3 +191,12 @@ def choose_interleaved(
         int(minibatches[row]),
         row,
     )
+
+
+@cache
+def _draws() -> tuple[Values, Values]:
+    """Pairs of standard normal values that are spread evenly: a lattice with the golden ratio."""
+    from scipy.special import ndtri  # imported here to keep scipy out of processes that never choose
+
+    numbers = np.arange(_DRAWS)
+    return np.asarray(ndtri((numbers + 0.5) / _DRAWS)), np.asarray(ndtri((numbers * _GOLDEN + 0.5) % 1.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +37,7 @@ class MeasureWhatMattersForServing:
     name: str = "wattfleet"
 
     def __post_init__(self) -> None:
-        self._predictions = CorpusPredictions(self.fit, _SPREAD if self.chooses_measured else sys.maxsize)
+        self._predictions = CorpusPredictions(self.fit)
 
     def profile(
         self, session: ServingSession, problems: Sequence[ServiceLimits], objective: Objective, seed: int
@@ -54,7 +53,7 @@ class MeasureWhatMattersForServing:
         )
 
         def predict(profile: Profile) -> Prediction:
-            return self._predictions.after(session.corpus, session.rows)
+            return self._predictions.after(session.corpus, session.rows, _SPREAD if self.chooses_measured else None)
 
         while session.remaining and len(
             found := next_modes(session.profile(), session.modes, predict, settings, batch=session.batch, serving=goal)
