@@ -8,7 +8,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_evaluation.corpus_predictions import Fit
 from wattfleet_evaluation.serving_methods.baselines import EverySetting, LargestBatch, RandomSettings, SingleSamples
 from wattfleet_evaluation.serving_methods.measure_what_matters import MeasureWhatMattersForServing
-from wattfleet_evaluation.serving_methods.predict_settings import PredictSettings
+from wattfleet_evaluation.serving_methods.predict_settings import NetworkSettings, PredictSettings
 from wattfleet_evaluation.serving_methods.searches import SettingGradient, SettingSearch
 from wattfleet_evaluation.serving_methods.serving_method import ServingMethod
 
@@ -17,6 +17,7 @@ _WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
     for method in (
         SettingSearch(),
         SettingGradient(),
+        NetworkSettings(),
         LargestBatch(),
         SingleSamples(),
         RandomSettings(),
