@@ -8,9 +8,10 @@ from pathlib import Path
 from edge_agent.devices.device import Device
 from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SESSION_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
+from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
-from edge_agent.runtime.unix_socket import require_own_socket
+from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
@@ -70,5 +71,7 @@ async def _run_with_device(
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
     news = SessionNews(settings.session.coordinator, state_directory / SESSION_FILE)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
-    service = DeviceService(settings, device, profiled, session, welcome, connect)
-    await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
+    trainings = AppTrainings(settings.device.id)
+    service = DeviceService(settings, device, profiled, session, welcome, connect, trainings)
+    async with serve_socket(settings.device.socket, trainings):
+        await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})

@@ -13,13 +13,13 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.profiling_plan import Progress
 from edge_agent.paths import REFERENCES_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
+from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.requested_work import RequestedWork
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
-from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of
@@ -50,6 +50,7 @@ class DeviceService:
         session: reports to the coordinator.
         welcome: the coordinator's latest Welcome.
         connect: opens connections to the coordinator.
+        trainings: of apps, which it runs once the device is ready.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class DeviceService:
         session: CoordinatorSession,
         welcome: LatestWelcome,
         connect: Connect,
+        trainings: AppTrainings,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -67,6 +69,7 @@ class DeviceService:
         self._session = session
         self._welcome = welcome
         self._connect = connect
+        self._trainings = trainings
         self._reporter = StateReporter(session)
         self._has_warned = False
 
@@ -184,7 +187,7 @@ class DeviceService:
             requests = RequestedWork(
                 self._device, self._settings.workload, ready, supervisor, self._session.requests, stopping
             )
-            async with aclosing(supervisor), serve_socket(self._settings.device.socket, servicer):
+            async with aclosing(supervisor), self._trainings.served_by(servicer):
                 try:
                     await supervisor.start()
                     _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from edge_agent.runtime.local_socket import STATUS, LocalAgentServicer
+from edge_agent.runtime.local_socket import STATUS
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_STREAMED_BYTES
@@ -48,8 +48,12 @@ def require_own_socket(path: Path) -> None:
 
 
 @asynccontextmanager
-async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterator[None]:
+async def serve_socket(path: Path, trainings: local_pb2_grpc.LocalAgentServiceServicer) -> AsyncIterator[None]:
     """Serve the socket to the owner and the group of its file.
+
+    Args:
+        path: of the socket.
+        trainings: runs the trainings of apps.
 
     Raises:
         InvalidInputError: the socket cannot be created.
@@ -57,7 +61,7 @@ async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterato
     server = grpc.aio.server(
         interceptors=[ErrorInterceptor(STATUS)], options=[("grpc.max_receive_message_length", MAX_STREAMED_BYTES)]
     )
-    local_pb2_grpc.add_LocalAgentServiceServicer_to_server(servicer, server)
+    local_pb2_grpc.add_LocalAgentServiceServicer_to_server(trainings, server)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         require_own_socket(path)
