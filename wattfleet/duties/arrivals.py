@@ -170,4 +170,6 @@ def _require_rate(what: str, per_s: float, or_none: bool = False) -> None:
     least_holds = per_s >= 0 if or_none else per_s > 0
     if not (math.isfinite(per_s) and least_holds and per_s <= MAX_ARRIVALS_PER_S):
         least = "0" if or_none else "above 0"
-        raise InvalidInputError(f"{what}: requests per second must be {least} to {MAX_ARRIVALS_PER_S:,g}, not {per_s:g}")
+        raise InvalidInputError(
+            f"{what}: requests per second must be {least} to {MAX_ARRIVALS_PER_S:,g}, not {per_s:g}"
+        )
