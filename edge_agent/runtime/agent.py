@@ -29,8 +29,8 @@ from edge_agent.training.knob_backup import backed_up
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.tasks import run_until_first
-from wattfleet_proto.convert import provenance_to_message
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.convert import kept_duty_to_message, provenance_to_message
+from wattfleet_proto.v1 import duty_pb2, session_pb2
 from wattfleet_proto.version import own_version
 
 _log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ async def _run_with_device(
     news = SessionNews(settings.session.coordinator, state_directory / SESSION_FILE)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
     trainings = AppTrainings(settings.device.id)
+    session.duty_figures = partial(_duty_figures, turns)
     if device.built_in_workload() is None:
         profiled = profiled.in_turns(partial(turns.from_thread, Kind.MINIBATCH))
     service = DeviceService(
@@ -106,3 +107,8 @@ async def _run_with_device(
             await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
         finally:
             turns.stop()
+
+
+def _duty_figures(turns: DeviceTurns) -> duty_pb2.DutyFigures | None:
+    kept = turns.kept_duty()
+    return None if kept is None else kept_duty_to_message(kept)

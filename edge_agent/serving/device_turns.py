@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NotDoneError
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -21,9 +21,9 @@ from edge_agent.serving.duty_figures import DutyFigures
 from edge_agent.serving.duty_modes import DutyModes, MeasuredDutyModes, lowest_keeping
 from edge_agent.serving.live_times import LiveTimes
 from edge_agent.serving.turns import Kind, Turns
-from wattfleet.duties import Duty
+from wattfleet.duties import Duty, KeptDuty
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes
-from wattfleet_proto.v1 import duty_pb2
+from wattfleet_io.clock import utc_now
 
 Result = TypeVar("Result")
 
@@ -40,6 +40,7 @@ class DeviceTurns:
     Args:
         now_s: a monotonic clock.
         judge: tells which modes keep the duty; the default judges by measured times alone.
+        utc_now: the time of day, for schedules of arrivals.
 
     Attributes:
         figures: of how the duty is kept.
@@ -47,8 +48,14 @@ class DeviceTurns:
         measuring_ends: ends the agent's own measurements that wait for a turn, once it is set.
     """
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic, judge: JudgeModes = MeasuredDutyModes) -> None:
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        judge: JudgeModes = MeasuredDutyModes,
+        utc_now: Callable[[], datetime] = utc_now,
+    ) -> None:
         self._now_s = now_s
+        self._utc_now = utc_now
         self._judge = judge
         self._turns = Turns(LiveTimes())
         self.figures = DutyFigures()
@@ -181,12 +188,12 @@ class DeviceTurns:
         """Why a minibatch gets no turn, for people; None if none waits."""
         return self._turns.why_training_waits(self._now_s())
 
-    def message(self) -> duty_pb2.DutyFigures | None:
-        """The figures of the duty in force; None without one."""
+    def kept_duty(self) -> KeptDuty | None:
+        """How the duty in force is kept; None without one."""
         duty = self.duty
         if duty is None:
             return None
-        return self.figures.message(duty, self._now_s(), self.servers, self.why_training_waits())
+        return self.figures.kept(duty, self._now_s(), self.servers, self.why_training_waits())
 
     async def take(self, kind: Kind, is_first: bool = False) -> int:
         """Wait for a turn; returns its ticket, for `give_back`. A cancellation withdraws the question."""
@@ -267,7 +274,7 @@ class DeviceTurns:
         measured_per_s = self.figures.arrivals_per_s(self._now_s())
         if measured_per_s is not None or self.duty is None:
             return measured_per_s or 0.0
-        return self.duty.arrivals_per_s(datetime.now(timezone.utc))
+        return self.duty.arrivals_per_s(self._utc_now())
 
     def _tell(self) -> None:
         """Have whoever watches the duty look again."""

@@ -7,9 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-from wattfleet.duties import Duty
-from wattfleet_proto.duty_histogram import LATENCY_LIMITS_MS
-from wattfleet_proto.v1 import duty_pb2
+from wattfleet.duties import LATENCY_LIMITS_MS, Duty, KeptDuty
 
 _WINDOW_S = 30.0
 _LATEST = 1000
@@ -29,7 +27,7 @@ class DutyFigures:
         self._counts = [0] * (len(LATENCY_LIMITS_MS) + 1)
         self._sum_ms = 0.0
         self._latest_ms: deque[float] = deque(maxlen=_LATEST)
-        self._answered = self._missed = self._batch = 0
+        self._requests = self._missed = self._batch = 0
 
     def arrived(self, count: int, now_s: float) -> None:
         """Note requests that have arrived."""
@@ -46,7 +44,7 @@ class DutyFigures:
             limit_ms: the duty's limit; None without a duty.
         """
         self._batch = len(latencies_ms) + failed
-        self._answered += len(latencies_ms)
+        self._requests += len(latencies_ms) + failed
         self._missed += failed
         for latency_ms in latencies_ms:
             self._counts[bisect_left(LATENCY_LIMITS_MS, latency_ms)] += 1
@@ -75,8 +73,8 @@ class DutyFigures:
         ordered = sorted(self._latest_ms)
         return ordered[math.ceil(quantile * len(ordered)) - 1] if ordered else None
 
-    def message(self, duty: Duty, now_s: float, servers: int, waits: str | None) -> duty_pb2.DutyFigures:
-        """The figures as a message.
+    def kept(self, duty: Duty, now_s: float, servers: int, waits: str | None) -> KeptDuty:
+        """All figures.
 
         Args:
             duty: in force.
@@ -84,14 +82,14 @@ class DutyFigures:
             servers: inference servers that are connected.
             waits: why a training waits; None if none does.
         """
-        return duty_pb2.DutyFigures(
+        return KeptDuty(
             workload=duty.workload,
             latency_ms=duty.latency_ms,
             quantile=duty.quantile,
             arrivals_per_s=self.arrivals_per_s(now_s) or 0.0,
-            answered=self._answered,
+            requests=self._requests,
             missed=self._missed,
-            latency_counts=self._counts,
+            latency_counts=tuple(self._counts),
             latency_sum_ms=self._sum_ms,
             latency_at_quantile_ms=self.latency_at(duty.quantile),
             batch=self._batch,

@@ -15,6 +15,7 @@ from wattfleet.duties import Duty
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet_proto.convert import kept_duty_to_message
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 
 _STILL_WAITING_S = 1.0
@@ -115,10 +116,10 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self, request: duty_pb2.ShowDutyRequest, context: Any
     ) -> duty_pb2.ShowDutyResponse:
         """Show the duty in force, and how it is kept."""
-        duty = self._turns.duty
-        if duty is None:
+        duty, kept = self._turns.duty, self._turns.kept_duty()
+        if duty is None or kept is None:
             return duty_pb2.ShowDutyResponse()
-        return duty_pb2.ShowDutyResponse(duty=duty.to_json(), figures=self._turns.message())
+        return duty_pb2.ShowDutyResponse(duty=duty.to_json(), figures=kept_duty_to_message(kept))
 
     async def ClearDuty(  # noqa: N802 - named by the protocol
         self, request: duty_pb2.ClearDutyRequest, context: Any

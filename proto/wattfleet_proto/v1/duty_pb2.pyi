@@ -455,7 +455,7 @@ class DutyFigures(_message.Message):
     LATENCY_MS_FIELD_NUMBER: _builtins.int
     QUANTILE_FIELD_NUMBER: _builtins.int
     ARRIVALS_PER_S_FIELD_NUMBER: _builtins.int
-    ANSWERED_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
     MISSED_FIELD_NUMBER: _builtins.int
     LATENCY_COUNTS_FIELD_NUMBER: _builtins.int
     LATENCY_SUM_MS_FIELD_NUMBER: _builtins.int
@@ -471,7 +471,8 @@ class DutyFigures(_message.Message):
     """the share of requests that have to be answered within the limit"""
     arrivals_per_s: _builtins.float
     """measured in the last half minute"""
-    answered: _builtins.int
+    requests: _builtins.int
+    """with an answer or an error"""
     missed: _builtins.int
     """answered later than the limit, or with an error"""
     latency_sum_ms: _builtins.float
@@ -496,7 +497,7 @@ class DutyFigures(_message.Message):
         latency_ms: _builtins.float = ...,
         quantile: _builtins.float = ...,
         arrivals_per_s: _builtins.float = ...,
-        answered: _builtins.int = ...,
+        requests: _builtins.int = ...,
         missed: _builtins.int = ...,
         latency_counts: _abc.Iterable[_builtins.int] | None = ...,
         latency_sum_ms: _builtins.float = ...,
@@ -508,7 +509,7 @@ class DutyFigures(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_at_quantile_ms", b"_latency_at_quantile_ms", "latency_at_quantile_ms", b"latency_at_quantile_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_at_quantile_ms", b"_latency_at_quantile_ms", "answered", b"answered", "arrivals_per_s", b"arrivals_per_s", "batch", b"batch", "latency_at_quantile_ms", b"latency_at_quantile_ms", "latency_counts", b"latency_counts", "latency_ms", b"latency_ms", "latency_sum_ms", b"latency_sum_ms", "missed", b"missed", "quantile", b"quantile", "servers", b"servers", "training_share", b"training_share", "waits", b"waits", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_at_quantile_ms", b"_latency_at_quantile_ms", "arrivals_per_s", b"arrivals_per_s", "batch", b"batch", "latency_at_quantile_ms", b"latency_at_quantile_ms", "latency_counts", b"latency_counts", "latency_ms", b"latency_ms", "latency_sum_ms", b"latency_sum_ms", "missed", b"missed", "quantile", b"quantile", "requests", b"requests", "servers", b"servers", "training_share", b"training_share", "waits", b"waits", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__latency_at_quantile_ms: _TypeAlias = _typing.Literal["latency_at_quantile_ms"]  # noqa: Y015
     _WhichOneofArgType__latency_at_quantile_ms: _TypeAlias = _typing.Literal["_latency_at_quantile_ms", b"_latency_at_quantile_ms"]  # noqa: Y015

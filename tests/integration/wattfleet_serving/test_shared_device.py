@@ -98,15 +98,15 @@ def test_requests_are_answered_in_time_while_minibatches_ask_for_turns(agent, de
         training = Training(device, agent.socket, minibatch_s=0.03)
         latencies = latencies_of(server, seconds=4, per_s=20)
         training.stop()
-        figures = agent.turns.message()
+        figures = agent.turns.kept_duty()
     assert device.overlaps == 0
     assert device.minibatches > 40, "the rest of the time is trained"
     late = sum(latency > 0.15 for latency in latencies) / len(latencies)
     assert late <= 0.05
-    assert figures.answered == len(latencies) + 1 == sum(figures.latency_counts)
+    assert figures.requests == len(latencies) + 1 == sum(figures.latency_counts)
     assert 10 < figures.arrivals_per_s < 30
     assert figures.training_share > 0.02
-    assert figures.missed <= 0.05 * figures.answered
+    assert figures.missed <= 0.05 * figures.requests
 
 
 def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, device):
@@ -114,7 +114,7 @@ def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, devic
         for number in range(20):
             server.answer_blocking(number)
         training = Training(device, agent.socket, minibatch_s=0.2)
-        until(lambda: "do not fit" in agent.turns.message().waits)
+        until(lambda: "do not fit" in agent.turns.kept_duty().waits)
         trained = device.minibatches
         latencies = latencies_of(server, seconds=1, per_s=20)
         assert device.minibatches == trained <= 4
@@ -138,7 +138,7 @@ def test_both_go_on_when_the_agent_dies_and_share_again_when_it_is_back(tmp_path
         until(lambda: agent.turns.servers == 1)
         until(lambda: agent.turns.figures.training_share(time.monotonic()) > 0)
         assert server.answer_blocking(3) == 3
-        until(lambda: agent.turns.message().answered > 0)
+        until(lambda: agent.turns.kept_duty().requests > 0)
         server.close()
         training.stop()
         until(lambda: agent.turns.servers == 0)
@@ -199,7 +199,7 @@ def test_a_mode_that_would_break_the_duty_is_refused(agent, device):
     with DutyServer(device.answer, agent_socket=agent.socket) as server:
         for number in range(10):
             server.answer_blocking(number)
-        until(lambda: agent.turns.message().answered == 10)
+        until(lambda: agent.turns.kept_duty().requests == 10)
         with pytest.raises(DutyNotKeptError, match="is not known to answer the requests of 'camera' within 150 ms"):
             agent.device.apply(PARKED)
         agent.device.apply(MODE)
