@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
+from coordinator.state.kept_duties import KeptDuties
 from coordinator.state.records import RoundRecord
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.latest_results import LatestResults
 from coordinator.state.workload_fronts import EVERY_WORKLOAD
+from wattfleet.duties import LATENCY_LIMITS_MS
 from wattfleet_proto.device_state import DeviceState
 
 _NAMED_WORKLOADS = 20
@@ -31,7 +34,7 @@ class FleetCollector(Collector):
         """Read from one fleet."""
         self._fleet = fleet
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """All families, from the current state."""
         # Copies, because the scrape runs in the HTTP server's thread beside the event loop.
         devices = list(self._fleet.agents.devices.values())
@@ -75,6 +78,7 @@ class FleetCollector(Collector):
         yield from _round_families(rounds, self._fleet.rounds.latest_results, self._fleet.operator.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
         yield from _workload_families(self._fleet)
+        yield from _duty_families(self._fleet.duties, [device.device_id for device in devices])
         unplanned = GaugeMetricFamily(
             "wattfleet_unplanned_rounds",
             "Number of stored rounds that trained without a plan, so that no budget was kept",
@@ -189,6 +193,41 @@ def _workload_families(fleet: Fleet) -> Iterator[GaugeMetricFamily]:
         predicted.add_metric([label], with_front[label])
         measured.add_metric([label], with_modes[label])
     yield from (runs, predicted, measured)
+
+
+def _duty_families(duties: KeptDuties, device_ids: Sequence[str]) -> Iterator[Metric]:
+    """How devices answer their requests; the counters begin anew with a device's agent."""
+    latency = HistogramMetricFamily(
+        "wattfleet_duty_latency_seconds", "Seconds from a request's arrival to its answer", labels=["device"]
+    )
+    requests = CounterMetricFamily("wattfleet_duty_requests", "Requests with an answer or an error", labels=["device"])
+    missed = CounterMetricFamily(
+        "wattfleet_duty_missed", "Requests that were answered too late, or with an error", labels=["device"]
+    )
+    allowed = GaugeMetricFamily(
+        "wattfleet_duty_allowed_missed_share", "Share of requests that the duty lets miss its limit", labels=["device"]
+    )
+    arrivals = GaugeMetricFamily(
+        "wattfleet_duty_arrivals_per_second", "Requests per second in the last half minute", labels=["device"]
+    )
+    training = GaugeMetricFamily(
+        "wattfleet_duty_training_share",
+        "Share of the last half minute in which minibatches had the device",
+        labels=["device"],
+    )
+    for device_id in device_ids:
+        kept = duties.of(device_id)
+        if kept is None:
+            continue
+        limits = [*(str(limit_ms / 1e3) for limit_ms in LATENCY_LIMITS_MS), "+Inf"]
+        buckets = list(zip(limits, accumulate(map(float, kept.latency_counts)), strict=True))
+        latency.add_metric([device_id], buckets, kept.latency_sum_ms / 1e3)
+        requests.add_metric([device_id], kept.requests)
+        missed.add_metric([device_id], kept.missed)
+        allowed.add_metric([device_id], 1 - kept.quantile)
+        arrivals.add_metric([device_id], kept.arrivals_per_s)
+        training.add_metric([device_id], kept.training_share)
+    yield from (latency, requests, missed, allowed, arrivals, training)
 
 
 def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeMetricFamily]:

@@ -30,6 +30,9 @@ INSTALLATION_FILE = "installation"
 SESSION_FILE = "session.json"
 """Below the state directory: how the session with the coordinator stands, for `wattfleet agent status`."""
 
+DUTY_FILE = "duty.json"
+"""Below the state directory: the duty in force."""
+
 WELCOME_FILE = "welcome.json"
 """Below the state directory: the latest Welcome, for a start while the coordinator is away."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple, TypeVar
@@ -25,6 +26,24 @@ class BatchTimes(NamedTuple):
     ended_s: float
 
 
+class _Waits(threading.local):
+    """How long this thread has waited within minibatches, seconds."""
+
+    seconds = 0.0
+
+
+_waits = _Waits()
+
+
+def note_wait(seconds: float) -> None:
+    """Leave a wait of this thread out of the times of its minibatches, as it was for others that use the device.
+
+    Args:
+        seconds: how long it has waited.
+    """
+    _waits.seconds += seconds
+
+
 def timed_batches(
     loader: Iterable[Batch],
     is_timed: Callable[[], bool],
@@ -42,15 +61,19 @@ def timed_batches(
         now_s: the clock, seconds.
     """
     batches = iter(loader)
+
+    def working_s() -> float:
+        return now_s() - _waits.seconds
+
     while True:
-        asked_s = now_s()
+        asked_s = working_s()
         try:
             batch = next(batches)
         except StopIteration:
             return
-        fetched_s = now_s()
+        fetched_s = working_s()
         yield batch
         if is_timed():
             finish_step()
-            ended_s = now_s()
-            report(BatchTimes((fetched_s - asked_s) * 1e3, (ended_s - fetched_s) * 1e3, ended_s))
+            ended_s = working_s()
+            report(BatchTimes((fetched_s - asked_s) * 1e3, (ended_s - fetched_s) * 1e3, now_s()))

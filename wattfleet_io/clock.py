@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timezone
 from typing import Protocol
 
 
@@ -28,6 +29,11 @@ class SystemClock:
     def sleep_s(self, seconds: float) -> None:
         """Block for so many seconds."""
         time.sleep(seconds)
+
+
+def utc_now() -> datetime:
+    """The time of day, for schedules only: nothing may be timed by it, since it can be set at any moment."""
+    return datetime.now(timezone.utc)
 
 
 def boot_time_s() -> float:

@@ -200,6 +200,8 @@ def _print(content: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from wattfleet.duties import KeptDuty
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("how it stands", overflow="fold")
@@ -220,6 +222,8 @@ def _print(content: dict[str, Any]) -> None:
         "reference": content["reference_digest"] or "none yet",
         "last seen": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
     }
+    if content["duty"] is not None:
+        lines |= KeptDuty(**content["duty"]).lines()
     for what, text in lines.items():
         table.add_row(what, Text(text, style=_STYLES.get(content["state"], "") if what == "state" else ""))
     console = terminal()

@@ -28,6 +28,7 @@ from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import (
     front_from_message,
+    kept_duty_from_message,
     measured_from_messages,
     phase_from_message,
     provenance_from_message,
@@ -203,6 +204,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     sequence = max(sequence, number)
                 lease_number, is_renewed = request.lease.number, False
                 if request.HasField("lease"):
+                    self._take_duty(lease.device_id, request.lease)
                     is_renewed = self._take_lease(lease.device_id, request.lease)
                 del request
                 is_report = record is not None or number
@@ -255,6 +257,15 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             refusal=refusal,
         )
         await stream.write(session_pb2.SessionResponse(ack=ack))
+
+    def _take_duty(self, device_id: str, lease: session_pb2.Lease) -> None:
+        """Take how a device keeps its duty; figures that no device can have are left out."""
+        try:
+            kept = kept_duty_from_message(lease.duty) if lease.HasField("duty") else None
+        except InvalidInputError as error:
+            _log.debug("%s: %s", device_id, error)
+            return
+        self._fleet.duties.report(device_id, kept)
 
     def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
         """Take a device's word on which grant is in force; returns whether this grant is renewed."""

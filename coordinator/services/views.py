@@ -22,6 +22,7 @@ from wattfleet.modes import require_workload_name
 from wattfleet.planning import RoundPlan
 from wattfleet_proto.convert import (
     front_to_message,
+    kept_duty_to_message,
     plan_to_message,
     provenance_to_message,
     state_to_message,
@@ -135,6 +136,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         if grant is not None and grant.is_over:
             grant = None
         observed = self._fleet.rounds.latest_results.observations.get(record.device_id)
+        kept = self._fleet.duties.of(record.device_id)
         return view_pb2.DeviceView(
             device_id=record.device_id,
             board=record.board,
@@ -166,6 +168,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             granted_plan_id="" if grant is None else grant.plan_id,
             left_out=self._fleet.agents.claims.exclusion_reason(record, request.workload or None) or "",
             trust=self._fleet.agents.claims.trust_of(record.device_id, request.workload or None),
+            duty=None if kept is None else kept_duty_to_message(kept),
         )
 
     def _device_workload(

@@ -12,6 +12,7 @@ from coordinator.state.agents import Agents
 from coordinator.state.claims import Claims
 from coordinator.state.contention import Contention
 from coordinator.state.flower import FlowerRuns
+from coordinator.state.kept_duties import KeptDuties
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.placement import OnlySite, Placement
 from coordinator.state.power_draw import PowerDraw
@@ -47,6 +48,7 @@ class Fleet:
         rounds: all planned rounds, with the devices' grants and results.
         unplanned: the rounds without a plan.
         draw: the watts of every device.
+        duties: how devices keep the duties that they answer requests for.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Fleet:
             self.agents.claims.trust_again([each for each in trusted_after if trusted_after[each] == record.plan_id])
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
+        self.duties = KeptDuties()
         waiting = WaitingRuns(now_s, weights)
         contention = Contention(waiting, self.agents, self.operator, self.rounds.grants, self.draw)
         self.flower = FlowerRuns(
@@ -194,7 +197,7 @@ class Fleet:
                     f"round {plan_id} still holds watts for {device_id}: wait until the round is over, or end its run"
                     f" with `wattfleet coordinator delete {run_of(plan_id)} --end`"
                 )
-        for part in (self.agents, self.operator, self.flower, self.rounds):
+        for part in (self.agents, self.operator, self.flower, self.rounds, self.duties):
             part.forget(ids)
         return [ForgottenDevice(device_id) for device_id in ids]
 

@@ -7,6 +7,7 @@ import typer
 from edge_agent.cli.apply import apply, restore
 from edge_agent.cli.choose import choose
 from edge_agent.cli.doctor import doctor
+from edge_agent.cli.duty import app as duty
 from edge_agent.cli.explain import explain
 from edge_agent.cli.fit import fit
 from edge_agent.cli.front import front
@@ -44,4 +45,5 @@ for command in (
     uninstall,
 ):
     app.command()(command)
+app.add_typer(duty, name="duty")
 app.command(cls=RunCommand)(run)

@@ -74,6 +74,7 @@ WorkloadChangesOption = Annotated[
         " in all hours of training (never), 3 (rarely) or 20 (often).",
     ),
 ]
+SocketOption = Annotated[Path, typer.Option("--socket", help="Ask the agent that serves this unix socket.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.cli.options import DeviceOption, JsonOption, SocketOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import count_of, print_json, terminal
+from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -23,6 +24,7 @@ def status(
     device: DeviceOption = "auto",
     workload: Annotated[str | None, typer.Option(help="Show this workload only.", show_default=False)] = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    socket: SocketOption = Path(DEFAULT_SOCKET),
     json_: JsonOption = False,
 ) -> None:
     """Show the device's current mode, power and temperature, and the profile and predictor of each workload.
@@ -38,6 +40,7 @@ def status(
         "device": lambda: _device(board),
         "knob_backup": lambda: _knob_backup(folder),
         "session": lambda: _session(state_dir, folder),
+        "duty": lambda: _duty(state_dir, socket),
         "workloads": lambda: _workloads(state_dir, workload, problems),
     }
     content = {name: _or_problem(name, part, problems) for name, part in parts.items()}
@@ -98,6 +101,23 @@ def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
 
     status = read_session_status(state_directory)
     return None if status is None else {**asdict(status), "agent_runs": holder_of(folder) is not None}
+
+
+def _duty(state_directory: Path, socket: Path) -> dict[str, Any] | None:
+    import json
+    from dataclasses import asdict
+
+    from edge_agent.serving.duty_client import DutyClient, NoAgentError
+    from edge_agent.serving.duty_file import DutyFile
+
+    stored = DutyFile(state_directory).read()
+    if stored is None:
+        return None
+    try:
+        shown = DutyClient(socket).show()
+    except NoAgentError:
+        shown = None
+    return {**json.loads(stored.to_json()), "kept": None if shown is None else asdict(shown[1])}
 
 
 def _workloads(state_directory: Path, only: str | None, problems: dict[str, str]) -> dict[str, Any]:
@@ -166,6 +186,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
         "device": _device_lines,
         "knob_backup": _knob_backup_lines,
         "session": _session_lines,
+        "duty": _duty_lines,
     }
     for name, in_words in lines.items():
         if name in problems:
@@ -216,6 +237,17 @@ def _session_lines(session: Any) -> dict[str, str]:
         return {"coordinator": "not connected, as no agent runs"}
     since = datetime.fromtimestamp(session["unix_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     return {"coordinator": f"{session['address']}, since {since}: {session['problem'] or 'connected'}"}
+
+
+def _duty_lines(duty: Any) -> dict[str, str]:
+    if duty is None:
+        return {"duty": "none"}
+    if duty["kept"] is None:
+        limit = f"{duty['quantile']:.0%} of requests within {duty['latency_ms']:g} ms"
+        return {"duty": f"{duty['workload']}: {limit}; no agent keeps it now"}
+    from wattfleet.duties import KeptDuty
+
+    return KeptDuty(**duty["kept"]).lines()
 
 
 def _workload_line(name: str, known: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, StateDirOption, StoredWorkloadOption, open_named
+from edge_agent.cli.options import DeviceOption, SocketOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import count_of, json_text, terminal
+from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from edge_agent.devices.device import Device
     from edge_agent.diagnosis.live_samples import Sample
     from edge_agent.profiling.stored_profile import FittedDevice
+    from wattfleet.duties import KeptDuty
 
 _INTERVAL_S = 1.0
 _DISPLAYED_SAMPLES = 60
@@ -33,6 +35,7 @@ def watch(
     device: DeviceOption = "auto",
     workload: StoredWorkloadOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    socket: SocketOption = Path(DEFAULT_SOCKET),
     json_: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per sample instead of a table.")
     ] = False,
@@ -50,9 +53,9 @@ def watch(
         ):
             with signals.interrupting():
                 if json_:
-                    _print_lines(live_samples)
+                    _print_lines(live_samples, socket)
                 else:
-                    _show(live_samples, board, no_prediction)
+                    _show(live_samples, board, no_prediction, socket)
     except StoppedBySignal:
         # Ctrl-C is the normal way to end it.
         return
@@ -78,12 +81,29 @@ def _fitted(board: Device, state_directory: Path, workload: str | None) -> tuple
         return None, str(error)
 
 
-def _print_lines(live_samples: Iterator[Sample]) -> None:
+def _kept_duty(socket: Path) -> KeptDuty | None:
+    """How the running agent keeps its duty; None without an agent or a duty."""
+    from edge_agent.serving.duty_client import DutyClient
+    from wattfleet.errors import WattfleetError
+
+    if not socket.exists():
+        return None
+    try:
+        shown = DutyClient(socket).show()
+    except WattfleetError:
+        return None
+    return None if shown is None else shown[1]
+
+
+def _print_lines(live_samples: Iterator[Sample], socket: Path) -> None:
+    from dataclasses import asdict
+
     for sample in live_samples:
-        print(json_text(sample.content()), flush=True)
+        kept = _kept_duty(socket)
+        print(json_text({**sample.content(), "duty": None if kept is None else asdict(kept)}), flush=True)
 
 
-def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str) -> None:
+def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str, socket: Path) -> None:
     from rich.live import Live
 
     recent: deque[float | None] = deque(maxlen=_DISPLAYED_SAMPLES)
@@ -91,13 +111,15 @@ def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str) -> 
     with Live(console=console, auto_refresh=False) as live:
         for sample in live_samples:
             recent.append(sample.power_w)
-            live.update(_table(sample, recent, board, no_prediction), refresh=True)
+            live.update(_table(sample, recent, board, no_prediction, _kept_duty(socket)), refresh=True)
     if not console.is_terminal:
         # Without a terminal, Live ends its last output without a newline.
         console.line()
 
 
-def _table(sample: Sample, recent: deque[float | None], board: Device, no_prediction: str) -> Table:
+def _table(
+    sample: Sample, recent: deque[float | None], board: Device, no_prediction: str, kept: KeptDuty | None
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -128,6 +150,8 @@ def _table(sample: Sample, recent: deque[float | None], board: Device, no_predic
         "throttled",
         "not counted by this board" if throttled is None else f"{count_of(throttled, 'time')} while watched",
     )
+    for what, text in ({} if kept is None else kept.lines()).items():
+        table.add_row(what, Text(text))
     return table
 
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.errors import WattfleetError
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode, Workload
 from wattfleet_io.clock import Clock
 
@@ -20,6 +20,10 @@ Provenance = Literal["simulated", "replayed", "hardware"]
 
 class ModeNotAppliedError(WattfleetError):
     """A mode was set, but the settings read back differ."""
+
+
+class DutyNotKeptError(InvalidInputError):
+    """In this mode, the device would not answer its requests in time: use another mode, or clear its duty."""
 
 
 @dataclass(frozen=True)

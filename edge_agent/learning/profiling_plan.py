@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
+
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting
 from edge_agent.profiling.excluded_modes import ExcludedModes
@@ -83,7 +85,8 @@ def profile_device(
             return _searched_modes(device, journal, budgets_mw)[: max(0, settings.limit - len(journal.measurements))]
         if method is ProfilingMethod.BRUTE_FORCE:
             return _missing_modes(device, journal)
-        return fitting.next_modes(measured(), settings, ExcludedModes.of(journal).given_up)
+        left_out = modes_to_array(profiler.left_out)
+        return fitting.next_modes(measured(), settings, np.vstack([ExcludedModes.of(journal).given_up, left_out]))
 
     if not journal.measurements and len(ExcludedModes.of(journal).given_up) >= len(device.modes):
         # No mode could be measured, so the cause was the board, not the modes; it may have recovered.

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from edge_agent.devices.device import Device, ModeNotAppliedError
+from edge_agent.devices.device import Device, DutyNotKeptError, ModeNotAppliedError
 from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, is_cool
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Discarded
@@ -185,6 +185,11 @@ class ProductiveProfiler:
         begin_s = self._device.clock.now_s()
         try:
             self._measurement = ModeMeasurement(self._device, self._pending[0], self._settings)
+        except DutyNotKeptError as error:
+            # Nothing is wrong with the mode: it is measured once requests leave it the time.
+            _log.info("mode %s is not measured now: %s", self._pending[0].label(), error)
+            self._leave()
+            self._measure_next()
         except ModeNotAppliedError as error:
             self._discard(Discarded(self._pending[0], str(error), 0, self._device.clock.now_s() - begin_s))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from edge_agent.devices.device import Device
@@ -49,6 +49,32 @@ class ProfiledWorkload:
                 yield step_unless_stopped
 
         return replace(self, open_steps=open_steps)
+
+    def in_turns(self, turn: Callable[[], AbstractContextManager[None]]) -> ProfiledWorkload:
+        """The same workload, each of whose minibatches holds a turn of the device."""
+        opened = self.open_steps
+        return self if opened is None else replace(self, open_steps=steps_in_turns(opened, turn))
+
+
+def steps_in_turns(opened: OpenSteps, turn: Callable[[], AbstractContextManager[None]]) -> OpenSteps:
+    """Have every minibatch of a workload hold a turn of the device.
+
+    Args:
+        opened: starts the workload.
+        turn: a context that begins once the device is free.
+    """
+
+    @contextmanager
+    def open_steps() -> Iterator[Step]:
+        with opened() as step:
+
+            def step_in_turn() -> StepTimes | None:
+                with turn():
+                    return step()
+
+            yield step_in_turn
+
+    return open_steps
 
 
 def built_in_workload(step: Callable[[], None]) -> ProfiledWorkload:

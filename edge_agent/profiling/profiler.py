@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable
 
-from edge_agent.devices.device import Device, ModeNotAppliedError, require_in_force
+from edge_agent.devices.device import Device, DutyNotKeptError, ModeNotAppliedError, require_in_force
 from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, wait_until_cool
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Discarded, ModeRecord
@@ -34,6 +34,9 @@ class Profiler:
     Args:
         device: the device; it stays in the mode measured last.
         settings: how long to measure each mode.
+
+    Attributes:
+        left_out: modes that were not measured, as the device would not answer its requests in time in them.
     """
 
     def __init__(self, device: Device, settings: ProfilerSettings = DEFAULT_SETTINGS) -> None:
@@ -42,6 +45,7 @@ class Profiler:
         self._disturbed = False
         self._temperature_known = False
         self._failed: set[PowerMode] = set()
+        self.left_out: list[PowerMode] = []
 
     def profile(self, modes: Iterable[PowerMode], step: Step, journal: Journal) -> Generator[ModeRecord, None, None]:
         """Measure the modes that the journal lacks; each record is in the journal when it is yielded.
@@ -119,6 +123,11 @@ class Profiler:
                         return _finished(measurement, step)
                     finally:
                         minibatches = measurement.minibatches
+            except DutyNotKeptError as error:
+                # Nothing is wrong with the mode: it is measured once requests leave it the time.
+                _log.info("mode %s is not measured now: %s", mode.label(), error)
+                self.left_out.append(mode)
+                return None
             except (DisturbedError, ModeNotAppliedError, MeasurementError) as error:
                 reason = str(error)
                 took_s = self._device.clock.now_s() - begin_s

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from functools import partial
 from pathlib import Path
 
 from edge_agent.devices.device import Device
 from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SESSION_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
+from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
-from edge_agent.runtime.unix_socket import require_own_socket
+from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
+from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.duty_device import DutyDevice
+from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_service import DutyServicer
+from edge_agent.serving.turns import Kind
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
@@ -18,12 +26,14 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import backed_up
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.tasks import run_until_first
-from wattfleet_proto.convert import provenance_to_message
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.convert import kept_duty_to_message, provenance_to_message
+from wattfleet_proto.v1 import duty_pb2, session_pb2
 from wattfleet_proto.version import own_version
+
+_log = logging.getLogger(__name__)
 
 
 async def run_agent(
@@ -57,6 +67,8 @@ async def _run_with_device(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event
 ) -> None:
     state_directory = settings.device.state_dir
+    turns, duty_file = DeviceTurns(), DutyFile(state_directory)
+    board = DutyDevice(device, turns)
     connect = connects_to(settings.session.coordinator)
     hello = session_pb2.Hello(
         device_id=settings.device.id,
@@ -70,5 +82,33 @@ async def _run_with_device(
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
     news = SessionNews(settings.session.coordinator, state_directory / SESSION_FILE)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
-    service = DeviceService(settings, device, profiled, session, welcome, connect)
-    await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
+    trainings = AppTrainings(settings.device.id)
+    session.duty_figures = partial(_duty_figures, turns)
+    if device.built_in_workload() is None:
+        profiled = profiled.in_turns(partial(turns.from_thread, Kind.MINIBATCH))
+    service = DeviceService(
+        settings,
+        board,
+        profiled,
+        session,
+        welcome,
+        connect,
+        trainings,
+        turns,
+    )
+    turns.serve_here()
+    try:
+        turns.duty = duty_file.read()
+        turns.in_mode(device.current_mode())
+    except WattfleetError as error:
+        _log.error("the duty cannot be kept: %s", error)
+    async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file)):
+        try:
+            await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
+        finally:
+            turns.stop()
+
+
+def _duty_figures(turns: DeviceTurns) -> duty_pb2.DutyFigures | None:
+    kept = turns.kept_duty()
+    return None if kept is None else kept_duty_to_message(kept)

@@ -13,13 +13,14 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.profiling_plan import Progress
 from edge_agent.paths import REFERENCES_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
+from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.requested_work import RequestedWork
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
-from edge_agent.runtime.unix_socket import serve_socket
+from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of
@@ -27,15 +28,19 @@ from edge_agent.session.references import ReferenceRefusedError, reference_of_di
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
 from wattfleet.errors import CorruptReferenceError, WattfleetError
+from wattfleet.modes import PowerMode
 from wattfleet_io.backoff import Backoff
 from wattfleet_io.console import plain_text
-from wattfleet_io.tasks import run_uncancelled
+from wattfleet_io.tasks import background_task, run_uncancelled, stop_tasks
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import session_pb2
 
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
+
+_REST_INTERVAL_S = 1.0
+"""How often another mode may be looked for in which the device rests with a duty."""
 
 _REQUEST_CHANGED = "preparing again: the coordinator asks for another reference, number of modes or protocol"
 
@@ -50,6 +55,8 @@ class DeviceService:
         session: reports to the coordinator.
         welcome: the coordinator's latest Welcome.
         connect: opens connections to the coordinator.
+        trainings: of apps, which it runs once the device is ready.
+        turns: of the device, between requests and training.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class DeviceService:
         session: CoordinatorSession,
         welcome: LatestWelcome,
         connect: Connect,
+        trainings: AppTrainings,
+        turns: DeviceTurns,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -67,6 +76,8 @@ class DeviceService:
         self._session = session
         self._welcome = welcome
         self._connect = connect
+        self._trainings = trainings
+        self._turns = turns
         self._reporter = StateReporter(session)
         self._has_warned = False
 
@@ -75,7 +86,7 @@ class DeviceService:
         welcome = await self._welcome.first(self._session.attempted)
         while True:
             changed = asyncio.create_task(self._welcome.changed_from(welcome), name="changed welcome")
-            stopping = threading.Event()
+            stopping = self._turns.measuring_ends = threading.Event()
             try:
                 ready = await _unless(changed, self._made_ready_at_last(welcome, stopping))
                 if ready is not None:
@@ -143,6 +154,7 @@ class DeviceService:
             is_announcing,
             welcome.share_modes,
             removed,
+            self._resting,
         )
         work = asyncio.create_task(making, name="make ready")
         try:
@@ -174,7 +186,7 @@ class DeviceService:
         """Serve a ready device's trainings until `changed` is done and the current training has ended."""
         with closing(ready.workloads):
             workloads, device_id = ready.workloads, self._settings.device.id
-            watch = TrainingWatch(self._device, ready.parked)
+            watch = TrainingWatch(self._device, ready.parked, self._resting)
             supervisor = RecoverySupervisor(
                 watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
             )
@@ -182,16 +194,32 @@ class DeviceService:
                 device_id, watch, self._session, workloads, supervisor, self._settings.session
             )
             requests = RequestedWork(
-                self._device, self._settings.workload, ready, supervisor, self._session.requests, stopping
+                self._device, self._settings.workload, ready, supervisor, self._session.requests, stopping, self._turns
             )
-            async with aclosing(supervisor), serve_socket(self._settings.device.socket, servicer):
+            async with aclosing(supervisor), self._trainings.served_by(servicer):
+                resting: asyncio.Task[None] | None = None
                 try:
                     await supervisor.start()
+                    resting = background_task("rest in a mode that keeps the duty", self._rest_anew(supervisor))
                     _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)
                     await requests.serve_until(changed)
                 finally:
                     stopping.set()
+                    await run_uncancelled(stop_tasks(resting))
                 await supervisor.retire(_REQUEST_CHANGED)
+
+    def _resting(self, parked: PowerMode) -> PowerMode:
+        """The mode in which nothing is trained; `parked` without a duty."""
+        return self._turns.resting_mode(parked, self._device.modes)
+
+    async def _rest_anew(self, supervisor: RecoverySupervisor) -> None:
+        """Have the device rest in another mode once it turns out that its mode does not keep the duty."""
+        while True:
+            await self._turns.changed.wait()
+            self._turns.changed.clear()
+            if not self._turns.is_rested:
+                await supervisor.rest()
+            await asyncio.sleep(_REST_INTERVAL_S)
 
 
 async def _discard(work: asyncio.Task[Readiness]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -113,9 +113,15 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
     ) -> AsyncIterator[local_pb2.TrainResponse]:
         """Run one round's training, from its Start to its Finish or until the ClientApp disconnects."""
-        async with aclosing(AppAnswers().of(partial(self._train, request_iterator))) as answers:
+        async with aclosing(self.answers_to(request_iterator)) as answers:
             async for answer in answers:
                 yield answer
+
+    def answers_to(
+        self, requests: AsyncIterator[local_pb2.TrainRequest]
+    ) -> AsyncGenerator[local_pb2.TrainResponse, None]:
+        """Run one round's training; yields the answers to its app. Closing it ends the training."""
+        return AppAnswers().of(partial(self._train, requests))
 
     async def _train(self, request_iterator: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers) -> None:
         """Run one round's training, which never waits for its app to read an answer.

@@ -149,6 +149,7 @@ def make_ready(
     is_announcing: bool = False,
     share_modes: int = 0,
     removed: Callable[[str], None] = lambda name: None,
+    resting: Callable[[PowerMode], PowerMode] = lambda parked: parked,
 ) -> Readiness:
     """Open the device's workloads, measure some modes if that was asked for, and measure idle power.
 
@@ -166,6 +167,7 @@ def make_ready(
         is_announcing: whether the coordinator announces workloads. Otherwise the default workload is profiled first.
         share_modes: measured modes that a report of a front has, for other devices of this kind.
         removed: called with the name of a workload that was removed, as the device stores too many.
+        resting: makes the parking mode the one in which the device rests while it answers requests.
 
     Raises:
         WattfleetError: the state directory is another device's, a file in it is damaged or cannot be written, or modes
@@ -198,7 +200,7 @@ def make_ready(
         if ahead or not is_announcing:
             workloads.learner(UNNAMED)
         parked = parked_mode(device)
-        idle_w = Profiler(device).measure_idle(parked, profile.idle_s) / 1e3
+        idle_w = Profiler(device).measure_idle(resting(parked), profile.idle_s) / 1e3
     except BaseException:
         workloads.close()
         raise

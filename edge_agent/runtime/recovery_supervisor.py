@@ -106,6 +106,16 @@ class RecoverySupervisor:
                 self.handle(PreparationRestarted(reason))
                 await self._profile_within_lock(profile)
 
+    async def rest(self) -> None:
+        """Apply the mode between trainings anew, once the device is free; a failure degrades the device."""
+        async with self.device_lock:
+            if self._closing or self.state is not DeviceState.READY:
+                return
+            try:
+                await shield_until_done(self._watch.park)
+            except WattfleetError as error:
+                self.handle(DeviceFailed(str(error)))
+
     def handle(self, event: Event) -> None:
         """Enter the state that follows from an event."""
         self._follow(self._reporter.decide(event))

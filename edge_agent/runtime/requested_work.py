@@ -14,6 +14,8 @@ from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError, built_in_workload
 from edge_agent.runtime.readiness import Readiness
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
+from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.turns import Kind
 from edge_agent.session.requests import Announced, CoordinatorRequests, ProfileOrder
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.process import workload_steps
@@ -36,6 +38,7 @@ class RequestedWork:
         supervisor: measures modes once the device is free, and reports fronts.
         requests: of the coordinator.
         stopping: ends a measurement once it is set.
+        turns: of the device, between requests and measurements.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class RequestedWork:
         supervisor: RecoverySupervisor,
         requests: CoordinatorRequests,
         stopping: threading.Event,
+        turns: DeviceTurns,
     ) -> None:
         self._device = device
         self._settings = settings
@@ -53,6 +57,7 @@ class RequestedWork:
         self._supervisor = supervisor
         self._requests = requests
         self._stopping = stopping
+        self._turns = turns
         self._measured: WeakSet[OnlineLearner] = WeakSet()
 
     async def serve_until(self, ended: asyncio.Task[Any]) -> None:
@@ -120,4 +125,5 @@ class RequestedWork:
             return built_in_workload(built_in)
         batch = learner.known.workload.facts.batch or BASE_BATCH
         steps: OpenSteps = workload_steps(order.synthetic, batch, self._settings.processor)
-        return ProfiledWorkload(steps, (order.synthetic, batch))
+        in_turns = partial(self._turns.from_thread, Kind.MINIBATCH)
+        return ProfiledWorkload(steps, (order.synthetic, batch)).in_turns(in_turns)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import grpc
 
-from edge_agent.runtime.local_socket import STATUS, LocalAgentServicer
+from edge_agent.runtime.local_socket import STATUS
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_STREAMED_BYTES
-from wattfleet_proto.v1 import local_pb2_grpc
+from wattfleet_proto.v1 import duty_pb2_grpc, local_pb2_grpc
 
 _GROUP_MAY_CONNECT = 0o660
 
@@ -48,8 +48,17 @@ def require_own_socket(path: Path) -> None:
 
 
 @asynccontextmanager
-async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterator[None]:
+async def serve_socket(
+    path: Path,
+    trainings: local_pb2_grpc.LocalAgentServiceServicer,
+    duties: duty_pb2_grpc.DutyServiceServicer | None = None,
+) -> AsyncIterator[None]:
     """Serve the socket to the owner and the group of its file.
+
+    Args:
+        path: of the socket.
+        trainings: runs the trainings of apps.
+        duties: hands the device out in turns; None on a device without duties.
 
     Raises:
         InvalidInputError: the socket cannot be created.
@@ -57,7 +66,9 @@ async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterato
     server = grpc.aio.server(
         interceptors=[ErrorInterceptor(STATUS)], options=[("grpc.max_receive_message_length", MAX_STREAMED_BYTES)]
     )
-    local_pb2_grpc.add_LocalAgentServiceServicer_to_server(servicer, server)
+    local_pb2_grpc.add_LocalAgentServiceServicer_to_server(trainings, server)
+    if duties is not None:
+        duty_pb2_grpc.add_DutyServiceServicer_to_server(duties, server)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         require_own_socket(path)

@@ -25,7 +25,7 @@ from wattfleet_io.backoff import MAX_S, Backoff
 from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import stop_tasks, with_timeout
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import duty_pb2, session_pb2
 from wattfleet_proto.version import ProtocolVersionError, common_version
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class CoordinatorSession:
         attempted: set for good once the first session or attempt at one has ended.
         grants: what the device may draw beyond idling.
         requests: what the coordinator asks for.
+        duty_figures: how the device keeps its duty, for the coordinator; None without a duty.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class CoordinatorSession:
         self.grants = Grants()
         self.grants.on_change = self._report_grant
         self.requests = CoordinatorRequests()
+        self.duty_figures: Callable[[], duty_pb2.DutyFigures | None] = lambda: None
         self._is_lease_due = False
         self._pace = Pace()
         self._wake = asyncio.Event()
@@ -244,7 +246,10 @@ class CoordinatorSession:
             # Before the reports, so that a state is never reported ahead of the grant that it follows from.
             if self._is_lease_due or time.monotonic() >= leased_s + share * self._pace.lease_s:
                 self._is_lease_due = False
-                await call.write(session_pb2.SessionRequest(lease=self.grants.lease()))
+                lease = self.grants.lease()
+                if (figures := self.duty_figures()) is not None:
+                    lease.duty.CopyFrom(figures)
+                await call.write(session_pb2.SessionRequest(lease=lease))
                 # Random, so that the leases of many devices do not stay in step.
                 leased_s, share = time.monotonic(), random.uniform(0.5, 0.8)
             for request in self._outbox.after(sent):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -77,16 +77,24 @@ class _Running:
 class TrainingWatch:
     """Runs the trainings of a device, one at a time."""
 
-    def __init__(self, device: Device, parked: PowerMode) -> None:
+    def __init__(
+        self, device: Device, parked: PowerMode, resting: Callable[[PowerMode], PowerMode] = lambda parked: parked
+    ) -> None:
         """Run the trainings of one device.
 
         Args:
             device: the board.
             parked: the mode between trainings.
+            resting: makes it the mode in force between trainings, which is a higher one while requests are answered.
         """
         self._device = device
-        self._parked = parked
+        self._lowest = parked
+        self._resting = resting
         self._running: _Running | None = None
+
+    @property
+    def _parked(self) -> PowerMode:
+        return self._resting(self._lowest)
 
     @property
     def is_training(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
@@ -28,6 +29,7 @@ from tests.fakes.polling import until
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 from wattfleet_flower import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
+from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
 
 class BoardThatBecomesSlower(SimulatedDevice):
@@ -57,6 +59,14 @@ def fitting_here(
 
 def may_connect(socket: Path) -> bool:
     return os.path.exists(socket)
+
+
+def serves_trainings(socket: Path) -> bool:
+    """Whether an agent is ready for the trainings of apps; it refuses them while its device is being prepared."""
+    start = local_pb2.StartTraining(device_id="another device")
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        call: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter([local_pb2.TrainRequest(start=start)]))
+        return bool(call.code() is grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class RunningAgent:

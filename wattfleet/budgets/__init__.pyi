@@ -3,6 +3,9 @@ from .budget import ConstantBudget as ConstantBudget
 from .budget import InForce as InForce
 from .budget import Override as Override
 from .budget import require_watts as require_watts
+from .day_spans import DaySpan as DaySpan
+from .day_spans import minute_of_day as minute_of_day
+from .day_spans import require_whole_day as require_whole_day
 from .query_fallback import Reading as Reading
 from .query_fallback import ReadingRule as ReadingRule
 from .schedules import DailySchedule as DailySchedule

@@ -6,53 +6,36 @@ import csv
 import io
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 from wattfleet.budgets.budget import InForce, require_offset, require_watts
+from wattfleet.budgets.day_spans import DaySpan, minute_of_day, require_whole_day
 from wattfleet.errors import InvalidInputError
 
-_DAY_MIN = 24 * 60
-_SPAN = re.compile(r"(?P<start>\d\d:\d\d)\s*-\s*(?P<end>\d\d:\d\d)")
 _MAX_SHOWN = 80
 """Characters of a field in an error."""
 
 
 @dataclass(frozen=True)
-class Span:
-    """A time span of every day, in minutes since midnight by the wall clock. It may cross midnight.
+class Span(DaySpan):
+    """A time span of every day, and its budget.
 
     Attributes:
-        start_min: first minute, 0 to 1439.
-        end_min: the minute after the last, 1 to 1440; below `start_min` if the span crosses midnight.
         watts: budget in the span.
 
     Raises:
         InvalidInputError: a minute is out of range, the span is empty, or the watts are not finite and above 0.
     """
 
-    start_min: int
-    end_min: int
     watts: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.start_min < _DAY_MIN and 0 < self.end_min <= _DAY_MIN):
-            raise InvalidInputError(f"{self}: a span must start at 00:00 to 23:59 and end at 00:01 to 24:00")
-        if self.start_min == self.end_min:
-            raise InvalidInputError(f"{self} is an empty span: write 00:00-24:00 for the whole day")
+        super().__post_init__()
         require_watts(str(self), self.watts)
-
-    def __str__(self) -> str:
-        return f"{_clock(self.start_min)}-{_clock(self.end_min)}"
-
-    def holds(self, minute: int) -> bool:
-        """Whether the span contains a minute of the day, 0 to 1439."""
-        if self.start_min < self.end_min:
-            return self.start_min <= minute < self.end_min
-        return minute >= self.start_min or minute < self.end_min
 
 
 @dataclass(frozen=True)
@@ -73,11 +56,7 @@ class DailySchedule:
     spans: tuple[Span, ...]
 
     def __post_init__(self) -> None:
-        held = [sum(span.holds(minute) for span in self.spans) for minute in range(_DAY_MIN)]
-        if gaps := _stretches([count == 0 for count in held]):
-            raise InvalidInputError(f"the schedule has no budget for {gaps}: cover the whole day")
-        if overlaps := _stretches([count > 1 for count in held]):
-            raise InvalidInputError(f"the schedule has several budgets for {overlaps}: remove the overlap")
+        require_whole_day(self.spans, "budget", "budgets")
 
     @classmethod
     def of(cls, zone: ZoneInfo, spans: Mapping[str, float]) -> DailySchedule:
@@ -89,7 +68,7 @@ class DailySchedule:
             InvalidInputError: a span has another form, its watts are not finite and above 0, or the day has gaps or
                 overlaps.
         """
-        return cls(zone, tuple(_span(text, watts) for text, watts in spans.items()))
+        return cls(zone, tuple(Span(*DaySpan.minutes_of(text), watts) for text, watts in spans.items()))
 
     def in_force(self, now: datetime) -> InForce:
         """The budget of the current span.
@@ -97,9 +76,7 @@ class DailySchedule:
         Raises:
             InvalidInputError: the time has no offset.
         """
-        require_offset(now)
-        local = now.astimezone(self.zone)
-        minute = local.hour * 60 + local.minute
+        minute = minute_of_day(now, self.zone)
         span = next(span for span in self.spans if span.holds(minute))
         return InForce(span.watts, "schedule", False, f"{span} {self.zone.key}")
 
@@ -225,28 +202,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidInputError(f"{text[:_MAX_SHOWN]!r} is not a number of watts") from None
-
-
-def _span(text: str, watts: float) -> Span:
-    match = _SPAN.fullmatch(text.strip())
-    if match is None:
-        raise InvalidInputError(f"{text!r} is not a time span: write it as 06:00-18:00")
-    return Span(_minute(match["start"]), _minute(match["end"]) or _DAY_MIN, watts)
-
-
-def _minute(text: str) -> int:
-    hour, minute = int(text[:2]), int(text[3:])
-    if minute > 59 or hour * 60 + minute > _DAY_MIN:
-        raise InvalidInputError(f"{text!r} is not a time of day: write 00:00 to 24:00")
-    return hour * 60 + minute
-
-
-def _clock(minute: int) -> str:
-    return f"{minute // 60:02}:{minute % 60:02}"
-
-
-def _stretches(marked: Iterable[bool]) -> str:
-    """The marked minutes of a day as time spans for an error's text; empty if none is marked."""
-    marks = [False, *marked, False]
-    edges = [minute for minute, (before, after) in enumerate(pairwise(marks)) if before != after]
-    return ", ".join(f"{_clock(start)}-{_clock(end)}" for start, end in zip(edges[::2], edges[1::2], strict=True))

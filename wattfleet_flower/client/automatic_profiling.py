@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining
-from wattfleet_flower.client.loader_facts import length_of
 from wattfleet_flower.client.loaders import measured
+from wattfleet_io.wrapped_loader import length_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from wattfleet_flower.client.loader_facts import length_of
 from wattfleet_io.gpu import wait_for_gpu
+from wattfleet_io.wrapped_loader import length_of
 
 Batch = TypeVar("Batch")
 

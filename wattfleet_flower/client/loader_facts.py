@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from numbers import Integral
 
+from wattfleet_io.wrapped_loader import length_of
 from wattfleet_proto.loader_limits import LARGEST_COUNT, MAX_MINIBATCHES_PER_EPOCH
 from wattfleet_proto.v1 import local_pb2
-
-
-def length_of(loader: Iterable[object]) -> int | None:
-    """Return how many minibatches a loader has; None if it has no length."""
-    try:
-        return len(loader)  # type: ignore[arg-type]  # the question is whether it has a length
-    except (TypeError, NotImplementedError):  # torch's iterable datasets may raise the latter
-        return None
 
 
 def facts_of(loader: Iterable[object]) -> local_pb2.LoaderSeen:

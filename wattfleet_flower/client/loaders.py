@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining
-from wattfleet_flower.client.loader_facts import length_of
 from wattfleet_io.batch_timing import BatchTimes, timed_batches
+from wattfleet_io.wrapped_loader import WrappedLoader, innermost
 from wattfleet_proto.v1 import local_pb2
 
 Batch = TypeVar("Batch")
@@ -33,10 +33,10 @@ def until_deadline(loader: Iterable[Batch], *, app_weighs: bool = False) -> Iter
         if training is None:
             return iter(batches)
         training.deadline.app_weighs |= app_weighs
-        training.loader_begins(_innermost(batches))
+        training.loader_begins(innermost(batches))
         return training.deadline.bounded(batches)
 
-    return _WrappedLoader(loader, bounded)
+    return WrappedLoader(loader, bounded)
 
 
 def profiled(loader: Iterable[Batch]) -> Iterable[Batch]:
@@ -47,35 +47,7 @@ def profiled(loader: Iterable[Batch]) -> Iterable[Batch]:
     Raises:
         grpc.RpcError: the agent is gone or could not apply a mode; the mod translates it.
     """
-    return _WrappedLoader(loader, _profiled)
-
-
-class _WrappedLoader(Generic[Batch]):
-    """A loader whose every iteration is wrapped; it has the loader's length.
-
-    Attributes:
-        loader: the wrapped loader.
-    """
-
-    def __init__(self, loader: Iterable[Batch], wrap: Callable[[Iterable[Batch]], Iterator[Batch]]) -> None:
-        self.loader = loader
-        self._wrap = wrap
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._wrap(self.loader)
-
-    def __len__(self) -> int:
-        length = length_of(self.loader)
-        if length is None:
-            raise TypeError(f"{type(self.loader).__name__} has no length")
-        return length
-
-
-def _innermost(loader: Iterable[Batch]) -> Iterable[Batch]:
-    """The app's own loader inside of these wrappers."""
-    while isinstance(loader, _WrappedLoader):
-        loader = loader.loader
-    return loader
+    return WrappedLoader(loader, _profiled)
 
 
 def _profiled(loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -83,7 +55,7 @@ def _profiled(loader: Iterable[Batch]) -> Iterator[Batch]:
     if training is None:
         yield from loader
         return
-    training.loader_begins(_innermost(loader))
+    training.loader_begins(innermost(loader))
     yield from measured(loader, training)
 
 

@@ -27,7 +27,7 @@ from wattfleet_proto.assignment import (
     AssignedWork,
     RoundAssignment,
 )
-from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_proto.local_socket import CURRENT_SOCKET, DEFAULT_SOCKET
 from wattfleet_proto.v1 import local_pb2
 
 _AUTO_PROFILE_KEY = "auto-profile"
@@ -62,6 +62,7 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
             deadline = training.set_deadline(Deadline(assignment.epochs, assignment.deadline_s))
             reply, is_out_of_memory = None, False
             token = CURRENT_TRAINING.set(training)
+            socket_token = CURRENT_SOCKET.set(socket)
             try:
                 with profiles:
                     reply = call_next(message, context)
@@ -69,6 +70,7 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
                 is_out_of_memory = _is_out_of_memory(error)
                 raise
             finally:
+                CURRENT_SOCKET.reset(socket_token)
                 CURRENT_TRAINING.reset(token)
                 failed = reply is None or reply.has_error()
                 ignores_epochs = work is not None and work.epochs is not None and not training.has_taken_epochs

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from wattfleet_proto.convert import provenance_from_message, state_from_message, workload_from_message
+from wattfleet_proto.convert import (
+    kept_duty_from_message,
+    provenance_from_message,
+    state_from_message,
+    workload_from_message,
+)
 from wattfleet_proto.v1 import power_pb2, session_pb2, view_pb2
 
 Values = dict[str, Any]
@@ -47,6 +53,7 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "granted_w": known(view, "granted_w"),
         "confirmed_w": known(view, "confirmed_w"),
         "observed_w": known(view, "observed_w"),
+        "duty": asdict(kept_duty_from_message(view.duty)) if view.HasField("duty") else None,
     }
 
 

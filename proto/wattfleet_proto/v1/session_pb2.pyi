@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from wattfleet_proto.v1 import duty_pb2 as _duty_pb2
 from wattfleet_proto.v1 import power_pb2 as _power_pb2
 import builtins as _builtins
 import sys
@@ -303,6 +304,7 @@ class Lease(_message.Message):
     GRANT_ID_FIELD_NUMBER: _builtins.int
     PLAN_ID_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    DUTY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """repeated in the acknowledgement"""
     grant_id: _builtins.int
@@ -311,6 +313,10 @@ class Lease(_message.Message):
     """the plan of this grant"""
     phase: Global___GrantPhase.ValueType
     """absent while there is no grant"""
+    @_builtins.property
+    def duty(self) -> _duty_pb2.DutyFigures:
+        """how the device keeps its duty, from protocol 2.5 on; absent: it has none"""
+
     def __init__(
         self,
         *,
@@ -318,10 +324,11 @@ class Lease(_message.Message):
         grant_id: _builtins.int = ...,
         plan_id: _builtins.str = ...,
         phase: Global___GrantPhase.ValueType = ...,
+        duty: _duty_pb2.DutyFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_id", b"grant_id", "number", b"number", "phase", b"phase", "plan_id", b"plan_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "grant_id", b"grant_id", "number", b"number", "phase", b"phase", "plan_id", b"plan_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

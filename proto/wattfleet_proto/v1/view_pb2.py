@@ -22,12 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from wattfleet_proto.v1 import duty_pb2 as wattfleet__proto_dot_v1_dot_duty__pb2
 from wattfleet_proto.v1 import planning_pb2 as wattfleet__proto_dot_v1_dot_planning__pb2
 from wattfleet_proto.v1 import power_pb2 as wattfleet__proto_dot_v1_dot_power__pb2
 from wattfleet_proto.v1 import session_pb2 as wattfleet__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwattfleet_proto/v1/view.proto\x12\x0cwattfleet.v1\x1a!wattfleet_proto/v1/planning.proto\x1a\x1ewattfleet_proto/v1/power.proto\x1a wattfleet_proto/v1/session.proto\"\xad\x06\n\nDeviceView\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x05 \x01(\r\x12\x12\n\nmode_count\x18\x06 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x13\n\x06idle_w\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x05\x66ront\x18\t \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x18\n\x10reference_digest\x18\n \x01(\t\x12\x1c\n\x0f\x66\x61stest_epoch_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06supply\x18\x0c \x01(\t\x12\x14\n\x07limit_w\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tsite_tags\x18\x0e \x03(\t\x12\x15\n\roperator_tags\x18\x0f \x03(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x1e\n\x11\x66irst_seen_unix_s\x18\x11 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10last_seen_unix_s\x18\x12 \x01(\x01H\x04\x88\x01\x01\x12\x16\n\tgranted_w\x18\x13 \x01(\x01H\x05\x88\x01\x01\x12\x18\n\x0b\x63onfirmed_w\x18\x14 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nobserved_w\x18\x15 \x01(\x01H\x07\x88\x01\x01\x12\x17\n\x0fgranted_plan_id\x18\x16 \x01(\t\x12\x10\n\x08workload\x18\x17 \x01(\t\x12/\n\tworkloads\x18\x18 \x03(\x0b\x32\x1c.wattfleet.v1.DeviceWorkload\x12\x10\n\x08left_out\x18\x1e \x01(\t\x12\x12\n\x05trust\x18\x1f \x01(\x01H\x08\x88\x01\x01\x42\t\n\x07_idle_wB\x12\n\x10_fastest_epoch_sB\n\n\x08_limit_wB\x14\n\x12_first_seen_unix_sB\x13\n\x11_last_seen_unix_sB\x0c\n\n_granted_wB\x0e\n\x0c_confirmed_wB\r\n\x0b_observed_wB\x08\n\x06_trust\"\xb0\x02\n\x0e\x44\x65viceWorkload\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\"\n\x15minibatches_per_epoch\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0f\x66\x61stest_epoch_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10reference_digest\x18\x05 \x01(\t\x12\x10\n\x08left_out\x18\x06 \x01(\t\x12\x12\n\x05trust\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\"\n\x05\x66ront\x18\x08 \x01(\x0b\x32\x13.wattfleet.v1.FrontB\x18\n\x16_minibatches_per_epochB\x12\n\x10_fastest_epoch_sB\x08\n\x06_trust\"\x11\n\x0fGetFleetRequest\"?\n\x10GetFleetResponse\x12\x15\n\rsite_budget_w\x18\x02 \x01(\x01\x12\x0e\n\x06policy\x18\x03 \x01(\tJ\x04\x08\x01\x10\x02\"c\n\x12ListDevicesRequest\x12\x12\n\ndevice_ids\x18\x01 \x03(\t\x12\x13\n\x0bwith_fronts\x18\x02 \x01(\x08\x12\x12\n\nwith_times\x18\x03 \x01(\x08\x12\x10\n\x08workload\x18\x04 \x01(\t\"@\n\x13ListDevicesResponse\x12)\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.DeviceView\"\xe3\x02\n\x07RunView\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08strategy\x18\x02 \x01(\t\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x42\n\x0finitial_metrics\x18\x04 \x03(\x0b\x32).wattfleet.v1.RunView.InitialMetricsEntry\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x1b\n\x0estarted_unix_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0f\x66inished_unix_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12(\n\x08workload\x18\t \x01(\x0b\x32\x16.wattfleet.v1.Workload\x1a\x35\n\x13InitialMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_started_unix_sB\x12\n\x10_finished_unix_s\"\xf1\x01\n\x0cWorkloadView\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x14\n\x0c\x64\x65vice_count\x18\x02 \x01(\r\x12\x18\n\x10measured_devices\x18\x03 \x01(\r\x12\x19\n\x0cmedian_modes\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0clive_run_ids\x18\x05 \x03(\t\x12\x11\n\trun_count\x18\x06 \x01(\r\x12\x1d\n\x10last_used_unix_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x0f\n\r_median_modesB\x13\n\x11_last_used_unix_s\"\x16\n\x14ListWorkloadsRequest\"F\n\x15ListWorkloadsResponse\x12-\n\tworkloads\x18\x01 \x03(\x0b\x32\x1a.wattfleet.v1.WorkloadView\"%\n\x0fListRunsRequest\x12\x12\n\nwith_times\x18\x01 \x01(\x08\"7\n\x10ListRunsResponse\x12#\n\x04runs\x18\x01 \x03(\x0b\x32\x15.wattfleet.v1.RunView\"\xe3\x05\n\tRoundView\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x01\x12-\n\x04plan\x18\x05 \x01(\x0b\x32\x1f.wattfleet.v1.PlanRoundResponse\x12\x35\n\x0cobservations\x18\x06 \x03(\x0b\x32\x1f.wattfleet.v1.DeviceObservation\x12\x19\n\x11\x66\x61iled_device_ids\x18\x07 \x03(\t\x12\x35\n\x07metrics\x18\x08 \x03(\x0b\x32$.wattfleet.v1.RoundView.MetricsEntry\x12\x13\n\x06wall_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fobserved_site_w\x18\n \x01(\x01H\x01\x88\x01\x01\x12 \n\x13observed_duration_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12+\n\x07results\x18\x0c \x03(\x0b\x32\x1a.wattfleet.v1.DeviceResult\x12\x14\n\x0c\x64\x65vice_count\x18\r \x01(\r\x12\x0e\n\x06idle_w\x18\x0e \x01(\x01\x12\x1b\n\x0eplanned_unix_s\x18\x0f \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x0f\x66inished_unix_s\x18\x10 \x01(\x01H\x04\x88\x01\x01\x12\x18\n\x10other_mode_count\x18\x11 \x01(\r\x12\x15\n\rstopped_count\x18\x12 \x01(\r\x12\x11\n\tunplanned\x18\x13 \x01(\x08\x12\x10\n\x08workload\x18\x14 \x01(\t\x12\x17\n\x0flate_device_ids\x18\x15 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_wall_sB\x12\n\x10_observed_site_wB\x16\n\x14_observed_duration_sB\x11\n\x0f_planned_unix_sB\x12\n\x10_finished_unix_s\"H\n\x11\x44\x65viceObservation\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\"R\n\x13StreamRoundsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0fwithout_devices\x18\x02 \x01(\x08\x12\x12\n\nwith_times\x18\x03 \x01(\x08\x32\xa5\x03\n\x0bViewService\x12I\n\x08GetFleet\x12\x1d.wattfleet.v1.GetFleetRequest\x1a\x1e.wattfleet.v1.GetFleetResponse\x12T\n\x0bListDevices\x12 .wattfleet.v1.ListDevicesRequest\x1a!.wattfleet.v1.ListDevicesResponse0\x01\x12K\n\x08ListRuns\x12\x1d.wattfleet.v1.ListRunsRequest\x1a\x1e.wattfleet.v1.ListRunsResponse0\x01\x12Z\n\rListWorkloads\x12\".wattfleet.v1.ListWorkloadsRequest\x1a#.wattfleet.v1.ListWorkloadsResponse0\x01\x12L\n\x0cStreamRounds\x12!.wattfleet.v1.StreamRoundsRequest\x1a\x17.wattfleet.v1.RoundView0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwattfleet_proto/v1/view.proto\x12\x0cwattfleet.v1\x1a\x1dwattfleet_proto/v1/duty.proto\x1a!wattfleet_proto/v1/planning.proto\x1a\x1ewattfleet_proto/v1/power.proto\x1a wattfleet_proto/v1/session.proto\"\xd6\x06\n\nDeviceView\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x05 \x01(\r\x12\x12\n\nmode_count\x18\x06 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x13\n\x06idle_w\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x05\x66ront\x18\t \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x18\n\x10reference_digest\x18\n \x01(\t\x12\x1c\n\x0f\x66\x61stest_epoch_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06supply\x18\x0c \x01(\t\x12\x14\n\x07limit_w\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tsite_tags\x18\x0e \x03(\t\x12\x15\n\roperator_tags\x18\x0f \x03(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x1e\n\x11\x66irst_seen_unix_s\x18\x11 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10last_seen_unix_s\x18\x12 \x01(\x01H\x04\x88\x01\x01\x12\x16\n\tgranted_w\x18\x13 \x01(\x01H\x05\x88\x01\x01\x12\x18\n\x0b\x63onfirmed_w\x18\x14 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nobserved_w\x18\x15 \x01(\x01H\x07\x88\x01\x01\x12\x17\n\x0fgranted_plan_id\x18\x16 \x01(\t\x12\x10\n\x08workload\x18\x17 \x01(\t\x12/\n\tworkloads\x18\x18 \x03(\x0b\x32\x1c.wattfleet.v1.DeviceWorkload\x12\'\n\x04\x64uty\x18\x19 \x01(\x0b\x32\x19.wattfleet.v1.DutyFigures\x12\x10\n\x08left_out\x18\x1e \x01(\t\x12\x12\n\x05trust\x18\x1f \x01(\x01H\x08\x88\x01\x01\x42\t\n\x07_idle_wB\x12\n\x10_fastest_epoch_sB\n\n\x08_limit_wB\x14\n\x12_first_seen_unix_sB\x13\n\x11_last_seen_unix_sB\x0c\n\n_granted_wB\x0e\n\x0c_confirmed_wB\r\n\x0b_observed_wB\x08\n\x06_trust\"\xb0\x02\n\x0e\x44\x65viceWorkload\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\"\n\x15minibatches_per_epoch\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0f\x66\x61stest_epoch_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10reference_digest\x18\x05 \x01(\t\x12\x10\n\x08left_out\x18\x06 \x01(\t\x12\x12\n\x05trust\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\"\n\x05\x66ront\x18\x08 \x01(\x0b\x32\x13.wattfleet.v1.FrontB\x18\n\x16_minibatches_per_epochB\x12\n\x10_fastest_epoch_sB\x08\n\x06_trust\"\x11\n\x0fGetFleetRequest\"?\n\x10GetFleetResponse\x12\x15\n\rsite_budget_w\x18\x02 \x01(\x01\x12\x0e\n\x06policy\x18\x03 \x01(\tJ\x04\x08\x01\x10\x02\"c\n\x12ListDevicesRequest\x12\x12\n\ndevice_ids\x18\x01 \x03(\t\x12\x13\n\x0bwith_fronts\x18\x02 \x01(\x08\x12\x12\n\nwith_times\x18\x03 \x01(\x08\x12\x10\n\x08workload\x18\x04 \x01(\t\"@\n\x13ListDevicesResponse\x12)\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.DeviceView\"\xe3\x02\n\x07RunView\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08strategy\x18\x02 \x01(\t\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x42\n\x0finitial_metrics\x18\x04 \x03(\x0b\x32).wattfleet.v1.RunView.InitialMetricsEntry\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x1b\n\x0estarted_unix_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0f\x66inished_unix_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12(\n\x08workload\x18\t \x01(\x0b\x32\x16.wattfleet.v1.Workload\x1a\x35\n\x13InitialMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_started_unix_sB\x12\n\x10_finished_unix_s\"\xf1\x01\n\x0cWorkloadView\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x14\n\x0c\x64\x65vice_count\x18\x02 \x01(\r\x12\x18\n\x10measured_devices\x18\x03 \x01(\r\x12\x19\n\x0cmedian_modes\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0clive_run_ids\x18\x05 \x03(\t\x12\x11\n\trun_count\x18\x06 \x01(\r\x12\x1d\n\x10last_used_unix_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x0f\n\r_median_modesB\x13\n\x11_last_used_unix_s\"\x16\n\x14ListWorkloadsRequest\"F\n\x15ListWorkloadsResponse\x12-\n\tworkloads\x18\x01 \x03(\x0b\x32\x1a.wattfleet.v1.WorkloadView\"%\n\x0fListRunsRequest\x12\x12\n\nwith_times\x18\x01 \x01(\x08\"7\n\x10ListRunsResponse\x12#\n\x04runs\x18\x01 \x03(\x0b\x32\x15.wattfleet.v1.RunView\"\xe3\x05\n\tRoundView\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x01\x12-\n\x04plan\x18\x05 \x01(\x0b\x32\x1f.wattfleet.v1.PlanRoundResponse\x12\x35\n\x0cobservations\x18\x06 \x03(\x0b\x32\x1f.wattfleet.v1.DeviceObservation\x12\x19\n\x11\x66\x61iled_device_ids\x18\x07 \x03(\t\x12\x35\n\x07metrics\x18\x08 \x03(\x0b\x32$.wattfleet.v1.RoundView.MetricsEntry\x12\x13\n\x06wall_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fobserved_site_w\x18\n \x01(\x01H\x01\x88\x01\x01\x12 \n\x13observed_duration_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12+\n\x07results\x18\x0c \x03(\x0b\x32\x1a.wattfleet.v1.DeviceResult\x12\x14\n\x0c\x64\x65vice_count\x18\r \x01(\r\x12\x0e\n\x06idle_w\x18\x0e \x01(\x01\x12\x1b\n\x0eplanned_unix_s\x18\x0f \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x0f\x66inished_unix_s\x18\x10 \x01(\x01H\x04\x88\x01\x01\x12\x18\n\x10other_mode_count\x18\x11 \x01(\r\x12\x15\n\rstopped_count\x18\x12 \x01(\r\x12\x11\n\tunplanned\x18\x13 \x01(\x08\x12\x10\n\x08workload\x18\x14 \x01(\t\x12\x17\n\x0flate_device_ids\x18\x15 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_wall_sB\x12\n\x10_observed_site_wB\x16\n\x14_observed_duration_sB\x11\n\x0f_planned_unix_sB\x12\n\x10_finished_unix_s\"H\n\x11\x44\x65viceObservation\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\"R\n\x13StreamRoundsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0fwithout_devices\x18\x02 \x01(\x08\x12\x12\n\nwith_times\x18\x03 \x01(\x08\x32\xa5\x03\n\x0bViewService\x12I\n\x08GetFleet\x12\x1d.wattfleet.v1.GetFleetRequest\x1a\x1e.wattfleet.v1.GetFleetResponse\x12T\n\x0bListDevices\x12 .wattfleet.v1.ListDevicesRequest\x1a!.wattfleet.v1.ListDevicesResponse0\x01\x12K\n\x08ListRuns\x12\x1d.wattfleet.v1.ListRunsRequest\x1a\x1e.wattfleet.v1.ListRunsResponse0\x01\x12Z\n\rListWorkloads\x12\".wattfleet.v1.ListWorkloadsRequest\x1a#.wattfleet.v1.ListWorkloadsResponse0\x01\x12L\n\x0cStreamRounds\x12!.wattfleet.v1.StreamRoundsRequest\x1a\x17.wattfleet.v1.RoundView0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,40 +39,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNVIEW_INITIALMETRICSENTRY']._serialized_options = b'8\001'
   _globals['_ROUNDVIEW_METRICSENTRY']._loaded_options = None
   _globals['_ROUNDVIEW_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_DEVICEVIEW']._serialized_start=149
-  _globals['_DEVICEVIEW']._serialized_end=962
-  _globals['_DEVICEWORKLOAD']._serialized_start=965
-  _globals['_DEVICEWORKLOAD']._serialized_end=1269
-  _globals['_GETFLEETREQUEST']._serialized_start=1271
-  _globals['_GETFLEETREQUEST']._serialized_end=1288
-  _globals['_GETFLEETRESPONSE']._serialized_start=1290
-  _globals['_GETFLEETRESPONSE']._serialized_end=1353
-  _globals['_LISTDEVICESREQUEST']._serialized_start=1355
-  _globals['_LISTDEVICESREQUEST']._serialized_end=1454
-  _globals['_LISTDEVICESRESPONSE']._serialized_start=1456
-  _globals['_LISTDEVICESRESPONSE']._serialized_end=1520
-  _globals['_RUNVIEW']._serialized_start=1523
-  _globals['_RUNVIEW']._serialized_end=1878
-  _globals['_RUNVIEW_INITIALMETRICSENTRY']._serialized_start=1786
-  _globals['_RUNVIEW_INITIALMETRICSENTRY']._serialized_end=1839
-  _globals['_WORKLOADVIEW']._serialized_start=1881
-  _globals['_WORKLOADVIEW']._serialized_end=2122
-  _globals['_LISTWORKLOADSREQUEST']._serialized_start=2124
-  _globals['_LISTWORKLOADSREQUEST']._serialized_end=2146
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=2148
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=2218
-  _globals['_LISTRUNSREQUEST']._serialized_start=2220
-  _globals['_LISTRUNSREQUEST']._serialized_end=2257
-  _globals['_LISTRUNSRESPONSE']._serialized_start=2259
-  _globals['_LISTRUNSRESPONSE']._serialized_end=2314
-  _globals['_ROUNDVIEW']._serialized_start=2317
-  _globals['_ROUNDVIEW']._serialized_end=3056
-  _globals['_ROUNDVIEW_METRICSENTRY']._serialized_start=2916
-  _globals['_ROUNDVIEW_METRICSENTRY']._serialized_end=2962
-  _globals['_DEVICEOBSERVATION']._serialized_start=3058
-  _globals['_DEVICEOBSERVATION']._serialized_end=3130
-  _globals['_STREAMROUNDSREQUEST']._serialized_start=3132
-  _globals['_STREAMROUNDSREQUEST']._serialized_end=3214
-  _globals['_VIEWSERVICE']._serialized_start=3217
-  _globals['_VIEWSERVICE']._serialized_end=3638
+  _globals['_DEVICEVIEW']._serialized_start=180
+  _globals['_DEVICEVIEW']._serialized_end=1034
+  _globals['_DEVICEWORKLOAD']._serialized_start=1037
+  _globals['_DEVICEWORKLOAD']._serialized_end=1341
+  _globals['_GETFLEETREQUEST']._serialized_start=1343
+  _globals['_GETFLEETREQUEST']._serialized_end=1360
+  _globals['_GETFLEETRESPONSE']._serialized_start=1362
+  _globals['_GETFLEETRESPONSE']._serialized_end=1425
+  _globals['_LISTDEVICESREQUEST']._serialized_start=1427
+  _globals['_LISTDEVICESREQUEST']._serialized_end=1526
+  _globals['_LISTDEVICESRESPONSE']._serialized_start=1528
+  _globals['_LISTDEVICESRESPONSE']._serialized_end=1592
+  _globals['_RUNVIEW']._serialized_start=1595
+  _globals['_RUNVIEW']._serialized_end=1950
+  _globals['_RUNVIEW_INITIALMETRICSENTRY']._serialized_start=1858
+  _globals['_RUNVIEW_INITIALMETRICSENTRY']._serialized_end=1911
+  _globals['_WORKLOADVIEW']._serialized_start=1953
+  _globals['_WORKLOADVIEW']._serialized_end=2194
+  _globals['_LISTWORKLOADSREQUEST']._serialized_start=2196
+  _globals['_LISTWORKLOADSREQUEST']._serialized_end=2218
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=2220
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=2290
+  _globals['_LISTRUNSREQUEST']._serialized_start=2292
+  _globals['_LISTRUNSREQUEST']._serialized_end=2329
+  _globals['_LISTRUNSRESPONSE']._serialized_start=2331
+  _globals['_LISTRUNSRESPONSE']._serialized_end=2386
+  _globals['_ROUNDVIEW']._serialized_start=2389
+  _globals['_ROUNDVIEW']._serialized_end=3128
+  _globals['_ROUNDVIEW_METRICSENTRY']._serialized_start=2988
+  _globals['_ROUNDVIEW_METRICSENTRY']._serialized_end=3034
+  _globals['_DEVICEOBSERVATION']._serialized_start=3130
+  _globals['_DEVICEOBSERVATION']._serialized_end=3202
+  _globals['_STREAMROUNDSREQUEST']._serialized_start=3204
+  _globals['_STREAMROUNDSREQUEST']._serialized_end=3286
+  _globals['_VIEWSERVICE']._serialized_start=3289
+  _globals['_VIEWSERVICE']._serialized_end=3710
 # @@protoc_insertion_point(module_scope)

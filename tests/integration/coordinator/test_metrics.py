@@ -17,6 +17,7 @@ from coordinator.state.records import ObservedTraining
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
+from wattfleet.duties import KeptDuty
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
 from wattfleet.planning import Allowance
@@ -45,7 +46,20 @@ DOCUMENTED = {
     "wattfleet_workload_runs": {"workload"},
     "wattfleet_workload_devices": {"workload"},
     "wattfleet_workload_measured_devices": {"workload"},
+    "wattfleet_duty_latency_seconds_bucket": {"device", "le"},
+    "wattfleet_duty_latency_seconds_count": {"device"},
+    "wattfleet_duty_latency_seconds_sum": {"device"},
+    "wattfleet_duty_requests_total": {"device"},
+    "wattfleet_duty_missed_total": {"device"},
+    "wattfleet_duty_allowed_missed_share": {"device"},
+    "wattfleet_duty_arrivals_per_second": {"device"},
+    "wattfleet_duty_training_share": {"device"},
 }
+COUNTED = {"wattfleet_duty_latency_seconds", "wattfleet_duty_requests", "wattfleet_duty_missed"}
+"""Histograms and counters; all others are gauges."""
+
+KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1)
+"""One answer up to every limit of 500 ms, and one error."""
 
 Samples = dict[tuple[str, ...], float]
 """By name, then the labels' values in the order of the labels' names."""
@@ -54,7 +68,7 @@ Samples = dict[tuple[str, ...], float]
 def parsed(text: str) -> Samples:
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
-        assert family.type == "gauge", family.name
+        assert family.type == "gauge" or family.name in COUNTED, family.name
         assert family.documentation, family.name
         for sample in family.samples:
             key = (sample.name, *(value for _, value in sorted(sample.labels.items())))
@@ -83,6 +97,7 @@ def trained_fleet() -> Fleet:
     fleet.agents.refuse_front("slow", "its watts are not plausible")
     fleet.flower.report_metrics(RUN, 1, {"accuracy": 0.75})
     fleet.set_budget("site", InForce(90.0, "query", True, "the meter is gone"))
+    fleet.duties.report("orin", KEPT)
     return fleet
 
 
@@ -119,6 +134,21 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
     }
     assert of(samples, "wattfleet_supply_power_watts") == {("allowed", "site"): 90, ("planned", "site"): 30 + 15 + 2.5}
     assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
+
+
+def test_the_figures_of_a_duty_are_those_that_its_device_reported() -> None:
+    fleet = trained_fleet()
+    samples = scraped(fleet)
+    buckets = of(samples, "wattfleet_duty_latency_seconds_bucket")
+    assert len(buckets) == 17 and buckets["orin", "0.005"] == 1
+    assert buckets["orin", "0.5"] == buckets["orin", "+Inf"] == 11
+    assert of(samples, "wattfleet_duty_latency_seconds_sum") == {("orin",): 1.5}
+    assert of(samples, "wattfleet_duty_requests_total") == {("orin",): 12}
+    assert of(samples, "wattfleet_duty_missed_total") == {("orin",): 2}
+    assert of(samples, "wattfleet_duty_allowed_missed_share")["orin",] == pytest.approx(0.05)
+    assert of(samples, "wattfleet_duty_training_share") == {("orin",): 0.5}
+    fleet.duties.report("orin", None)
+    assert not [name for name, *_ in scraped(fleet) if name.startswith("wattfleet_duty")]
 
 
 def test_a_device_has_the_state_that_it_is_in_and_all_states_are_counted() -> None:

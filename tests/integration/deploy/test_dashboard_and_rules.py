@@ -46,12 +46,20 @@ SERVED = {
     "wattfleet_workload_runs": {"workload"},
     "wattfleet_workload_devices": {"workload"},
     "wattfleet_workload_measured_devices": {"workload"},
+    "wattfleet_duty_latency_seconds_bucket": {"device", "le"},
+    "wattfleet_duty_requests_total": {"device"},
+    "wattfleet_duty_missed_total": {"device"},
+    "wattfleet_duty_allowed_missed_share": {"device"},
+    "wattfleet_duty_arrivals_per_second": {"device"},
+    "wattfleet_duty_training_share": {"device"},
 }
+_SAMPLES = {"histogram": "_bucket", "counter": "_total", "gauge": ""}
+"""What the name of a metric's samples ends with."""
 
 
 def test_the_list_above_is_what_the_coordinator_serves() -> None:
     fleet = Fleet(Allowance.of_site(100.0), policy_named("all"))
-    assert {family.name for family in FleetCollector(fleet).collect()} == set(SERVED)
+    assert {family.name + _SAMPLES[family.type] for family in FleetCollector(fleet).collect()} == set(SERVED)
 
 
 def panels() -> list[dict[str, Any]]:

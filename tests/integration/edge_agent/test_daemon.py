@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 
+import grpc
 import numpy as np
 import pytest
 
@@ -23,12 +24,13 @@ from tests.fakes.running_agent import (
     may_connect,
     new_board,
     ready_agent,
+    serves_trainings,
 )
 from tests.fakes.stored_workloads import only_workload
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE
 from wattfleet_flower import AgentUnreachableError
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
 MODES = 6
 DEGRADED, PROFILING = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_PROFILING
@@ -78,6 +80,29 @@ def test_an_agent_stopped_while_profiling_ends_at_once_and_restores_the_device(t
     assert running.error is None
     assert steps < 41, "not even one mode was finished"
     assert board.current_mode() == before
+
+
+def test_the_socket_is_served_while_the_device_is_prepared(tmp_path, coordinator, board):
+    begun, ending = threading.Event(), threading.Event()
+    step = board.step
+
+    def held_step():
+        begun.set()
+        assert ending.wait(60)
+        step()
+
+    board.step = held_step
+    with agent(coordinator, tmp_path, board) as running:
+        assert begun.wait(60)
+        with grpc.insecure_channel(f"unix:{running.settings.device.socket}") as channel:
+            requests = iter([local_pb2.TrainRequest(start=local_pb2.StartTraining(device_id="orin-nano-0"))])
+            call = local_pb2_grpc.LocalAgentServiceStub(channel).Train(requests)
+            assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "is being prepared and cannot train now" in call.details()
+        ending.set()
+        until(lambda: coordinator.is_ready() or running.has_ended)
+        assert serves_trainings(running.settings.device.socket)
+    assert running.error is None
 
 
 def test_a_workload_that_fails_while_stopping_is_no_failure_of_the_agent(tmp_path, coordinator, board, caplog):

@@ -1,6 +1,5 @@
 """An agent that begins while its coordinator is away, and what it does when another one is back."""
 
-import os
 import threading
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import pytest
 from edge_agent.paths import REFERENCES_DIRECTORY, WELCOME_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.polling import until
-from tests.fakes.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
+from tests.fakes.running_agent import agent, fitting_here, new_board, ready_agent, serves_trainings
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import pack_artefact, restore_predictor
 from wattfleet_flower import AgentUnreachableError
@@ -35,7 +34,7 @@ def coordinator(tmp_path, fits_here):
 
 
 def serves(running):
-    return running.has_ended or os.path.exists(running.settings.device.socket)
+    return running.has_ended or serves_trainings(running.settings.device.socket)
 
 
 def other_reference(artefact):
@@ -159,5 +158,5 @@ def test_the_current_round_ends_before_a_changed_request_is_met(tmp_path, coordi
             app.join(60)
             assert went_well == [True]
             until(lambda: coordinator.fronts[-1].profiled_modes > MODES or running.has_ended)
-        assert may_connect(running.settings.device.socket)
+        assert serves_trainings(running.settings.device.socket)
     assert running.error is None

@@ -1,0 +1,30 @@
+"""How devices keep their duties, as their sessions last reported it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from wattfleet.duties import KeptDuty
+
+
+class KeptDuties:
+    """The latest figures of every device with a duty. They are not stored: a device repeats them with every lease."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[str, KeptDuty] = {}
+
+    def report(self, device_id: str, kept: KeptDuty | None) -> None:
+        """Take a device's figures; None if it has no duty."""
+        if kept is None:
+            self._by_device.pop(device_id, None)
+        else:
+            self._by_device[device_id] = kept
+
+    def of(self, device_id: str) -> KeptDuty | None:
+        """A device's latest figures; None if it has reported no duty."""
+        return self._by_device.get(device_id)
+
+    def forget(self, device_ids: Iterable[str]) -> None:
+        """Remove the figures of devices."""
+        for device_id in device_ids:
+            self._by_device.pop(device_id, None)

@@ -1,0 +1,295 @@
+"""Hands the device out in turns, to tasks of the agent's event loop and to its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as NotDoneError
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from edge_agent.devices.device import DutyNotKeptError
+from edge_agent.profiling.profiled_workload import StoppedError
+from edge_agent.serving.duty_figures import DutyFigures
+from edge_agent.serving.duty_modes import DutyModes, MeasuredDutyModes, lowest_keeping
+from edge_agent.serving.live_times import LiveTimes
+from edge_agent.serving.turns import Kind, Turns
+from wattfleet.duties import Duty, KeptDuty
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
+from wattfleet_io.clock import utc_now
+
+Result = TypeVar("Result")
+
+_STOP_CHECK_S = 0.2
+_RESTING_MODES = 300
+
+JudgeModes = Callable[[Duty, LiveTimes, int, float], DutyModes]
+"""Makes the judge of modes, of a duty, the live times, the largest batch and the requests per second."""
+
+
+class DeviceTurns:
+    """The turns of one device. All of it belongs to the event loop's thread, except where it says otherwise.
+
+    Args:
+        now_s: a monotonic clock.
+        judge: tells which modes keep the duty; the default judges by measured times alone.
+        utc_now: the time of day, for schedules of arrivals.
+
+    Attributes:
+        figures: of how the duty is kept.
+        changed: set when the duty, the servers or the figures have changed.
+        measuring_ends: ends the agent's own measurements that wait for a turn, once it is set.
+    """
+
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        judge: JudgeModes = MeasuredDutyModes,
+        utc_now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._now_s = now_s
+        self._utc_now = utc_now
+        self._judge = judge
+        self._turns = Turns(LiveTimes())
+        self.figures = DutyFigures()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: int | None = None
+        self._begun: dict[int, asyncio.Future[None]] = {}
+        self._check: asyncio.TimerHandle | None = None
+        self._servers: dict[int, int] = {}
+        self._server_numbers = itertools.count(1)
+        self.changed = asyncio.Event()
+        self.measuring_ends = threading.Event()
+
+    def serve_here(self) -> None:
+        """Hand turns out on the running event loop from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def stop(self) -> None:
+        """Hand out no more turns: everybody goes on without."""
+        self._loop = None
+        if self._check is not None:
+            self._check.cancel()
+        for begun in self._begun.values():
+            if not begun.done():
+                begun.set_result(None)
+
+    @property
+    def duty(self) -> Duty | None:
+        """The duty in force; None without one."""
+        return self._turns.duty
+
+    @duty.setter
+    def duty(self, duty: Duty | None) -> None:
+        self._turns.duty = duty
+        self.figures.restart()
+        self._advance()
+        self._tell()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether anybody but trainings may want the device."""
+        return self._loop is not None and (self._turns.duty is not None or bool(self._servers))
+
+    @property
+    def servers(self) -> int:
+        """How many inference servers are connected."""
+        return len(self._servers)
+
+    def server_connected(self, largest_batch: int) -> int:
+        """Note a new inference server; returns the number that tells it apart."""
+        server = next(self._server_numbers)
+        self._servers[server] = largest_batch
+        self._turns.largest_batch = max(self._servers.values())
+        self._tell()
+        return server
+
+    def server_gone(self, server: int) -> None:
+        """Note that an inference server has disconnected."""
+        self._servers.pop(server, None)
+        self._turns.largest_batch = max(self._servers.values(), default=1)
+        self._turns.requests_waiting(server, 0, None)
+        self._advance()
+
+    def requests_waiting(self, server: int, count: int, oldest_ms: float) -> None:
+        """Note the requests that wait for a server.
+
+        Args:
+            server: its number.
+            count: waiting requests.
+            oldest_ms: how long the first of them has waited.
+        """
+        oldest_s = self._now_s() - oldest_ms / 1e3 if count else None
+        self._turns.requests_waiting(server, count, oldest_s)
+        self._advance()
+
+    def batch_answered(self, arrived: int, latencies_ms: list[float], failed: int) -> None:
+        """Note what a server has answered."""
+        now_s, duty = self._now_s(), self.duty
+        self.figures.arrived(arrived, now_s)
+        self.figures.answered(latencies_ms, failed, None if duty is None else duty.latency_ms)
+        self._turns.arrivals_per_s = self._arrivals_per_s()
+        self._tell()
+
+    def keeps_duty(self, mode: PowerMode) -> bool:
+        """Whether requests are answered in time in a mode; True while there are none to answer."""
+        duty = self.duty
+        if duty is None or not self._servers:
+            return True
+        arrivals_per_s = self._arrivals_per_s()
+        return self._judge(duty, self._turns.times, self._turns.largest_batch, arrivals_per_s).keeps_duty(mode)
+
+    def require_kept(self, mode: PowerMode) -> None:
+        """Check that a mode keeps the duty, in any thread.
+
+        Raises:
+            DutyNotKeptError: it does not, as far as is known.
+        """
+        duty = self.duty
+        if duty is not None and not self._on_loop(partial(self.keeps_duty, mode)):
+            raise DutyNotKeptError(
+                f"{mode.label()} is not known to answer the requests of {duty.workload!r} within {duty.latency_ms:g} ms"
+            )
+
+    def in_mode(self, mode: PowerMode) -> None:
+        """Note the mode that is in force, in any thread."""
+        self._turns.mode = mode
+
+    def resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
+        """The mode in which nothing is trained, in any thread: the parking mode, or the lowest that keeps the duty.
+
+        Args:
+            parked: without a duty.
+            modes: `[n, 4]` modes that the device offers.
+        """
+        return self._on_loop(partial(self._resting_mode, parked, modes))
+
+    def _resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
+        if self.keeps_duty(parked):
+            return parked
+        spread = array_to_modes(modes[:: max(1, len(modes) // _RESTING_MODES)])
+        highest = array_to_modes(modes[[int(np.lexsort((modes[:, 0], modes[:, 3], modes[:, 1], modes[:, 2]))[-1])]])
+        return lowest_keeping([*spread, *highest], self.keeps_duty)
+
+    @property
+    def is_rested(self) -> bool:
+        """Whether the mode in force keeps the duty, as far as is known."""
+        return self._turns.mode is None or self.keeps_duty(self._turns.mode)
+
+    def why_training_waits(self) -> str | None:
+        """Why a minibatch gets no turn, for people; None if none waits."""
+        return self._turns.why_training_waits(self._now_s())
+
+    def kept_duty(self) -> KeptDuty | None:
+        """How the duty in force is kept; None without one."""
+        duty = self.duty
+        if duty is None:
+            return None
+        return self.figures.kept(duty, self._now_s(), self.servers, self.why_training_waits())
+
+    async def take(self, kind: Kind, is_first: bool = False) -> int:
+        """Wait for a turn; returns its ticket, for `give_back`. A cancellation withdraws the question."""
+        ticket = self._turns.ask(kind, self._now_s(), is_first)
+        begun = self._begun[ticket] = asyncio.get_running_loop().create_future()
+        self._advance()
+        try:
+            await begun
+        except asyncio.CancelledError:
+            self.give_back(ticket, is_complete=False)
+            raise
+        finally:
+            del self._begun[ticket]
+        return ticket
+
+    def give_back(self, ticket: int, batch: int = 1, is_complete: bool = True, trained: bool = False) -> None:
+        """End a turn.
+
+        Args:
+            ticket: of the turn.
+            batch: the requests of an inference batch.
+            is_complete: whether its work was done.
+            trained: whether the work was a minibatch.
+        """
+        now_s = self._now_s()
+        if trained and (begun_s := self._turns.begun_s(ticket)) is not None:
+            self.figures.trained(now_s - begun_s, now_s)
+        self._turns.end(ticket, now_s, batch, is_complete)
+        self._advance()
+
+    @contextmanager
+    def from_thread(self, kind: Kind) -> Iterator[None]:
+        """Hold a turn within this context, in a thread of the agent; without others, it begins at once.
+
+        Args:
+            kind: what it is for.
+
+        Raises:
+            StoppedError: `measuring_ends` was set while a minibatch waited.
+        """
+        loop = self._loop
+        if loop is None or not self.is_shared or threading.get_ident() == self._thread:
+            yield
+            return
+        ticket = self._taken(loop, kind)
+        is_complete = False
+        try:
+            yield
+            is_complete = True
+        finally:
+            if self._loop is not None:
+                loop.call_soon_threadsafe(
+                    lambda: self.give_back(ticket, is_complete=is_complete, trained=kind is Kind.MINIBATCH)
+                )
+
+    def _on_loop(self, work: Callable[[], Result]) -> Result:
+        """Do some work on the event loop's thread, from any thread."""
+        loop = self._loop
+        if loop is None or not self.is_shared or threading.get_ident() == self._thread:
+            return work()
+
+        async def working() -> Result:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(working(), loop).result()
+
+    def _taken(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> int:
+        taken = asyncio.run_coroutine_threadsafe(self.take(kind), loop)
+        while True:
+            try:
+                return taken.result(_STOP_CHECK_S)
+            except NotDoneError:
+                if kind is Kind.MINIBATCH and self.measuring_ends.is_set():
+                    taken.cancel()
+                    raise StoppedError from None
+
+    def _arrivals_per_s(self) -> float:
+        measured_per_s = self.figures.arrivals_per_s(self._now_s())
+        if measured_per_s is not None or self.duty is None:
+            return measured_per_s or 0.0
+        return self.duty.arrivals_per_s(self._utc_now())
+
+    def _tell(self) -> None:
+        """Have whoever watches the duty look again."""
+        self.changed.set()
+
+    def _advance(self) -> None:
+        """Let begin who may, and look again when somebody may without a further event."""
+        now_s = self._now_s()
+        for ticket in self._turns.granted(now_s):
+            begun = self._begun.get(ticket)
+            if begun is not None and not begun.done():
+                begun.set_result(None)
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        next_s = self._turns.next_check_s(now_s)
+        if next_s is not None and self._loop is not None:
+            self._check = self._loop.call_later(max(0.0, next_s - now_s), self._advance)

@@ -1,0 +1,69 @@
+"""The duty's commands, over the socket of a running agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from wattfleet.duties import Duty, KeptDuty
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_io.console import plain_text
+from wattfleet_proto.convert import kept_duty_from_message
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
+
+_TIMEOUT_S = 5.0
+
+
+class NoAgentError(WattfleetError):
+    """No agent of this version serves the socket."""
+
+
+class DutyClient:
+    """Asks the agent behind a socket.
+
+    Args:
+        socket: the agent's.
+
+    Every method raises:
+        NoAgentError: no agent serves the socket, or it does not answer.
+        InvalidInputError: the agent refused.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    def set(self, duty: Duty) -> None:
+        """Put a duty in force, also after a restart of the agent."""
+        self._ask("SetDuty", duty_pb2.SetDutyRequest(duty=duty.to_json()))
+
+    def show(self) -> tuple[Duty, KeptDuty] | None:
+        """The duty in force, and how it is kept; None if there is none."""
+        answer = self._ask("ShowDuty", duty_pb2.ShowDutyRequest())
+        return (Duty.from_json(answer.duty), kept_duty_from_message(answer.figures)) if answer.duty else None
+
+    def clear(self) -> bool:
+        """End the duty in force; returns whether there was one."""
+        return bool(self._ask("ClearDuty", duty_pb2.ClearDutyRequest()).was_set)
+
+    def _ask(self, method: str, request: Any) -> Any:
+        with self._translated(), grpc.insecure_channel(f"unix:{self._socket}") as channel:
+            return getattr(duty_pb2_grpc.DutyServiceStub(channel), method)(request, timeout=_TIMEOUT_S)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, details = error.code(), plain_text(error.details() or "")
+            if code is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidInputError(details) from None
+            if code is grpc.StatusCode.UNIMPLEMENTED:
+                raise NoAgentError(f"the agent at {self._socket} knows no duties: update it") from None
+            raise NoAgentError(
+                f"no agent answers at {self._socket} ({code.name}): start it with `wattfleet agent run` or `systemctl"
+                " start wattfleet-agent`, or pass its --socket"
+            ) from None

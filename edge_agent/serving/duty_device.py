@@ -1,0 +1,119 @@
+"""A board that answers requests: its mode changes between turns, and only to modes that keep its duty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from edge_agent.devices.device import (
+    AppTraining,
+    Conditions,
+    Device,
+    Knobs,
+    PowerMeter,
+    Provenance,
+)
+from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.turns import Kind
+from wattfleet.modes import ModeArray, PowerMode, Workload
+from wattfleet_io.clock import Clock
+
+
+class DutyDevice:
+    """Passes everything on to a board, but changes its mode in a turn of its own.
+
+    Args:
+        board: the board.
+        turns: of this device.
+    """
+
+    def __init__(self, board: Device, turns: DeviceTurns) -> None:
+        self._board = board
+        self._turns = turns
+
+    @property
+    def board_kind(self) -> str:
+        """Kind of board."""
+        return self._board.board_kind
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where its figures come from."""
+        return self._board.provenance
+
+    @property
+    def clock(self) -> Clock:
+        """The time base of everything measured on it."""
+        return self._board.clock
+
+    @property
+    def modes(self) -> ModeArray:
+        """`[n, 4]` modes that can be applied."""
+        return self._board.modes
+
+    @property
+    def mode_persists(self) -> bool:
+        """Whether a mode stays in force after the process that applied it has ended."""
+        return self._board.mode_persists
+
+    def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
+        """A function that trains one minibatch of a workload in a turn; None where a program has to be run."""
+        step = self._board.built_in_workload(workload)
+        if step is None:
+            return None
+
+        def step_in_turn() -> None:
+            with self._turns.from_thread(Kind.MINIBATCH):
+                step()
+
+        return step_in_turn
+
+    def current_mode(self) -> PowerMode:
+        """The current mode, read back from the board."""
+        return self._board.current_mode()
+
+    def apply(self, mode: PowerMode) -> None:
+        """Apply a mode once neither a batch of requests nor a minibatch has the device.
+
+        Raises:
+            DutyNotKeptError: requests would not be answered in time in this mode.
+            InvalidInputError: the board does not offer this mode.
+            ModeNotAppliedError: it was set, but another one was read back.
+        """
+        self._turns.require_kept(mode)
+        with self._turns.from_thread(Kind.CHANGE):
+            self._board.apply(mode)
+            self._turns.in_mode(mode)
+
+    def differences(self, mode: PowerMode) -> list[str]:
+        """Describe how the current settings differ from an applied mode; empty while they match."""
+        return self._board.differences(mode)
+
+    def begin_training(self, workload: Workload | None = None) -> AppTraining:
+        """An app begins to train in the mode in force."""
+        return self._board.begin_training(workload)
+
+    def start_meter(self) -> PowerMeter:
+        """Start sampling board power."""
+        return self._board.start_meter()
+
+    def conditions(self) -> Conditions:
+        """The current temperature and throttle count."""
+        return self._board.conditions()
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """Keep what would disturb a measurement constant until the block ends, such as the fan."""
+        return self._board.measuring()
+
+    def knobs(self) -> Knobs:
+        """The current settings, for `restore`."""
+        return self._board.knobs()
+
+    def restore(self, knobs: Knobs) -> None:
+        """Restore settings that `knobs` returned.
+
+        Raises:
+            InvalidInputError: the settings are not this board's.
+            ModeNotAppliedError: they were written, but other values were read back.
+        """
+        self._board.restore(knobs)

@@ -1,0 +1,62 @@
+"""Which power modes keep a duty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from edge_agent.serving.live_times import LiveTimes
+from wattfleet.duties import Duty
+from wattfleet.modes import PowerMode
+
+
+class DutyModes(Protocol):
+    """Knows which power modes keep a duty."""
+
+    def keeps_duty(self, mode: PowerMode) -> bool:
+        """Whether requests are answered in time in a mode while nothing is trained, as far as is known."""
+        ...
+
+
+class MeasuredDutyModes:
+    """Judges modes by the measured times of batches and by the clocks alone.
+
+    Args:
+        duty: to be kept.
+        times: live estimates.
+        largest_batch: requests that the model takes at once.
+        arrivals_per_s: of requests.
+    """
+
+    def __init__(self, duty: Duty, times: LiveTimes, largest_batch: int, arrivals_per_s: float) -> None:
+        self._duty = duty
+        self._times = times
+        self._largest_batch = largest_batch
+        self._arrivals_per_s = arrivals_per_s
+
+    def keeps_duty(self, mode: PowerMode) -> bool:
+        """Whether some batch is answered within the limit, as fast as requests arrive; False before any is measured."""
+        batch = 1
+        while True:
+            answer_ms = self._times.inference_ms(mode, batch)
+            if answer_ms is None:
+                return False
+            # Requests gather while the batch before them is answered.
+            gathers_ms = max(answer_ms, (batch - 1) / self._arrivals_per_s * 1e3) if self._arrivals_per_s else 0.0
+            keeps_up = self._arrivals_per_s * answer_ms / 1e3 <= batch
+            if keeps_up and gathers_ms + answer_ms <= self._duty.latency_ms:
+                return True
+            if batch >= self._largest_batch:
+                return False
+            batch = min(2 * batch, self._largest_batch)
+
+
+def lowest_keeping(modes: Sequence[PowerMode], keeps_duty: Callable[[PowerMode], bool]) -> PowerMode:
+    """The mode in which a device rests with a duty: the lowest that keeps it, or else the highest of all.
+
+    Args:
+        modes: that the device offers.
+        keeps_duty: whether requests are answered in time in a mode.
+    """
+    ordered = sorted(modes, key=lambda mode: (mode.gpu_hz, mode.cpu_khz, mode.mem_hz, mode.cores))
+    return next((mode for mode in ordered if keeps_duty(mode)), ordered[-1])

@@ -1,0 +1,231 @@
+"""The agent's service for inference servers, for trainings that share the device, and for the duty's commands."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+from edge_agent.devices.device import Device
+from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.turns import Kind
+from wattfleet.duties import Duty
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.clock import VirtualClock
+from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet_proto.convert import kept_duty_to_message
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
+
+_STILL_WAITING_S = 1.0
+_MAX_BATCH = 100_000
+_MAX_LATENCY_MS = 1e9
+
+
+class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
+    """Translates between the protocol and the turns of the device.
+
+    Args:
+        device: the board.
+        turns: of the device.
+        file: stores the duty.
+    """
+
+    def __init__(self, device: Device, turns: DeviceTurns, file: DutyFile) -> None:
+        self._device = device
+        self._turns = turns
+        self._file = file
+        self._streams: set[_ServerStream] = set()
+
+    async def Serve(  # noqa: N802 - named by the protocol
+        self, request_iterator: AsyncIterator[duty_pb2.ServeRequest], context: Any
+    ) -> AsyncIterator[duty_pb2.ServeResponse]:
+        """Serve one inference server until it disconnects.
+
+        Raises:
+            InvalidInputError: a message is out of turn, or a number out of range.
+        """
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("hello"):
+            raise InvalidInputError("the first message must be a ServerHello")
+        stream = _ServerStream(self._turns, _count("largest_batch", first.hello.largest_batch, least=1))
+        self._streams.add(stream)
+        reading = background_task("requests of an inference server", stream.read(request_iterator))
+        try:
+            stream.tell_batching()
+            reading.add_done_callback(lambda _: stream.answers.put_nowait(None))
+            while (answer := await stream.answers.get()) is not None:
+                yield answer
+            reading.result()
+        finally:
+            self._streams.discard(stream)
+            await stop_tasks(reading)
+            stream.close()
+
+    async def Share(  # noqa: N802 - named by the protocol
+        self, request_iterator: AsyncIterator[duty_pb2.ShareRequest], context: Any
+    ) -> AsyncIterator[duty_pb2.ShareResponse]:
+        """Serve one training until it disconnects.
+
+        Raises:
+            InvalidInputError: a message is out of turn.
+        """
+        ticket: int | None = None
+        is_first = True
+        try:
+            async for request in request_iterator:
+                if request.HasField("ended"):
+                    if ticket is None:
+                        raise InvalidInputError("MinibatchEnded must follow a Turn")
+                    self._turns.give_back(ticket, trained=True)
+                    ticket = None
+                elif request.HasField("wanted"):
+                    if ticket is not None:
+                        raise InvalidInputError("MinibatchEnded must follow a Turn")
+                    taking = asyncio.ensure_future(self._turns.take(Kind.MINIBATCH, is_first))
+                    try:
+                        while not (await asyncio.wait([taking], timeout=_STILL_WAITING_S))[0]:
+                            reason = self._turns.why_training_waits() or ""
+                            yield duty_pb2.ShareResponse(waiting=duty_pb2.StillWaiting(reason=reason))
+                    finally:
+                        if taking.done():
+                            ticket, is_first = taking.result(), False
+                        else:
+                            await stop_tasks(taking)
+                    yield duty_pb2.ShareResponse(turn=duty_pb2.Turn())
+        finally:
+            if ticket is not None:
+                self._turns.give_back(ticket, is_complete=False)
+
+    async def SetDuty(  # noqa: N802 - named by the protocol
+        self, request: duty_pb2.SetDutyRequest, context: Any
+    ) -> duty_pb2.SetDutyResponse:
+        """Put a duty in force.
+
+        Raises:
+            InvalidInputError: it is invalid, the device cannot keep one, or it cannot be stored.
+        """
+        duty = Duty.from_json(request.duty)
+        require_live_time(self._device)
+        self._file.write(duty)
+        self._change(duty)
+        return duty_pb2.SetDutyResponse()
+
+    async def ShowDuty(  # noqa: N802 - named by the protocol
+        self, request: duty_pb2.ShowDutyRequest, context: Any
+    ) -> duty_pb2.ShowDutyResponse:
+        """Show the duty in force, and how it is kept."""
+        duty, kept = self._turns.duty, self._turns.kept_duty()
+        if duty is None or kept is None:
+            return duty_pb2.ShowDutyResponse()
+        return duty_pb2.ShowDutyResponse(duty=duty.to_json(), figures=kept_duty_to_message(kept))
+
+    async def ClearDuty(  # noqa: N802 - named by the protocol
+        self, request: duty_pb2.ClearDutyRequest, context: Any
+    ) -> duty_pb2.ClearDutyResponse:
+        """End the duty in force.
+
+        Raises:
+            InvalidInputError: its file cannot be removed.
+        """
+        was_set = self._turns.duty is not None
+        self._file.write(None)
+        self._change(None)
+        return duty_pb2.ClearDutyResponse(was_set=was_set)
+
+    def _change(self, duty: Duty | None) -> None:
+        self._turns.duty = duty
+        for stream in self._streams:
+            stream.tell_batching()
+
+
+class _ServerStream:
+    """What one inference server says and is answered."""
+
+    def __init__(self, turns: DeviceTurns, largest_batch: int) -> None:
+        self.answers: asyncio.Queue[duty_pb2.ServeResponse | None] = asyncio.Queue()
+        self._turns = turns
+        self._server = turns.server_connected(largest_batch)
+        self._taking: asyncio.Task[int] | None = None
+        self._is_first = True
+
+    def tell_batching(self) -> None:
+        """Tell the server how to gather requests."""
+        duty = self._turns.duty
+        latency_ms = 0.0 if duty is None else duty.latency_ms
+        batching = duty_pb2.Batching(has_duty=duty is not None, latency_ms=latency_ms)
+        self.answers.put_nowait(duty_pb2.ServeResponse(batching=batching))
+
+    async def read(self, requests: AsyncIterator[duty_pb2.ServeRequest]) -> None:
+        """Follow the server's messages until it disconnects.
+
+        Raises:
+            InvalidInputError: a number is out of range.
+        """
+        async for request in requests:
+            if request.HasField("answered"):
+                self._answered(request.answered)
+            elif request.HasField("waiting"):
+                self._waiting(request.waiting)
+
+    def close(self) -> None:
+        """Forget the server."""
+        self._end_turn(1, is_complete=False)
+        self._turns.server_gone(self._server)
+
+    def _waiting(self, waiting: duty_pb2.RequestsWaiting) -> None:
+        count = _count("count", waiting.count)
+        self._turns.requests_waiting(self._server, count, _milliseconds("oldest_ms", waiting.oldest_ms))
+        if waiting.wants_turn and self._taking is None:
+            self._taking = background_task("turn of an inference server", self._take(waiting.number))
+
+    async def _take(self, number: int) -> int:
+        ticket = await self._turns.take(Kind.INFERENCE, self._is_first)
+        self.answers.put_nowait(duty_pb2.ServeResponse(turn=duty_pb2.Turn(number=number)))
+        return ticket
+
+    def _answered(self, answered: duty_pb2.BatchAnswered) -> None:
+        batch = _count("batch", answered.batch)
+        latencies_ms = [_milliseconds("latency_ms", each) for each in answered.latency_ms]
+        if len(latencies_ms) > _MAX_BATCH:
+            raise InvalidInputError(f"a batch has at most {_MAX_BATCH:,} requests")
+        self._turns.batch_answered(_count("arrived", answered.arrived), latencies_ms, _count("failed", answered.failed))
+        self._end_turn(max(1, batch), is_complete=batch > 0)
+        self._waiting(answered.waiting)
+
+    def _end_turn(self, batch: int, is_complete: bool) -> None:
+        """End the turn, or withdraw the question for it, if the server did not wait for it any longer."""
+        taking, self._taking = self._taking, None
+        if taking is None:
+            return
+        if taking.done() and not taking.cancelled():
+            self._is_first = False
+            self._turns.give_back(taking.result(), batch, is_complete)
+        else:
+            taking.cancel()
+
+
+def require_live_time(device: Device) -> None:
+    """Check that a device can answer requests while it measures.
+
+    Raises:
+        InvalidInputError: it computes its figures itself, and no time passes on it.
+    """
+    if isinstance(device.clock, VirtualClock):
+        raise InvalidInputError(
+            f"{device.board_kind} is {device.provenance} and measures itself, without any time to answer requests in:"
+            " set the duty on a device in real time"
+        )
+
+
+def _count(what: str, value: int, least: int = 0) -> int:
+    if not least <= value <= _MAX_BATCH:
+        raise InvalidInputError(f"{what} must be {least} to {_MAX_BATCH:,}, not {value:,}")
+    return value
+
+
+def _milliseconds(what: str, value: float) -> float:
+    if not (math.isfinite(value) and 0 <= value <= _MAX_LATENCY_MS):
+        raise InvalidInputError(f"{what} must be 0 to {_MAX_LATENCY_MS:g}, not {value:g}")
+    return value

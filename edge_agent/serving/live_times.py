@@ -1,0 +1,137 @@
+"""Recent times of minibatches and inference batches in each power mode, and high estimates from them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from wattfleet.duties import largest_slowdown
+from wattfleet.modes import PowerMode
+
+_KEPT = 64
+_QUANTILE = 0.95
+# Profiling may visit hundreds of modes; the one that was entered first is forgotten.
+_MODES = 64
+
+Times = TypeVar("Times")
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=_KEPT)
+
+
+@dataclass
+class _BatchTimes:
+    """Times of batches of about one size, in ms: after an inference batch or a rest, and after a minibatch."""
+
+    plain: deque[float] = field(default_factory=_recent)
+    after_minibatch: deque[float] = field(default_factory=_recent)
+
+    @property
+    def inference_ms(self) -> float:
+        return high_ms(self.plain or self.after_minibatch)
+
+    @property
+    def switch_ms(self) -> float:
+        if not self.plain or not self.after_minibatch:
+            return 0.0
+        return max(0.0, high_ms(self.after_minibatch) - high_ms(self.plain))
+
+
+class LiveTimes:
+    """Times as the agent sees them: from a turn to the report of its end.
+
+    In a mode without times, the estimate follows from those of other modes, as slow as the clocks allow.
+    """
+
+    def __init__(self) -> None:
+        self._minibatches: dict[PowerMode | None, deque[float]] = {}
+        # By the binary logarithm of the batch, rounded up.
+        self._batches: dict[PowerMode | None, dict[int, _BatchTimes]] = {}
+        self._changes = _recent()
+
+    def minibatch_ended(self, mode: PowerMode | None, took_ms: float) -> None:
+        """Note the time of a minibatch."""
+        _entered(self._minibatches, mode, _recent()).append(took_ms)
+
+    def batch_answered(self, mode: PowerMode | None, batch: int, took_ms: float, after_minibatch: bool) -> None:
+        """Note the time of an inference batch.
+
+        Args:
+            mode: the mode in force.
+            batch: its requests.
+            took_ms: how long it took.
+            after_minibatch: whether a minibatch had the device just before.
+        """
+        times = _entered(self._batches, mode, {}).setdefault(_bucket(batch), _BatchTimes())
+        (times.after_minibatch if after_minibatch else times.plain).append(took_ms)
+
+    def mode_changed(self, took_ms: float) -> None:
+        """Note the time of a change of the power mode."""
+        self._changes.append(took_ms)
+
+    def minibatch_ms(self, mode: PowerMode | None) -> float | None:
+        """The high estimate of a minibatch in a mode; None while nothing is known."""
+        return _in_mode(self._minibatches, mode, high_ms)
+
+    def inference_ms(self, mode: PowerMode | None, batch: int) -> float | None:
+        """The high estimate of an inference batch in a mode; None while nothing is known."""
+        return _in_mode(self._batches, mode, lambda times: _of_batch(times, batch))
+
+    def switch_ms(self, mode: PowerMode | None) -> float:
+        """How much longer an inference batch takes after a minibatch; 0 while that is unknown."""
+        times = self._batches.get(mode)
+        modes = [times] if times is not None else list(self._batches.values())
+        return max((each.switch_ms for one in modes for each in one.values()), default=0.0)
+
+    @property
+    def change_ms(self) -> float:
+        """The high estimate of a change of the power mode; 0 before the first."""
+        return high_ms(self._changes) if self._changes else 0.0
+
+    @property
+    def knows_inference(self) -> bool:
+        """Whether a batch was answered in any mode."""
+        return bool(self._batches)
+
+
+def high_ms(times: Sequence[float] | deque[float]) -> float:
+    """The 95 % quantile of one or more times, ms: the least that is not exceeded by more than 5 % of them."""
+    ordered = sorted(times)
+    return ordered[math.ceil(_QUANTILE * len(ordered)) - 1]
+
+
+def _bucket(batch: int) -> int:
+    return max(0, batch - 1).bit_length()
+
+
+def _of_batch(times: Mapping[int, _BatchTimes], batch: int) -> float:
+    """The estimate for a batch: of the nearest known size that is not smaller, or else in proportion to its size."""
+    wanted, largest = _bucket(batch), max(times)
+    if wanted <= largest:
+        return times[min(bucket for bucket in times if bucket >= wanted)].inference_ms
+    return float(times[largest].inference_ms * 2 ** (wanted - largest))
+
+
+def _in_mode(
+    measured: Mapping[PowerMode | None, Times], mode: PowerMode | None, estimate_ms: Callable[[Times], float]
+) -> float | None:
+    """The estimate in a mode: by its own times, or else the least bound that another mode's times give."""
+    if mode in measured:
+        return estimate_ms(measured[mode])
+    if mode is None:
+        return max(map(estimate_ms, measured.values()), default=None)
+    bounds = [
+        estimate_ms(times) * largest_slowdown(known, mode) for known, times in measured.items() if known is not None
+    ]
+    return min(bounds, default=None)
+
+
+def _entered(by_mode: MutableMapping[PowerMode | None, Times], mode: PowerMode | None, none_yet: Times) -> Times:
+    times = by_mode.setdefault(mode, none_yet)
+    if len(by_mode) > _MODES:
+        del by_mode[next(iter(by_mode))]
+    return times

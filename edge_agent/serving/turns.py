@@ -1,0 +1,274 @@
+"""Decides who has the device: inference before training, and a minibatch only where it keeps the duty.
+
+Without input or output and without a clock of its own: callers pass the time, and carry out what is decided.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from edge_agent.serving.live_times import LiveTimes
+from wattfleet.duties import Duty
+from wattfleet.modes import PowerMode
+
+_CHANGE_WITHIN_S = 1.0
+"""A mode change waits at most this long for a gap between requests: the watts may have to fall."""
+
+_TRIAL_SHARE = 0.1
+"""The share of the requests which may miss the limit that minibatches may spend on finding out whether they fit."""
+
+_OVERDUE = 3.0
+"""A turn that lasts so many times its estimate is taken for a pause or a hang, and others may begin."""
+
+_LEAST_OVERDUE_S = 1.0
+
+
+class Kind(Enum):
+    """What a turn is for."""
+
+    INFERENCE = auto()
+    """A batch of requests."""
+    MINIBATCH = auto()
+    """A minibatch of a training, or of the agent's own measurements."""
+    CHANGE = auto()
+    """A change of the power mode, during which nothing else is begun."""
+
+
+@dataclass
+class _Turn:
+    kind: Kind
+    asked_s: float
+    begun_s: float | None = None
+    after_minibatch: bool = False
+    is_alone: bool = True
+    is_first: bool = False
+
+
+class Turns:
+    """The turns of one device.
+
+    A ticket stands for one turn, from the question for it to its end. After every call that may let somebody begin, ask
+    `granted` for the tickets whose turn begins now, and again at `next_check_s`.
+
+    Attributes:
+        duty: what has to be kept; None for nothing: inference is still first, but minibatches are not held back.
+        mode: the power mode in force, as far as it is known.
+        times: live estimates of all times.
+        arrivals_per_s: the rate of requests, for estimating the next batch.
+        largest_batch: requests that the model takes at once.
+    """
+
+    def __init__(self, times: LiveTimes) -> None:
+        """Begin with a free device.
+
+        Args:
+            times: receives the times of the turns.
+        """
+        self.duty: Duty | None = None
+        self.mode: PowerMode | None = None
+        self.times = times
+        self.arrivals_per_s = 0.0
+        self.largest_batch = 1
+        self._numbers = itertools.count(1)
+        self._turns: dict[int, _Turn] = {}
+        self._waiting: dict[int, tuple[int, float]] = {}
+        self._last: Kind | None = None
+        self._tried_s: float | None = None
+
+    def requests_waiting(self, server: int, count: int, oldest_s: float | None) -> None:
+        """Note which requests wait for an inference server.
+
+        Args:
+            server: tells the servers apart.
+            count: waiting requests.
+            oldest_s: when the first of them arrived, s; None if none waits.
+        """
+        if oldest_s is None:
+            self._waiting.pop(server, None)
+        else:
+            self._waiting[server] = (count, oldest_s)
+
+    def ask(self, kind: Kind, now_s: float, is_first: bool = False) -> int:
+        """Ask for a turn; returns its ticket.
+
+        Args:
+            kind: what it is for.
+            now_s: the time.
+            is_first: the first of its process, which takes longer than all later ones and so tells nothing of them.
+        """
+        ticket = next(self._numbers)
+        self._turns[ticket] = _Turn(kind, now_s, is_first=is_first)
+        return ticket
+
+    def end(self, ticket: int, now_s: float, batch: int = 1, is_complete: bool = True) -> None:
+        """End a turn, or withdraw the question for it; an unknown ticket is ignored.
+
+        Args:
+            ticket: of the turn.
+            now_s: the time.
+            batch: the requests of an inference batch.
+            is_complete: whether its work was done; otherwise its time tells nothing.
+        """
+        turn = self._turns.pop(ticket, None)
+        if turn is None or turn.begun_s is None:
+            return
+        if turn.kind is not Kind.CHANGE:
+            self._last = turn.kind
+        if not (is_complete and turn.is_alone) or turn.is_first:
+            return
+        took_ms = (now_s - turn.begun_s) * 1e3
+        if turn.kind is Kind.MINIBATCH:
+            self.times.minibatch_ended(self.mode, took_ms)
+        elif turn.kind is Kind.INFERENCE:
+            self.times.batch_answered(self.mode, batch, took_ms, turn.after_minibatch)
+        else:
+            self.times.mode_changed(took_ms)
+
+    def begun_s(self, ticket: int) -> float | None:
+        """When a turn has begun; None if it has not, or has ended."""
+        turn = self._turns.get(ticket)
+        return None if turn is None else turn.begun_s
+
+    def granted(self, now_s: float) -> list[int]:
+        """The tickets whose turn begins now, the most urgent first."""
+        begun = []
+        while (ticket := self._next(now_s)) is not None:
+            self._begin(self._turns[ticket], now_s)
+            begun.append(ticket)
+        return begun
+
+    def next_check_s(self, now_s: float) -> float | None:
+        """When somebody may begin without a further event; None if nobody can."""
+        if all(turn.begun_s is not None for turn in self._turns.values()):
+            return None
+        times = [self._overdue_s(turn) for turn in self._held()]
+        times += [turn.asked_s + _CHANGE_WITHIN_S for turn in self._asking(Kind.CHANGE).values()]
+        if (latest_s := self._latest_start_s()) is not None and self._asking(Kind.INFERENCE):
+            times.append(latest_s)
+        if self._asking(Kind.MINIBATCH):
+            times.append(self._next_trial_s())
+        return min((each for each in times if math.isfinite(each) and each > now_s), default=None)
+
+    def why_training_waits(self, now_s: float) -> str | None:
+        """Why a minibatch gets no turn, for people; None if none waits for longer than others need."""
+        if not self._asking(Kind.MINIBATCH):
+            return None
+        without_requests = self._why_not(self._minibatch_ms, now_s, pending=False)
+        if without_requests is not None:
+            return without_requests
+        return "requests are answered first"
+
+    def _next(self, now_s: float) -> int | None:
+        """Whose turn begins now; None if nobody's."""
+        busy = {turn.kind for turn in self._held() if now_s < self._overdue_s(turn)}
+        change, inference = self._first(Kind.CHANGE), self._first(Kind.INFERENCE)
+        if change is not None and not busy and self._may_change(self._turns[change], now_s):
+            return change
+        if Kind.CHANGE in busy or Kind.INFERENCE in busy:
+            return None
+        if inference is not None:
+            return inference if Kind.MINIBATCH not in busy or self._must_answer(now_s) else None
+        minibatch = self._first(Kind.MINIBATCH)
+        if change is not None or minibatch is None or busy:
+            return None
+        if self._why_not(self._minibatch_ms, now_s) is None:
+            return minibatch
+        if not self._waiting and now_s >= self._next_trial_s():
+            self._tried_s = now_s
+            return minibatch
+        return None
+
+    def _begin(self, turn: _Turn, now_s: float) -> None:
+        others = self._held()
+        turn.begun_s = now_s
+        turn.after_minibatch = self._last is Kind.MINIBATCH
+        turn.is_alone = not others
+        for other in others:
+            other.is_alone = False
+
+    def _may_change(self, turn: _Turn, now_s: float) -> bool:
+        return self._is_forced(turn, now_s) or (
+            not self._asking(Kind.INFERENCE) and self._why_not(self.times.change_ms, now_s) is None
+        )
+
+    def _is_forced(self, turn: _Turn, now_s: float) -> bool:
+        return now_s >= turn.asked_s + _CHANGE_WITHIN_S
+
+    def _why_not(self, work_ms: float | None, now_s: float, pending: bool = True) -> str | None:
+        """Why some work must not begin now; None if it keeps the duty.
+
+        Args:
+            work_ms: its estimate; None if nothing is known of it: it may begin while no request waits.
+            now_s: the time.
+            pending: whether requests wait that have to be counted.
+        """
+        if self.duty is None:
+            return None
+        waiting = self._waiting if pending else {}
+        if work_ms is None:
+            return "nothing is known of its minibatches yet, and requests wait" if waiting else None
+        inference_ms = self._inference_ms(work_ms, sum(count for count, _ in waiting.values()))
+        if inference_ms is None:
+            return "nothing is known of the inference yet, and requests wait" if waiting else None
+        after_ms = self.times.switch_ms(self.mode) + inference_ms
+        left_ms = self.duty.latency_ms
+        if waiting:
+            left_ms -= (now_s - min(oldest_s for _, oldest_s in waiting.values())) * 1e3
+        if work_ms + after_ms <= left_ms:
+            return None
+        return (
+            f"a minibatch of {work_ms:.0f} ms and then a batch of requests of {after_ms:.0f} ms do not fit into"
+            f" {left_ms:.0f} ms"
+        )
+
+    @property
+    def _minibatch_ms(self) -> float | None:
+        return self.times.minibatch_ms(self.mode)
+
+    def _inference_ms(self, work_ms: float, waiting: int) -> float | None:
+        """The estimate of the batch that follows some work: of the requests that wait, and that arrive meanwhile."""
+        batch = waiting + math.ceil(self.arrivals_per_s * work_ms / 1e3)
+        return self.times.inference_ms(self.mode, max(1, min(batch, self.largest_batch)))
+
+    def _latest_start_s(self) -> float | None:
+        """When the waiting requests have to be begun, to be answered in time; None if none waits."""
+        if self.duty is None or not self._waiting:
+            return None
+        count = min(self.largest_batch, sum(count for count, _ in self._waiting.values()))
+        inference_ms = self.times.inference_ms(self.mode, max(1, count)) or 0.0
+        oldest_s = min(oldest_s for _, oldest_s in self._waiting.values())
+        return oldest_s + (self.duty.latency_ms - inference_ms) / 1e3
+
+    def _must_answer(self, now_s: float) -> bool:
+        """Whether requests cannot wait for the end of a minibatch, even though both are slower side by side."""
+        latest_s = self._latest_start_s()
+        return latest_s is not None and now_s >= latest_s
+
+    def _next_trial_s(self) -> float:
+        """When a minibatch that does not fit by the estimates is tried: they may be out of date."""
+        if self._tried_s is None or self.duty is None:
+            return -math.inf
+        spent_ms = (self._minibatch_ms or 0.0) + self.duty.latency_ms
+        return self._tried_s + spent_ms / 1e3 / (_TRIAL_SHARE * (1 - self.duty.quantile))
+
+    def _overdue_s(self, turn: _Turn) -> float:
+        """When a held turn is no longer waited for."""
+        assert turn.begun_s is not None, "a held turn has begun"
+        estimates_ms = {
+            Kind.MINIBATCH: self._minibatch_ms,
+            Kind.INFERENCE: self.times.inference_ms(self.mode, self.largest_batch),
+            Kind.CHANGE: self.times.change_ms,
+        }
+        return turn.begun_s + max(_LEAST_OVERDUE_S, _OVERDUE * (estimates_ms[turn.kind] or 0.0) / 1e3)
+
+    def _held(self) -> list[_Turn]:
+        return [turn for turn in self._turns.values() if turn.begun_s is not None]
+
+    def _asking(self, kind: Kind) -> dict[int, _Turn]:
+        return {ticket: turn for ticket, turn in self._turns.items() if turn.kind is kind and turn.begun_s is None}
+
+    def _first(self, kind: Kind) -> int | None:
+        return next(iter(self._asking(kind)), None)

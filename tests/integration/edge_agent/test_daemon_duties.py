@@ -1,0 +1,148 @@
+"""A whole agent with a duty: it measures its modes while requests arrive, reports figures, and remembers the duty."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from edge_agent.serving.duty_file import DutyFile
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.duty_agent import duty
+from tests.fakes.polling import until
+from tests.fakes.running_agent import agent, fitting_here, new_board, ready_agent
+from wattfleet.modes import array_to_modes
+from wattfleet_proto.convert import kept_duty_from_message
+from wattfleet_serving import DutyServer, share_device
+
+MODES = 6
+LIMIT_MS = 400.0
+
+
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch):
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    with CoordinatorInProcess(tmp_path, MODES).running() as running:
+        yield running
+
+
+class SharedBoard:
+    """Notes whether requests, minibatches and mode changes ever overlap on a simulated board."""
+
+    def __init__(self):
+        self.device = new_board()
+        self.may_train = threading.Event()
+        self.busy = self.overlaps = self.minibatches = 0
+        self.modes = []
+        self._step, self._apply = self.device.step, self.device.apply
+        self.device.step, self.device.apply = self.step, self.apply
+
+    def hold(self, seconds):
+        self.busy += 1
+        self.overlaps += self.busy > 1
+        time.sleep(seconds)
+        self.overlaps += self.busy > 1
+        self.busy -= 1
+
+    def step(self):
+        assert self.may_train.wait(60)
+        self.minibatches += 1
+        self.hold(0.004)
+        self._step()
+
+    def apply(self, mode):
+        self.hold(0.002)
+        self.modes.append(mode)
+        self._apply(mode)
+
+    def answer(self, inputs):
+        self.hold(0.004)
+        return inputs
+
+
+@pytest.fixture
+def board():
+    return SharedBoard()
+
+
+def requests_until(server, ended, latencies):
+    chance = random.Random(1)
+    while not ended.is_set():
+        asked_s = time.monotonic()
+        server.submit(1).add_done_callback(
+            lambda _, asked_s=asked_s: latencies.append((time.monotonic() - asked_s) * 1e3)
+        )
+        time.sleep(chance.expovariate(40))
+
+
+def test_modes_are_measured_while_requests_arrive_and_are_answered_in_time(tmp_path, coordinator, board):
+    (tmp_path / "state").mkdir()
+    DutyFile(tmp_path / "state").write(duty(LIMIT_MS, per_s=40))
+    ended, latencies = threading.Event(), []
+    with (
+        agent(coordinator, tmp_path, board.device) as running,
+        DutyServer(board.answer, agent_socket=str(running.settings.device.socket)) as server,
+    ):
+        until(lambda: server.answer_blocking(0) == 0 and any(each.lease.duty.servers for each in coordinator.reports))
+        client = threading.Thread(target=requests_until, args=(server, ended, latencies))
+        client.start()
+        time.sleep(0.5)
+        board.overlaps = 0
+        board.may_train.set()
+        until(lambda: coordinator.is_ready() or running.has_ended)
+        ended.set()
+        client.join()
+    assert running.error is None
+    assert board.minibatches > 40 and len(set(board.modes)) > 1, "modes were measured"
+    assert board.overlaps == 0
+    assert sum(latency > LIMIT_MS for latency in latencies) <= 0.05 * len(latencies)
+
+
+def test_the_coordinator_gets_the_figures_and_a_restart_keeps_the_duty(tmp_path, coordinator, board):
+    board.may_train.set()
+    (tmp_path / "state").mkdir()
+    DutyFile(tmp_path / "state").write(duty(LIMIT_MS))
+    for _ in range(2):
+        with ready_agent(coordinator, tmp_path, board.device) as running:
+            socket = str(running.settings.device.socket)
+            with DutyServer(board.answer, agent_socket=socket) as server:
+                server.answer_blocking(1)
+                coordinator.reports.clear()
+
+                def has_reported():
+                    kept = [each.lease.duty for each in list(coordinator.reports) if each.lease.HasField("duty")]
+                    return any(kept_duty_from_message(each).requests == 1 for each in kept)
+
+                until(has_reported)
+        coordinator.reports.clear()
+
+
+def test_a_round_is_trained_in_turns_beside_the_requests(tmp_path, coordinator, board):
+    board.may_train.set()
+    with ready_agent(coordinator, tmp_path, board.device) as running:
+        mode = array_to_modes(board.device.modes)[-1]
+        coordinator.grant("7/1", mode)
+        socket = str(running.settings.device.socket)
+        ended, latencies, trained = threading.Event(), [], []
+        with DutyServer(board.answer, agent_socket=socket) as server:
+            client = threading.Thread(target=requests_until, args=(server, ended, latencies))
+
+            def train():
+                client.start()
+                for batch in share_device(range(100)):  # the mod tells the socket
+                    board.hold(0.01)
+                    trained.append(batch)
+
+            board.overlaps = 0
+            assert running.round("7/1", mode, train)
+            ended.set()
+            client.join()
+    assert trained == list(range(100))
+    assert len(latencies) > 10
+    assert board.overlaps == 0

@@ -1,0 +1,134 @@
+"""`wattfleet agent duty`, the service behind it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from edge_agent.paths import DUTY_FILE
+from edge_agent.serving.duty_client import NoAgentError
+from edge_agent.serving.duty_file import DutyFile
+from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
+from tests.fakes.polling import until
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_io import cli
+from wattfleet_io.clock import VirtualClock
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
+from wattfleet_serving import DutyServer
+
+SET = ("set", "--workload", "camera", "--latency-ms", "500")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[DutyAgent]:
+    with duty_agent_at(tmp_path / "agent.sock") as running:
+        yield running
+
+
+def command(socket: Path | str, *arguments: str, group: tuple[str, ...] = ("agent", "duty")) -> Result:
+    """A command against the agent; what it raises is raised."""
+    result = CliRunner().invoke(cli.wattfleet, [*group, *arguments, "--socket", str(socket)], prog_name="wattfleet")
+    if isinstance(result.exception, WattfleetError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_duty_is_set_shown_and_cleared(agent, tmp_path):
+    assert command(agent.socket, "show").output == "no duty\n"
+    set_ = command(agent.socket, *SET, "--arrivals-per-s", "30", "--quantile", "0.9")
+    assert "90% of the requests of camera within 500 ms" in set_.output
+    assert "no inference server is connected" in command(agent.socket, "show").output
+    shown = json.loads(command(agent.socket, "show", "--json").output)
+    assert shown["duty"] == {"workload": "camera", "arrivals": {"per_s": 30}, "latency_ms": 500, "quantile": 0.9}
+    assert shown["kept"]["requests"] == 0
+    assert DutyFile(tmp_path).read() == agent.turns.duty
+    assert command(agent.socket, "clear").output == "cleared\n"
+    assert agent.turns.duty is None and not (tmp_path / DUTY_FILE).exists()
+    assert command(agent.socket, "clear").output == "there was no duty\n"
+
+
+def test_the_figures_of_a_server_are_shown_in_words(agent):
+    command(agent.socket, *SET, "--assumed-arrivals-per-s", "30")
+    with DutyServer(lambda inputs: inputs, agent_socket=agent.socket) as server:
+        for number in range(5):
+            server.answer_blocking(number)
+        until(lambda: agent.turns.kept_duty().requests == 5)
+        shown = command(agent.socket, "show").output
+    assert "camera: 95% of requests within 500 ms" in shown
+    assert "0 of 5 (0.0%)" in shown
+
+
+def test_a_schedule_is_set(agent):
+    command(agent.socket, *SET, "--arrivals-schedule", "06:00-18:00=30,18:00-06:00=2", "--time-zone", "Europe/Berlin")
+    arrivals = json.loads(agent.turns.duty.to_json())["arrivals"]
+    assert arrivals == {"zone": "Europe/Berlin", "schedule": {"06:00-18:00": 30, "18:00-06:00": 2}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "give exactly one of"),
+        (("--arrivals-per-s", "30", "--assumed-arrivals-per-s", "30"), "give exactly one of"),
+        (("--arrivals-per-s", "0"), "requests per second must be"),
+        (("--arrivals-per-s", "30", "--quantile", "1"), "quantile must be"),
+        (("--arrivals-per-s", "nan"), "requests per second must be"),
+        (("--arrivals-schedule", "all day"), "is no part of a schedule"),
+        (("--arrivals-schedule", "06:00-18:00=30"), "no arrivals for"),
+        (("--arrivals-schedule", "00:00-24:00=30", "--time-zone", "Mars"), "not a time zone"),
+    ],
+)
+def test_what_is_no_duty_is_refused_with_a_reason(agent, arguments, problem):
+    with pytest.raises(InvalidInputError, match=problem):
+        command(agent.socket, *SET, *arguments)
+    assert agent.turns.duty is None
+
+
+def test_without_an_agent_the_remedy_is_named(tmp_path):
+    with pytest.raises(NoAgentError, match="start it with `wattfleet agent run`"):
+        command(tmp_path / "none.sock", *SET, "--arrivals-per-s", "30")
+
+
+def test_a_device_that_measures_itself_is_refused(agent):
+    agent.board.clock = VirtualClock()
+    with pytest.raises(InvalidInputError, match="measures itself"):
+        command(agent.socket, *SET, "--arrivals-per-s", "30")
+
+
+def test_unknown_keys_and_other_hostile_requests_are_refused(agent):
+    hello = duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=4))
+    waiting = duty_pb2.ServeRequest(waiting=duty_pb2.RequestsWaiting(count=1, oldest_ms=float("nan")))
+    ended = duty_pb2.ShareRequest(ended=duty_pb2.MinibatchEnded(minibatch_ms=5))
+    wanted = duty_pb2.ShareRequest(wanted=duty_pb2.MinibatchWanted())
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+        stub = duty_pb2_grpc.DutyServiceStub(channel)
+        calls = [
+            stub.Serve(iter([])),
+            stub.Serve(iter([waiting])),
+            stub.Serve(iter([duty_pb2.ServeRequest(hello=duty_pb2.ServerHello())])),
+            stub.Serve(iter([hello, waiting])),
+            stub.Share(iter([ended])),
+            stub.Share(iter([wanted, wanted])),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.RpcError):
+                list(call)
+            assert call.code() is grpc.StatusCode.INVALID_ARGUMENT, call.details()
+        with pytest.raises(grpc.RpcError, match="no key 'limit'"):
+            stub.SetDuty(duty_pb2.SetDutyRequest(duty='{"limit": 5}'))
+    until(lambda: agent.turns.servers == 0)
+    assert not agent.turns.is_shared
+
+
+def test_a_stored_duty_that_is_damaged_is_named_with_the_remedy(tmp_path):
+    file = DutyFile(tmp_path)
+    file.write(duty())
+    assert file.read() == duty()
+    (tmp_path / DUTY_FILE).write_text('{"workload": 5}')
+    with pytest.raises(InvalidInputError, match="remove the file, and state the duty again"):
+        file.read()

@@ -1,0 +1,227 @@
+"""An inference server and a training beside it, on one device with a real agent socket."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_agent.devices.device import DutyNotKeptError
+from edge_agent.serving.turns import Kind
+from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
+from tests.fakes.polling import until
+from tests.fakes.real_time_board import MODE, OTHER, PARKED
+from wattfleet_flower import profiled, until_deadline
+from wattfleet_serving import DutyServer, share_device
+
+
+class OneDevice:
+    """Counts whether a batch of requests and a minibatch have ever computed at the same time."""
+
+    def __init__(self, inference_s: float = 0.01) -> None:
+        self.inference_s = inference_s
+        self.trains = self.infers = False
+        self.overlaps = self.minibatches = 0
+
+    def answer(self, inputs: list[int]) -> list[int]:
+        self.infers = True
+        self.overlaps += self.trains
+        time.sleep(self.inference_s)
+        self.infers = False
+        return inputs
+
+    def train(self, minibatch_s: float) -> None:
+        self.trains = True
+        self.overlaps += self.infers
+        time.sleep(minibatch_s)
+        self.trains = False
+        self.minibatches += 1
+
+
+class Training:
+    """Trains in the background until it is stopped."""
+
+    def __init__(self, device: OneDevice, socket: str, minibatch_s: float) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._train, args=(device, socket, minibatch_s))
+        self._thread.start()
+
+    def _train(self, device: OneDevice, socket: str, minibatch_s: float) -> None:
+        for _ in share_device(range(10**6), agent_socket=socket):
+            device.train(minibatch_s)
+            if self._stop.is_set():
+                return
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def latencies_of(server: DutyServer[int, int], seconds: float, per_s: float, seed: int = 0) -> list[float]:
+    """Random requests for a while; returns how long each took, s."""
+    chance, ends_s = random.Random(seed), time.monotonic() + seconds
+    answers, latencies = [], []
+
+    def note(asked_s: float) -> None:
+        latencies.append(time.monotonic() - asked_s)
+
+    while time.monotonic() < ends_s:
+        asked_s = time.monotonic()
+        answer = server.submit(1)
+        answer.add_done_callback(lambda _, asked_s=asked_s: note(asked_s))
+        answers.append(answer)
+        time.sleep(chance.expovariate(per_s))
+    for answer in answers:
+        answer.result(10)
+    return latencies
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[DutyAgent]:
+    with duty_agent_at(tmp_path / "agent.sock", duty(latency_ms=150)) as running:
+        yield running
+
+
+@pytest.fixture
+def device() -> OneDevice:
+    return OneDevice()
+
+
+def test_requests_are_answered_in_time_while_minibatches_ask_for_turns(agent, device):
+    with DutyServer(device.answer, agent_socket=agent.socket) as server:
+        server.answer_blocking(0)
+        training = Training(device, agent.socket, minibatch_s=0.03)
+        latencies = latencies_of(server, seconds=4, per_s=20)
+        training.stop()
+        figures = agent.turns.kept_duty()
+    assert device.overlaps == 0
+    assert device.minibatches > 40, "the rest of the time is trained"
+    late = sum(latency > 0.15 for latency in latencies) / len(latencies)
+    assert late <= 0.05
+    assert figures.requests == len(latencies) + 1 == sum(figures.latency_counts)
+    assert 10 < figures.arrivals_per_s < 30
+    assert figures.training_share > 0.02
+    assert figures.missed <= 0.05 * figures.requests
+
+
+def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, device):
+    with DutyServer(device.answer, agent_socket=agent.socket) as server:
+        for number in range(20):
+            server.answer_blocking(number)
+        training = Training(device, agent.socket, minibatch_s=0.2)
+        until(lambda: "do not fit" in agent.turns.kept_duty().waits)
+        trained = device.minibatches
+        latencies = latencies_of(server, seconds=1, per_s=20)
+        assert device.minibatches == trained <= 4
+        assert max(latencies) < 0.15
+        agent.set_duty(None)  # without a duty, it goes on
+        until(lambda: device.minibatches > trained)
+        training.stop()
+
+
+def test_both_go_on_when_the_agent_dies_and_share_again_when_it_is_back(tmp_path, device):
+    socket = tmp_path / "agent.sock"
+    with duty_agent_at(socket, duty()) as agent:
+        server = DutyServer(device.answer, agent_socket=agent.socket)
+        training = Training(device, agent.socket, minibatch_s=0.01)
+        server.answer_blocking(0)
+        until(lambda: device.minibatches > 5)
+    trained = device.minibatches
+    assert max(latencies_of(server, seconds=0.5, per_s=50)) < 0.2
+    assert device.minibatches > trained + 10
+    with duty_agent_at(socket, duty()) as agent:
+        until(lambda: agent.turns.servers == 1)
+        until(lambda: agent.turns.figures.training_share(time.monotonic()) > 0)
+        assert server.answer_blocking(3) == 3
+        until(lambda: agent.turns.kept_duty().requests > 0)
+        server.close()
+        training.stop()
+        until(lambda: agent.turns.servers == 0)
+
+
+def test_a_training_that_dies_in_its_turn_does_not_keep_the_device(agent, device):
+    minibatches = iter(share_device(range(10), agent_socket=agent.socket))
+    next(minibatches)
+    with DutyServer(device.answer, agent_socket=agent.socket) as server:
+        waiting = server.submit(1)
+        minibatches.close()
+        assert waiting.result(5) == 1
+
+
+def test_without_an_agent_the_loader_is_what_it_was(tmp_path):
+    class Loader(list):
+        batch_size = 16
+
+    shared = share_device(Loader([1, 2, 3]), agent_socket=str(tmp_path / "none.sock"))
+    assert list(shared) == [1, 2, 3]
+    assert len(shared) == 3 and shared.batch_size == 16
+    assert list(until_deadline(profiled(shared))) == [1, 2, 3]
+    assert len(until_deadline(profiled(shared))) == 3
+    with pytest.raises(AttributeError):
+        shared.num_workers  # noqa: B018 - the question is whether it has one
+
+
+def test_the_mode_changes_while_nobody_has_the_device(agent, device):
+    changes = []
+    apply = agent.board.apply
+
+    def watched(mode):
+        changes.append(mode)
+        device.overlaps += device.trains + device.infers
+        apply(mode)
+        device.overlaps += device.trains + device.infers
+
+    agent.board.apply = watched
+    agent.board.modes = agent.board.modes[:1]
+    with DutyServer(device.answer, agent_socket=agent.socket) as server:
+        for number in range(10):
+            server.answer_blocking(number)
+        training = Training(device, agent.socket, minibatch_s=0.02)
+        slower = MODE._replace(gpu_hz=MODE.gpu_hz // 2)
+        requests = threading.Thread(target=latencies_of, args=(server, 1.5, 30))
+        requests.start()
+        while requests.is_alive():
+            agent.device.apply(slower if agent.board.mode == MODE else MODE)
+            time.sleep(0.05)
+        requests.join()
+        training.stop()
+    assert len(changes) > 5
+    assert device.overlaps == 0
+
+
+def test_a_mode_that_would_break_the_duty_is_refused(agent, device):
+    agent.device.apply(OTHER)  # no server is connected, so there is nothing to answer
+    with DutyServer(device.answer, agent_socket=agent.socket) as server:
+        for number in range(10):
+            server.answer_blocking(number)
+        until(lambda: agent.turns.kept_duty().requests == 10)
+        with pytest.raises(DutyNotKeptError, match="is not known to answer the requests of 'camera' within 150 ms"):
+            agent.device.apply(PARKED)
+        agent.device.apply(MODE)
+    assert agent.turns.resting_mode(PARKED, agent.board.modes) == PARKED
+
+
+def test_a_profile_of_the_agent_holds_turns_while_requests_arrive(agent, device):
+    with DutyServer(device.answer, agent_socket=agent.socket) as server:
+        for number in range(10):
+            server.answer_blocking(number)
+        ended = threading.Event()
+
+        def profile() -> None:
+            while not ended.is_set():
+                with agent.turns.from_thread(Kind.MINIBATCH):
+                    device.train(0.03)
+
+        profiling = threading.Thread(target=profile)
+        profiling.start()
+        latencies = latencies_of(server, seconds=2, per_s=20)
+        ended.set()
+        profiling.join(10)
+    assert device.minibatches > 15
+    assert device.overlaps == 0
+    assert sum(latency > 0.15 for latency in latencies) <= 0.05 * len(latencies)

@@ -1,0 +1,288 @@
+"""Who gets the device: requests first, and minibatches only where the requests are answered in time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from edge_agent.serving.live_times import LiveTimes
+from edge_agent.serving.turns import Kind, Turns
+from wattfleet.duties import ConstantArrivals, Duty
+from wattfleet.modes import PowerMode
+
+SERVER = 1
+LIMIT_MS = 200.0
+MODE = PowerMode(12, 2_000_000, 1_000_000_000, 3_000_000_000)
+
+
+def duty(latency_ms: float = LIMIT_MS, quantile: float = 0.95) -> Duty:
+    return Duty("camera", ConstantArrivals(10), latency_ms, quantile)
+
+
+def turns_of(minibatch_ms: float | None, inference_ms: float | None, switch_ms: float = 0.0) -> Turns:
+    """Turns with settled estimates, for batches of one request."""
+    times = LiveTimes()
+    for _ in range(40):
+        if minibatch_ms is not None:
+            times.minibatch_ended(MODE, minibatch_ms)
+        if inference_ms is not None:
+            times.batch_answered(MODE, 1, inference_ms, after_minibatch=False)
+            times.batch_answered(MODE, 1, inference_ms + switch_ms, after_minibatch=True)
+    turns = Turns(times)
+    turns.duty, turns.mode = duty(), MODE
+    return turns
+
+
+def test_without_a_duty_a_free_device_is_handed_out_at_once():
+    turns = Turns(LiveTimes())
+    first, second = turns.ask(Kind.MINIBATCH, 0.0), turns.ask(Kind.MINIBATCH, 0.0)
+    assert turns.granted(0.0) == [first]
+    assert turns.granted(0.1) == []
+    turns.end(first, 0.2)
+    assert turns.granted(0.2) == [second]
+
+
+def test_requests_are_answered_before_the_next_minibatch():
+    turns = turns_of(50, 20)
+    running = turns.ask(Kind.MINIBATCH, 0.0)
+    assert turns.granted(0.0) == [running]
+    waiting = turns.ask(Kind.MINIBATCH, 0.01)
+    turns.requests_waiting(SERVER, 1, 0.02)
+    requests = turns.ask(Kind.INFERENCE, 0.02)
+    assert turns.granted(0.02) == [], "the minibatch fits and is waited for"
+    turns.end(running, 0.05)
+    assert turns.granted(0.05) == [requests]
+    turns.requests_waiting(SERVER, 0, None)
+    turns.end(requests, 0.07)
+    assert turns.granted(0.07) == [waiting]
+
+
+@pytest.mark.parametrize(("age_ms", "may_begin"), [(0, True), (119, True), (121, False)])
+def test_a_minibatch_begins_only_if_it_ends_in_time_for_the_waiting_requests(age_ms, may_begin):
+    turns = turns_of(50, 20, switch_ms=10)
+    turns.requests_waiting(SERVER, 1, 1.0 - age_ms / 1e3)
+    minibatch = turns.ask(Kind.MINIBATCH, 1.0)
+    assert turns.granted(1.0) == ([minibatch] if may_begin else [])
+
+
+@pytest.mark.parametrize(("minibatch_ms", "fits"), [(169, True), (171, False)])
+def test_without_requests_a_minibatch_leaves_time_for_one_that_arrives_at_once(minibatch_ms, fits):
+    turns = turns_of(minibatch_ms, 20, switch_ms=10)
+    first = turns.ask(Kind.MINIBATCH, 0.0)
+    turns.granted(0.0)  # one that does not fit is tried once
+    turns.end(first, 0.1, is_complete=False)
+    second = turns.ask(Kind.MINIBATCH, 0.2)
+    assert turns.granted(0.2) == ([second] if fits else [])
+    assert (turns.why_training_waits(0.2) is not None) == (not fits)
+
+
+def test_a_minibatch_that_does_not_fit_is_tried_rarely_as_the_estimates_may_be_old():
+    turns = turns_of(500, 20)
+    ends_s, tried = 600.0, []
+    now_s, ticket = 0.0, turns.ask(Kind.MINIBATCH, 0.0)
+    while now_s < ends_s:
+        if turns.granted(now_s):
+            tried.append(now_s)
+            turns.end(ticket, now_s + 0.5)
+            ticket = turns.ask(Kind.MINIBATCH, now_s + 0.5)
+        next_s = turns.next_check_s(now_s)
+        assert next_s is not None, "it is looked at again without an event"
+        now_s = next_s
+    assert 2 <= len(tried) <= 6
+    # While such a minibatch runs and for a limit before it, a request may be late: at most a tenth of 5 %.
+    assert sum(0.5 + LIMIT_MS / 1e3 for _ in tried[1:]) <= 0.1 * 0.05 * ends_s
+
+
+def test_minibatches_that_became_faster_begin_again_after_a_trial():
+    turns = turns_of(500, 20)
+    begun, now_s = 0, 0.0
+    for _ in range(400):
+        ticket = turns.ask(Kind.MINIBATCH, now_s)
+        while not turns.granted(now_s):
+            now_s = turns.next_check_s(now_s) or now_s + 1
+        begun += 1
+        now_s += 0.05
+        turns.end(ticket, now_s)
+    assert turns.why_training_waits(now_s) is None
+    ticket = turns.ask(Kind.MINIBATCH, now_s)
+    assert turns.granted(now_s) == [ticket]
+
+
+def test_the_first_minibatch_and_the_first_batch_tell_nothing_of_later_ones():
+    turns = turns_of(None, None)
+    warm_up = turns.ask(Kind.MINIBATCH, 0.0, is_first=True)
+    assert turns.granted(0.0) == [warm_up]
+    turns.end(warm_up, 3.0)
+    assert turns.times.minibatch_ms(MODE) is None
+    answered = turns.ask(Kind.INFERENCE, 3.0, is_first=True)
+    assert turns.granted(3.0) == [answered]
+    turns.end(answered, 5.0)
+    assert turns.times.inference_ms(MODE, 1) is None
+
+
+def test_unknown_minibatches_begin_only_while_no_request_waits():
+    turns = turns_of(None, 20)
+    turns.requests_waiting(SERVER, 1, 0.0)
+    minibatch = turns.ask(Kind.MINIBATCH, 0.0)
+    assert turns.granted(0.0) == []
+    turns.requests_waiting(SERVER, 0, None)
+    assert turns.granted(0.01) == [minibatch]
+
+
+def test_requests_are_answered_beside_a_minibatch_that_lasts_too_long():
+    turns = turns_of(50, 20)
+    turns.granted(turns.ask(Kind.MINIBATCH, 0.0) * 0.0)
+    turns.requests_waiting(SERVER, 1, 0.01)
+    requests = turns.ask(Kind.INFERENCE, 0.01)
+    assert turns.granted(0.1) == []
+    latest_s = turns.next_check_s(0.1)
+    assert latest_s == pytest.approx(0.01 + (LIMIT_MS - 20) / 1e3)
+    assert turns.granted(latest_s) == [requests]
+    before = turns.times.inference_ms(MODE, 1)
+    turns.end(requests, latest_s + 5.0)
+    assert turns.times.inference_ms(MODE, 1) == before, "side by side, both are slower than alone"
+
+
+def test_a_turn_that_never_ends_is_given_up():
+    turns = turns_of(50, 20)
+    turns.ask(Kind.MINIBATCH, 0.0)
+    turns.granted(0.0)
+    other = turns.ask(Kind.MINIBATCH, 0.1)
+    assert turns.granted(0.9) == []
+    check_s = turns.next_check_s(0.9)
+    assert turns.granted(check_s) == [other]
+
+
+def test_the_mode_changes_between_turns_and_nothing_begins_meanwhile():
+    turns = turns_of(50, 20)
+    minibatch = turns.ask(Kind.MINIBATCH, 0.0)
+    turns.granted(0.0)
+    change, next_ = turns.ask(Kind.CHANGE, 0.01), turns.ask(Kind.MINIBATCH, 0.01)
+    assert turns.granted(0.01) == []
+    turns.end(minibatch, 0.05)
+    assert turns.granted(0.05) == [change]
+    turns.requests_waiting(SERVER, 1, 0.06)
+    requests = turns.ask(Kind.INFERENCE, 0.06)
+    assert turns.granted(0.06) == []
+    turns.end(change, 0.07)
+    assert turns.granted(0.07) == [requests]
+    turns.requests_waiting(SERVER, 0, None)
+    turns.end(requests, 0.09)
+    assert turns.granted(0.09) == [next_]
+
+
+def test_a_mode_change_waits_for_requests_but_not_for_ever():
+    turns = turns_of(50, 20)
+    now_s = 0.0
+    change = turns.ask(Kind.CHANGE, now_s)
+    while True:  # requests without any gap
+        turns.requests_waiting(SERVER, 1, now_s)
+        requests = turns.ask(Kind.INFERENCE, now_s)
+        begun = turns.granted(now_s)
+        if begun == [change]:
+            break
+        assert begun == [requests]
+        now_s += 0.02
+        turns.end(requests, now_s)
+    assert 0.9 < now_s < 1.1
+
+
+def test_no_minibatch_begins_while_a_mode_change_waits():
+    turns = turns_of(50, 20)
+    for _ in range(10):
+        turns.times.mode_changed(190.0)
+    change = turns.ask(Kind.CHANGE, 0.0)
+    turns.ask(Kind.MINIBATCH, 0.0)
+    assert turns.granted(0.0) == [], "the change takes too long for a request that arrives meanwhile"
+    assert turns.next_check_s(0.0) == 1.0
+    assert turns.granted(1.0) == [change]
+
+
+def test_in_a_slower_mode_minibatches_are_taken_for_as_slow_as_the_clocks_allow():
+    turns = turns_of(50, 20)
+    turns.mode = MODE._replace(gpu_hz=MODE.gpu_hz // 4)
+    ticket = turns.ask(Kind.MINIBATCH, 0.0)
+    turns.granted(0.0)
+    turns.end(ticket, 0.1, is_complete=False)
+    turns.ask(Kind.MINIBATCH, 0.2)
+    assert turns.granted(0.2) == [], "4 x 50 ms and 4 x 20 ms do not fit into 200 ms"
+
+
+@dataclass
+class Board:
+    """A brute-force simulation of one board, in steps of 1 ms; it knows all times beforehand."""
+
+    minibatch_ms: int
+    inference_ms: Callable[[int], int]
+    switch_ms: int
+    largest_batch: int
+    waiting_ms: list[int] = field(default_factory=list)
+
+    def would_be_late(self, now_ms: int, limit_ms: float, arrives: int) -> bool:
+        """Whether a request would be late if a minibatch began now, and `arrives` more requests came at once."""
+        requests = [*self.waiting_ms, *[now_ms] * arrives]
+        time_ms = now_ms + self.minibatch_ms + self.switch_ms
+        batch = requests[: self.largest_batch]
+        time_ms += self.inference_ms(len(batch))
+        return bool(batch) and time_ms - min(batch) > limit_ms
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_minibatch_fits_by_brute_force_and_none_that_fits_is_held_back(seed):
+    chance = random.Random(seed)
+    board = Board(
+        minibatch_ms=chance.choice([20, 60, 110]),
+        inference_ms=lambda batch: 15,
+        switch_ms=chance.choice([0, 8]),
+        largest_batch=8,
+    )
+    per_s, gathers_ms = chance.choice([5, 15, 30]), chance.choice([0, 60, 120])
+    turns = turns_of(board.minibatch_ms, 15, board.switch_ms)
+    for _ in range(40):  # every size of a batch is known
+        for batch in (2, 4, 8):
+            turns.times.batch_answered(MODE, batch, 15, after_minibatch=False)
+            turns.times.batch_answered(MODE, batch, 15 + board.switch_ms, after_minibatch=True)
+    turns.largest_batch, turns.arrivals_per_s = board.largest_batch, per_s
+    held: tuple[Kind, int, int] | None = None  # what, its ticket, and when it ends
+    minibatch, requests = turns.ask(Kind.MINIBATCH, 0.0), None
+    begun = {Kind.MINIBATCH: 0, Kind.INFERENCE: 0}
+    last, batch, latencies_ms = None, [], []
+    for now_ms in range(20_000):
+        now_s = now_ms / 1e3
+        if held is not None and now_ms >= held[2]:
+            kind, ticket, _ = held
+            held, last = None, kind
+            if kind is Kind.INFERENCE:
+                latencies_ms += [now_ms - each for each in batch]
+                turns.end(ticket, now_s, len(batch))
+                oldest_s = board.waiting_ms[0] / 1e3 if board.waiting_ms else None
+                turns.requests_waiting(SERVER, len(board.waiting_ms), oldest_s)
+                requests = None
+            else:
+                turns.end(ticket, now_s)
+                minibatch = turns.ask(Kind.MINIBATCH, now_s)
+        if chance.random() < per_s / 1e3:
+            board.waiting_ms.append(now_ms)
+            turns.requests_waiting(SERVER, len(board.waiting_ms), board.waiting_ms[0] / 1e3)
+        is_due = len(board.waiting_ms) >= 4 or (board.waiting_ms and now_ms - board.waiting_ms[0] >= gathers_ms)
+        if requests is None and is_due and (held is None or held[0] is Kind.MINIBATCH):
+            requests = turns.ask(Kind.INFERENCE, now_s)
+        late = board.would_be_late(now_ms, LIMIT_MS, arrives=0 if board.waiting_ms else 1)
+        granted = turns.granted(now_s)
+        if granted == [minibatch]:
+            assert held is None and requests is None and not late
+            held, minibatch = (Kind.MINIBATCH, minibatch, now_ms + board.minibatch_ms), 0
+            begun[Kind.MINIBATCH] += 1
+        elif granted:
+            assert granted == [requests] and (held is None or held[0] is Kind.MINIBATCH)
+            batch, board.waiting_ms = board.waiting_ms[:8], board.waiting_ms[8:]
+            took_ms = board.inference_ms(len(batch)) + (board.switch_ms if last is Kind.MINIBATCH else 0)
+            held = (Kind.INFERENCE, requests, now_ms + took_ms)
+            begun[Kind.INFERENCE] += 1
+        elif minibatch and held is None and requests is None:
+            assert late, "the device is free, and a minibatch fits"
+    assert begun[Kind.MINIBATCH] > 50 and begun[Kind.INFERENCE] > 50
+    assert max(latencies_ms) <= LIMIT_MS

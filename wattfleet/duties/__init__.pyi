@@ -1,0 +1,10 @@
+from .arrivals import Arrivals as Arrivals
+from .arrivals import ArrivalSpan as ArrivalSpan
+from .arrivals import ConstantArrivals as ConstantArrivals
+from .arrivals import DailyArrivals as DailyArrivals
+from .arrivals import MeasuredArrivals as MeasuredArrivals
+from .arrivals import arrivals_from_content as arrivals_from_content
+from .duty import Duty as Duty
+from .kept_duty import LATENCY_LIMITS_MS as LATENCY_LIMITS_MS
+from .kept_duty import KeptDuty as KeptDuty
+from .slowdown import largest_slowdown as largest_slowdown

@@ -1,0 +1,286 @@
+"""`DutyServer`: gathers requests into batches, and asks the device's agent for a turn for each batch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotAnsweredError
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
+from wattfleet_serving.agent_stream import AgentStream
+from wattfleet_serving.errors import RequestRefusedError, ServerClosedError
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
+
+_log = logging.getLogger(__name__)
+
+_NO_LIMIT_S = 1.0
+"""How long a batch waits for the agent's turn where no duty states a limit."""
+
+_UNKNOWN: Any = object()
+
+
+@dataclass
+class _Request(Generic[Input, Output]):
+    input: Input
+    arrived_s: float = field(default_factory=time.monotonic)
+    answer: Future[Output] = field(default_factory=Future)
+
+
+def shape_of(request: object) -> Hashable:
+    """The shape of an array or tensor; None for anything else."""
+    shape = getattr(request, "shape", None)
+    return None if shape is None else tuple(shape)
+
+
+class DutyServer(Generic[Input, Output]):
+    """Answers requests with the app's own model; close it at the end, or use it as a context manager.
+
+    The model runs in one thread of this server, with one batch at a time. A batch has as many requests as have
+    arrived, up to `largest_batch`, or as the agent has chosen. If the model raises for a batch, its requests are tried
+    one by one, so that only those with an error get it. Without an agent, batches are answered at once.
+
+    Args:
+        model: takes a list of inputs, and returns a list of as many outputs.
+        largest_batch: requests that the model takes at once.
+        agent_socket: path of the agent's unix socket.
+        shape_of: tells the shape of an input; all requests must have that of the first one that was answered.
+        max_waiting: requests that may wait; further ones are refused.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[list[Input]], Sequence[Output]],
+        *,
+        largest_batch: int = 32,
+        agent_socket: str = DEFAULT_SOCKET,
+        shape_of: Callable[[Input], Hashable] = shape_of,
+        max_waiting: int = 10_000,
+    ) -> None:
+        if largest_batch < 1 or max_waiting < 1:
+            raise ValueError(f"largest_batch and max_waiting must be 1 or more, not {largest_batch} and {max_waiting}")
+        self._model = model
+        self._largest_batch = largest_batch
+        self._shape_of = shape_of
+        self._max_waiting = max_waiting
+        self._changed = threading.Condition()
+        self._waiting: deque[_Request[Input, Output]] = deque()
+        self._arrived = 0
+        self._shape: Hashable = _UNKNOWN
+        self._is_shape_confirmed = False
+        self._batching = duty_pb2.Batching()
+        self._asked = self._granted = 0
+        self._agent_answers = True
+        self._is_closed = False
+        self._stream: AgentStream[duty_pb2.ServeRequest] = AgentStream(
+            agent_socket,
+            lambda channel, requests: duty_pb2_grpc.DutyServiceStub(channel).Serve(requests),
+            self._greeting,
+            self._receive,
+            self._lost,
+            "requests are answered without turns",
+        )
+        self._thread = threading.Thread(target=self._serve, name="inference batches", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> DutyServer[Input, Output]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def answer(self, request: Input) -> Output:
+        """Answer one request, in asyncio. If the caller is cancelled before its batch begins, it is dropped.
+
+        Raises:
+            RequestRefusedError: it has another shape than those before it, or too many requests wait.
+            ServerClosedError: the server was closed before it was answered.
+            Exception: the model's own error for this request.
+        """
+        return await asyncio.wrap_future(self.submit(request))
+
+    def answer_blocking(self, request: Input, timeout_s: float | None = None) -> Output:
+        """Answer one request, in any thread; see `answer`.
+
+        Args:
+            request: an input of the model.
+            timeout_s: how long to wait; None for as long as it takes.
+
+        Raises:
+            TimeoutError: it was not answered in time, and is dropped if its batch has not begun.
+        """
+        answer = self.submit(request)
+        try:
+            return answer.result(timeout_s)
+        except NotAnsweredError:
+            answer.cancel()
+            raise
+
+    def submit(self, request: Input) -> Future[Output]:
+        """Have one request answered, and return its future at once.
+
+        Raises:
+            RequestRefusedError: it has another shape than those before it, or too many requests wait.
+            ServerClosedError: the server is closed.
+        """
+        shape = self._shape_of(request)
+        with self._changed:
+            if self._is_closed:
+                raise ServerClosedError("the server is closed")
+            if len(self._waiting) >= self._max_waiting:
+                raise RequestRefusedError(f"{len(self._waiting):,} requests wait already: try again later")
+            if self._shape is _UNKNOWN:
+                self._shape = shape
+            elif shape != self._shape:
+                raise RequestRefusedError(f"the request has the shape {shape}, but this server answers {self._shape}")
+            waiting = _Request[Input, Output](request)
+            self._waiting.append(waiting)
+            self._arrived += 1
+            self._changed.notify_all()
+        return waiting.answer
+
+    def close(self) -> None:
+        """Answer no more requests: those that wait get a `ServerClosedError`."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._stream.close()
+        while self._waiting:
+            request = self._waiting.popleft()
+            if request.answer.set_running_or_notify_cancel():
+                request.answer.set_exception(ServerClosedError("the server was closed before it has answered"))
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                self._gather()
+            self._wait_for_turn()
+            with self._changed:
+                if self._is_closed:
+                    return
+                batch = self._taken()
+            began_s = time.monotonic()
+            failed = self._answer_all(batch)
+            self._report(batch, failed, time.monotonic() - began_s)
+
+    def _gather(self) -> None:
+        """Wait until a batch is to be answered, as the agent has chosen."""
+        while self._waiting and not self._is_closed:
+            wait_s = self._batching.wait_ms / 1e3 if self._stream.is_open else 0.0
+            left_s = self._waiting[0].arrived_s + wait_s - time.monotonic()
+            if len(self._waiting) >= (self._batching.batch or 1) or left_s <= 0:
+                return
+            self._stream.send(duty_pb2.ServeRequest(waiting=self._message()))
+            self._changed.wait(left_s)
+
+    def _wait_for_turn(self) -> None:
+        """Ask for a turn, and wait for it as long as the requests can wait; not for an agent that is gone."""
+        with self._changed:
+            if not self._waiting:
+                return
+            self._asked += 1
+            limit_s = self._batching.latency_ms / 1e3 or _NO_LIMIT_S
+            until_s = self._waiting[0].arrived_s + limit_s
+            if not self._stream.send(duty_pb2.ServeRequest(waiting=self._message(wants_turn=True))):
+                return
+            while self._agent_answers and self._stream.is_open and self._granted != self._asked and not self._is_closed:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    _log.warning("the agent gives no turn: requests are answered without turns until it does")
+                    self._agent_answers = False
+                    return
+                self._changed.wait(left_s)
+
+    def _taken(self) -> list[_Request[Input, Output]]:
+        """The requests of the next batch; clients that went away are left out."""
+        most = min(self._largest_batch, self._batching.batch or self._largest_batch)
+        taken: list[_Request[Input, Output]] = []
+        while self._waiting and len(taken) < most:
+            request = self._waiting.popleft()
+            if request.answer.set_running_or_notify_cancel():
+                taken.append(request)
+        return taken
+
+    def _answer_all(self, batch: list[_Request[Input, Output]]) -> int:
+        """Answer a batch; returns how many of its requests got an error."""
+        try:
+            outputs = self._outputs(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                _log.warning("the model failed for a batch of %d, whose requests are tried one by one", len(batch))
+                return sum(self._answer_all([request]) for request in batch)
+            batch[0].answer.set_exception(error)
+            with self._changed:
+                if not self._is_shape_confirmed:
+                    self._shape = _UNKNOWN  # of a request that the model cannot answer
+            return 1
+        for request, output in zip(batch, outputs, strict=True):
+            request.answer.set_result(output)
+        self._is_shape_confirmed |= bool(batch)
+        return 0
+
+    def _outputs(self, batch: list[_Request[Input, Output]]) -> list[Output]:
+        if not batch:
+            return []
+        outputs = list(self._model([request.input for request in batch]))
+        if len(outputs) != len(batch):
+            raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} inputs")
+        return outputs
+
+    def _report(self, batch: list[_Request[Input, Output]], failed: int, took_s: float) -> None:
+        now_s = time.monotonic()
+        latencies_ms = [(now_s - request.arrived_s) * 1e3 for request in batch if request.answer.exception() is None]
+        with self._changed:
+            answered = duty_pb2.BatchAnswered(
+                batch=len(batch),
+                model_ms=took_s * 1e3,
+                latency_ms=latencies_ms,
+                failed=failed,
+                arrived=self._arrived,
+                waiting=self._message(),
+            )
+            self._arrived = 0
+            self._stream.send(duty_pb2.ServeRequest(answered=answered))
+
+    def _message(self, wants_turn: bool = False) -> duty_pb2.RequestsWaiting:
+        oldest_ms = (time.monotonic() - self._waiting[0].arrived_s) * 1e3 if self._waiting else 0.0
+        return duty_pb2.RequestsWaiting(
+            count=len(self._waiting), oldest_ms=oldest_ms, wants_turn=wants_turn, number=self._asked
+        )
+
+    def _greeting(self) -> list[duty_pb2.ServeRequest]:
+        return [duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=self._largest_batch))]
+
+    def _receive(self, response: Any) -> None:
+        with self._changed:
+            if response.HasField("batching"):
+                self._batching = response.batching
+            else:
+                self._granted = response.turn.number
+                self._agent_answers = True
+            self._changed.notify_all()
+
+    def _lost(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
