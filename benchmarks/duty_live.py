@@ -1,0 +1,282 @@
+"""Answer requests and train beside them on this machine's CPU, in real time, through a real agent.
+
+    python -m benchmarks.duty_live [--seconds 600] [--arrival-per-s 20] [--latency-ms 300] [--quantile 0.95]
+        [--largest-batch 8] [--json]
+
+An agent (`wattfleet agent run` on a simulated board, whose clocks change nothing here) hands one core of this machine
+to two processes in turns: an inference server with `DutyServer`, to which requests arrive at random (a Poisson
+process), and a training with `share_device`. Both use small convolutional networks on one thread and are bound to the
+same core. The same is then done without `share_device`, where the operating system divides the core.
+
+- `planned_per_s`: training minibatches a second that `wattfleet.duties.keep_duty` plans, from the measured times of
+  a minibatch, of inference batches, and of a switch between both.
+- `trained_per_s`: minibatches a second that were trained; `of_plan_pct` is their ratio.
+- `within_pct`: the share of the requests that were answered within the latency.
+- `latency_ms`: median, 95 % and 99 % quantile of the latency.
+
+Run it on an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from wattfleet.choosing import KnownModes
+from wattfleet.duties import Demand, keep_duty
+from wattfleet_serving import DutyServer, share_device
+
+_WARM_UP, _MEASURED = 5, 40
+_IMAGE = (3, 48, 48)
+
+
+def main() -> None:
+    """Run the benchmark, or one of its processes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--arrival-per-s", type=float, default=20.0)
+    parser.add_argument("--latency-ms", type=float, default=300.0)
+    parser.add_argument("--quantile", type=float, default=0.95)
+    parser.add_argument("--largest-batch", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--role", choices=("server", "training", "times"), help=argparse.SUPPRESS)
+    parser.add_argument("--socket", help=argparse.SUPPRESS)
+    parser.add_argument("--without-sharing", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role is not None:
+        roles: dict[str, Callable[[argparse.Namespace], object]] = {
+            "server": _serve,
+            "training": _train,
+            "times": _measure_times,
+        }
+        print(json.dumps(roles[options.role](options)))
+        return
+    figures = _figures(options)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+        return
+    table = Table("figure", *(name for name in figures if name != "times"))
+    rows = [figures["with_sharing"], figures["without_sharing"]]
+    for key in rows[0]:
+        table.add_row(key, *(str(row[key]) for row in rows))
+    Console().print(figures["times"], table)
+
+
+def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    times = _run(options, "times")
+    inference_ms = {int(batch): ms for batch, ms in times["inference_ms"].items()}
+    planned_per_s = _planned_per_s(options, inference_ms, times["minibatch_ms"], times["switch_ms"])
+    figures: dict[str, Any] = {"times": times}
+    for name in ("with_sharing", "without_sharing"):
+        with TemporaryDirectory() as folder, _agent(options, Path(folder)) as socket:
+            shared = [] if name == "with_sharing" else ["--without-sharing"]
+            training = _started(options, "training", socket, *shared)
+            served = json.loads(_started(options, "server", socket).communicate()[0])
+            trained = json.loads(training.communicate()[0])
+        trained_per_s = trained["minibatches"] / trained["seconds"]
+        figures[name] = {
+            "planned_per_s": round(planned_per_s, 2),
+            "trained_per_s": round(trained_per_s, 2),
+            "of_plan_pct": round(100 * trained_per_s / planned_per_s, 1),
+            **served,
+        }
+    return figures
+
+
+def _planned_per_s(
+    options: argparse.Namespace, inference_ms: dict[int, float], minibatch_ms: float, switch_ms: float
+) -> float:
+    """Training minibatches a second in a plan for one mode, in which everything was measured."""
+    batches = sorted(inference_ms)
+    mode = np.ones((1, 4))
+
+    def known(ms: list[float], batch: list[int] | None) -> KnownModes:
+        none = np.zeros(len(ms))
+        modes = np.repeat(mode, len(ms), axis=0)
+        is_measured = np.ones(len(ms), dtype=bool)
+        return KnownModes(modes, np.array(ms), none + 1.0, none, none, is_measured, None if batch is None else np.array(batch))
+
+    demand = Demand(options.arrival_per_s, options.latency_ms, options.quantile)
+    inference = known([inference_ms[batch] for batch in batches], batches)
+    kept = keep_duty(known([minibatch_ms], None), inference, demand, switch_ms)
+    return 1e3 / kept.fastest(float("inf")).minibatch_ms
+
+
+@contextmanager
+def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """An agent with the duty in force; yields its socket."""
+    socket = str(folder / "agent.sock")
+    command = [sys.executable, "-m", "wattfleet_io.cli", "agent"]
+    run = ["run", "--device", "simulated:orin-nano", "--device-id", "here", "--coordinator", "127.0.0.1:9"]
+    with (folder / "agent.log").open("w") as log:
+        agent = subprocess.Popen([*command, *run, "--state-dir", str(folder), "--socket", socket], stderr=log)
+        try:
+            while not os.path.exists(socket):
+                time.sleep(0.05)
+            duty = ["duty", "set", "--workload", "images", "--socket", socket]
+            limits = {
+                "--arrivals-per-s": options.arrival_per_s,
+                "--latency-ms": options.latency_ms,
+                "--quantile": options.quantile,
+            }
+            given = [str(part) for pair in limits.items() for part in pair]
+            subprocess.run([*command, *duty, *given], check=True, stdout=subprocess.DEVNULL)
+            yield socket
+        finally:
+            agent.terminate()
+            agent.wait(30)
+
+
+def _started(options: argparse.Namespace, role: str, socket: str, *more: str) -> subprocess.Popen[str]:
+    names = ("seconds", "arrival_per_s", "latency_ms", "quantile", "largest_batch")
+    given = [part for name in names for part in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+    command = [sys.executable, "-m", "benchmarks.duty_live", "--role", role, "--socket", socket, *given, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _run(options: argparse.Namespace, role: str) -> Any:
+    return json.loads(_started(options, role, "").communicate()[0])
+
+
+def _bind() -> None:
+    """Compute with one thread on one core, which inference and training share."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def _network(width: int) -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        *(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(2 * width * (_IMAGE[1] // 4) ** 2, 10)),
+    )
+
+
+def _model() -> Callable[[list[Any]], list[Any]]:
+    import torch
+
+    network = _network(32).eval()
+
+    def answer(images: list[Any]) -> list[Any]:
+        with torch.inference_mode():
+            return list(network(torch.stack(images)).argmax(dim=1))
+
+    return answer
+
+
+def _step() -> Callable[[], None]:
+    import torch
+
+    network = _network(16)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    images, labels = torch.rand(16, *_IMAGE), torch.arange(16) % 10
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def _serve(options: argparse.Namespace) -> dict[str, Any]:
+    """Answer requests that arrive at random, and tell of their latencies."""
+    import torch
+
+    _bind()
+    drawn = np.random.default_rng(0)
+    image, latencies_ms = torch.rand(_IMAGE), []
+    noted = threading.Lock()
+    model = _model()
+    for batch in range(1, options.largest_batch + 1):
+        model([image] * batch)
+    with DutyServer(model, largest_batch=options.largest_batch, agent_socket=options.socket) as server:
+        ends_s = next_s = time.monotonic()
+        ends_s += options.seconds
+        while (next_s := next_s + drawn.exponential(1 / options.arrival_per_s)) < ends_s:
+            time.sleep(max(0.0, next_s - time.monotonic()))
+
+            def note(answer: Any, arrived_s: float = next_s) -> None:
+                with noted:
+                    latencies_ms.append(1e3 * (time.monotonic() - arrived_s))
+
+            server.submit(image).add_done_callback(note)
+        last = server.submit(image)
+        last.result(60)
+    found = np.array(latencies_ms)
+    return {
+        "requests": len(found),
+        "within_pct": round(100 * float((found <= options.latency_ms).mean()), 2),
+        "latency_ms": {f"p{q}": round(float(np.percentile(found, q)), 1) for q in (50, 95, 99)},
+    }
+
+
+def _train(options: argparse.Namespace) -> dict[str, float]:
+    """Train until the time is over, and tell how many minibatches."""
+    _bind()
+    step = _step()
+    for _ in range(_WARM_UP):
+        step()
+    began_s = time.monotonic()
+
+    def until_over() -> Iterator[int]:
+        number = 0
+        while time.monotonic() - began_s < options.seconds:
+            yield number
+            number += 1
+
+    minibatches = 0
+    loader = until_over() if options.without_sharing else share_device(until_over(), agent_socket=options.socket)
+    for _ in loader:
+        step()
+        minibatches += 1
+    return {"minibatches": minibatches, "seconds": time.monotonic() - began_s}
+
+
+def _measure_times(options: argparse.Namespace) -> dict[str, Any]:
+    """The times of a minibatch, of inference batches and of a switch, each on its own, as high as 95 % of them."""
+    import torch
+
+    _bind()
+    model, step, image = _model(), _step(), torch.rand(_IMAGE)
+    batches = [2**power for power in range(options.largest_batch.bit_length()) if 2**power <= options.largest_batch]
+
+    def high_ms(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+        took = []
+        for number in range(_WARM_UP + _MEASURED):
+            before()
+            began_s = time.perf_counter()
+            work()
+            if number >= _WARM_UP:
+                took.append(1e3 * (time.perf_counter() - began_s))
+        return float(np.quantile(took, 0.95))
+
+    inference_ms = {batch: high_ms(lambda batch=batch: model([image] * batch)) for batch in batches}  # type: ignore[misc]
+    after_ms = high_ms(lambda: model([image] * batches[-1]), before=step)
+    return {
+        "minibatch_ms": round(high_ms(step), 2),
+        "inference_ms": {batch: round(ms, 2) for batch, ms in inference_ms.items()},
+        "switch_ms": round(max(0.0, after_ms - inference_ms[batches[-1]]), 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
