@@ -120,6 +120,7 @@ def test_the_public_folders_are_the_documented_ones() -> None:
     assert set(EXPORTS) == {
         "wattfleet.budgets",
         "wattfleet.choosing",
+        "wattfleet.duties",
         "wattfleet.modes",
         "wattfleet.planning",
         "wattfleet.planning.policies",

@@ -1,0 +1,6 @@
+"""Duties: requests that a device has to answer in time, before it may train."""
+
+import lazy_loader
+
+# Names are listed in `__init__.pyi`; each module is imported when a name of it is first used (decision 0008).
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,14 @@
+from .interleaving import KeptDuty as KeptDuty
+from .interleaving import LatencyTooLowError as LatencyTooLowError
+from .interleaving import NoTrainingTimeError as NoTrainingTimeError
+from .interleaving import SharedMode as SharedMode
+from .interleaving import TooManyRequestsError as TooManyRequestsError
+from .interleaving import UnkeptDutyError as UnkeptDutyError
+from .interleaving import keep_duty as keep_duty
+from .interleaving import most_minibatches as most_minibatches
+from .queueing import MAX_UTILIZATION as MAX_UTILIZATION
+from .queueing import ArrivalPattern as ArrivalPattern
+from .queueing import Demand as Demand
+from .queueing import latency_at_quantile_ms as latency_at_quantile_ms
+from .queueing import share_in_time as share_in_time
+from .queueing import utilization as utilization
