@@ -20,12 +20,12 @@ from wattfleet.choosing import (
     fastest_within_budget,
     predicted_front,
 )
+from wattfleet.duties.cycle_limits import CycleLimits
 from wattfleet.duties.queueing import (
     MAX_UTILIZATION,
     ArrivalPattern,
     Demand,
     latency_at_quantile_ms,
-    share_in_time,
     utilization,
 )
 from wattfleet.errors import InvalidInputError
@@ -70,35 +70,20 @@ def most_minibatches(
         minibatch_ms: `[n]` ms of a training minibatch.
         switch_ms: ms that a change between inference and training takes.
     """
-    collect_ms = demand.collect_ms(batch)
     if demand.pattern is ArrivalPattern.REGULAR:
+        collect_ms = demand.collect_ms(batch)
         answered = (collect_ms + inference_ms <= demand.latency_ms) & (inference_ms <= collect_ms)
         fitting = np.floor((collect_ms - inference_ms - 2 * switch_ms) / minibatch_ms)
         return np.where(answered, np.maximum(fitting, 0), -1).astype(np.int64)
 
-    def keeps(rows: NDArray[np.intp], minibatches: Counts) -> Mask:
-        of_training = minibatches * minibatch_ms[rows] + np.where(minibatches > 0, 2 * switch_ms, 0.0)
-        share = share_in_time(
-            batch[rows],
-            inference_ms[rows],
-            inference_ms[rows] + of_training,
-            demand.arrival_per_s,
-            demand.latency_ms,
+    minibatches = np.full(len(batch), -1, dtype=np.int64)
+    for size in np.unique(batch).tolist():
+        limits = CycleLimits.of(demand, size)
+        rows = np.flatnonzero((batch == size) & (inference_ms <= limits.inference_ms))
+        minibatches[rows] = limits.most_steps(
+            inference_ms[rows], inference_ms[rows] + 2 * switch_ms, minibatch_ms[rows]
         )
-        return np.asarray(share >= demand.quantile)
-
-    # A request waits for the end of its cycle, at any time of which it is as likely to arrive.
-    longest_ms = np.minimum(MAX_UTILIZATION * collect_ms, (demand.latency_ms - inference_ms) / demand.quantile)
-    broken = np.floor(np.maximum(longest_ms - inference_ms - 2 * switch_ms, 0.0) / minibatch_ms).astype(np.int64) + 1
-    kept = np.full(len(batch), -1, dtype=np.int64)
-    kept[keeps(np.arange(len(batch)), np.zeros_like(kept))] = 0
-    broken = np.where(kept < 0, 0, broken)
-    while len(open_ := np.flatnonzero(broken - kept > 1)):
-        middle = (kept[open_] + broken[open_]) // 2
-        is_kept = keeps(open_, middle)
-        kept[open_] = np.where(is_kept, middle, kept[open_])
-        broken[open_] = np.where(is_kept, broken[open_], middle)
-    return kept
+    return minibatches
 
 
 @dataclass(frozen=True)
@@ -137,7 +122,8 @@ class KeptDuty:
             duty kept. The same mode may occur with several batches.
         minibatches: `[n]` training minibatches in a cycle.
         training_share: `[n]` the share of the time in which training has the board.
-        latency_ms: `[n]` the latency that is kept at the demand's quantile.
+        inference_ms: `[n]` the time of inference that the duty is kept with.
+        cycle_ms: `[n]` the time of a cycle that the duty is kept with.
     """
 
     demand: Demand
@@ -145,7 +131,8 @@ class KeptDuty:
     beside: KnownModes
     minibatches: Counts
     training_share: Values
-    latency_ms: Values
+    inference_ms: Values
+    cycle_ms: Values
 
     def least_power(self, probability: float = PROBABILITY) -> ChosenMode:
         """The mode and batch with the least power that keep the duty while nothing is trained.
@@ -212,14 +199,18 @@ class KeptDuty:
 
     def _shared(self, chosen: ChosenMode) -> SharedMode:
         same = (self.beside.modes == np.array(chosen.mode)).all(axis=1)
-        row = int(np.flatnonzero(same & (self.beside.stated_batch() == chosen.batch))[0])
+        at = np.flatnonzero(same & (self.beside.stated_batch() == chosen.batch))
+        (latency_ms,) = _latency_ms(
+            self.demand, self.beside.stated_batch()[at], self.inference_ms[at], self.cycle_ms[at]
+        )
+        row = int(at[0])
         return SharedMode(
             mode=chosen.mode,
             batch=int(self.beside.stated_batch()[row]),
             minibatches=int(self.minibatches[row]),
             minibatch_ms=chosen.minibatch_ms,
             training_share=float(self.training_share[row]),
-            latency_ms=float(self.latency_ms[row]),
+            latency_ms=float(latency_ms),
             power_mw=chosen.power_mw,
             measured=chosen.measured,
         )
@@ -268,14 +259,14 @@ def keep_duty(
     is_trainable = minibatches > 0
     rows, count = of_training[is_trainable], minibatches[is_trainable]
     beside, share = _beside(training, rows, inference.among(is_trainable), count, demand, switch_ms)
-    safe_cycle_ms = safe_ms[is_trainable] + count * safe_minibatch_ms[rows] + 2 * switch_ms
     return KeptDuty(
         demand,
         inference.among(minibatches >= 0),
         beside,
         count,
         share,
-        _latency_ms(demand, beside.stated_batch(), safe_ms[is_trainable], safe_cycle_ms),
+        safe_ms[is_trainable],
+        safe_ms[is_trainable] + count * safe_minibatch_ms[rows] + 2 * switch_ms,
     )
 
 

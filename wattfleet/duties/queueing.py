@@ -32,6 +32,8 @@ _LOG_LEFT_OUT = math.log(1e-12)
 _POINTS_OF_A_REQUEST = 16
 _LEAST_POINTS = 128
 _LARGEST_LOG_RADIUS = 1.0
+# Points of all boards that are computed at once: bounds the memory to about 100 MB.
+_MOST_POINTS = 1 << 20
 
 
 class ArrivalPattern(str, Enum):
@@ -147,10 +149,12 @@ def latency_at_quantile_ms(
 
 
 def _groups(batch: BatchArray, load: Values, chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, Rows]]:
-    """The chosen rows by batch and by the points that their distribution needs."""
+    """The chosen rows by batch and by the points that their distribution needs, not too many at once."""
     points = points_needed(batch, np.where(chosen, load, 0.5))
     for size, count in np.unique(np.column_stack([batch, points])[chosen], axis=0).tolist():
-        yield size, count, np.flatnonzero(chosen & (batch == size) & (points == count))
+        rows = np.flatnonzero(chosen & (batch == size) & (points == count))
+        for part in np.array_split(rows, math.ceil(len(rows) * count / _MOST_POINTS)):
+            yield size, count, part
 
 
 def decay_rate(load: Values) -> Values:
