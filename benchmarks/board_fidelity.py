@@ -24,10 +24,20 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import BOARDS, ModeArray, Profile, array_to_modes, modes_to_array, read_profile
+from wattfleet.modes import (
+    BOARDS,
+    ModeArray,
+    Profile,
+    Task,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    modes_to_array,
+    read_profile,
+)
 from wattfleet.prediction import RooflinePredictor
 from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
-from wattfleet_simulation.board_fit import AGX_CORPUS, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
+from wattfleet_simulation.board_fit import AGX_CORPUS, INFERENCE_CORPORA, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
 
 # Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. PowerTrain, section 1; the Orin Nano's is the row
 # of its table in the measurements behind that paper. For the Orin NX there is none.
@@ -64,6 +74,36 @@ def misfit_by_construction(kind: str, seed: int) -> dict[str, dict[str, float]]:
     return {
         "time": misfit(np.log(minibatch_ms / step_time_ms(parameters.time, settings))),
         "power": misfit(np.log(training_mw / modelled_mw)),
+    }
+
+
+def served(device: SimulatedDevice, workload: str, like: Profile) -> Profile:
+    """The true values of an inference workload at the modes and batches of a profile."""
+    rows = []
+    for batch in like.batches:
+        modes = like.rows(np.asarray(like.batch) == batch).modes
+        values = device.truth(modes, Workload(workload, WorkloadFacts(Task.INFERENCE, batch=batch)))
+        rows.append(np.column_stack([modes, *values, np.full(len(modes), batch)]))
+    table = np.concatenate(rows)
+    return Profile(table[:, :4], table[:, 4], table[:, 5], table[:, 6].astype(np.int64), Task.INFERENCE)
+
+
+def inference(workload: str, profile: Profile) -> dict[str, dict[str, dict[str, float]]]:
+    """Simulated boards that serve an inference workload, compared with its file."""
+    order = np.lexsort((*profile.modes.T, np.asarray(profile.batch)))
+    real = profile.rows(order)
+    tables = [served(SimulatedDevice("agx-orin", seed), workload, real) for seed in _SEEDS]
+    against_file = [
+        {
+            "time": misfit(np.log(real.minibatch_ms / table.minibatch_ms)),
+            "power": misfit(np.log(real.power_mw / table.power_mw)),
+        }
+        for table in tables
+    ]
+    return {
+        "misfit": misfit_of_best_fit(real),
+        "simulated_misfit": _mean([misfit_of_best_fit(table) for table in tables]),
+        "simulated_against_file": _mean(against_file),
     }
 
 
@@ -177,6 +217,8 @@ def compare(data: Path) -> dict[str, Any]:
     modes = corpora[AGX_CORPUS].modes
     calm = modes[(modes[:, 0] >= 8) & (modes[:, 3] == modes[:, 3].min())]
     rows["simulated:agx-orin"]["repeatability"] = repeatability(measured(SimulatedDevice("agx-orin", 0), calm))
+    for workload, corpus in INFERENCE_CORPORA.items():
+        rows[corpus] = inference(workload, read_profile(data / corpus))
     logs = read_raw_logs(data / "orin_nano_resnet18_telemetry")
     nano = SimulatedDevice("orin-nano", 0)
     rows[NANO_CORPUS]["transients"] = transients(logs)

@@ -108,7 +108,9 @@ def _planned_per_s(
         none = np.zeros(len(ms))
         modes = np.repeat(mode, len(ms), axis=0)
         is_measured = np.ones(len(ms), dtype=bool)
-        return KnownModes(modes, np.array(ms), none + 1.0, none, none, is_measured, None if batch is None else np.array(batch))
+        return KnownModes(
+            modes, np.array(ms), none + 1.0, none, none, is_measured, None if batch is None else np.array(batch)
+        )
 
     demand = Demand(options.arrival_per_s, options.latency_ms, options.quantile)
     inference = known([inference_ms[batch] for batch in batches], batches)

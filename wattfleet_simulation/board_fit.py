@@ -4,7 +4,8 @@
     python -m wattfleet_simulation.board_fit --data ../shared/data --check
 
 Boards that were measured (AGX Orin, Orin Nano) are fitted. The others are derived from them by the numbers of their
-cores and memory lanes, and compared with published figures. `docs/simulated-board.md` describes this in prose.
+cores and memory lanes, and compared with published figures. Inference workloads are fitted to the board that they were
+measured on, an AGX Orin. `docs/simulated-board.md` describes this in prose.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from wattfleet.prediction.roofline import (
 
 TARGET = Path(board_parameters.__file__).with_name(board_parameters.FILE_NAME)
 AGX_CORPUS, NANO_CORPUS = "agx_orin_resnet18.csv", "orin_nano_resnet18.csv"
+INFERENCE_CORPORA = {"mobilenetv3": "agx_orin_mobilenetv3_inference.csv", "resnet": "agx_orin_resnet_inference.csv"}
+SERVED_BATCHES = (1, 4, 16, 32, 64)
 MINIBATCHES_PER_EPOCH = 3125
 
 # PowerTrain (doi:10.1016/j.future.2024.07.001), section 1: ResNet-18 on Xavier AGX at MAXN draws 36.4 W.
@@ -73,9 +76,9 @@ class BoardFit:
 
 
 def fit_board(profile: Profile) -> BoardFit:
-    """The best robust fit of the physics to a whole profile."""
+    """The best robust fit of the physics to a whole profile, of training or of inference with several batches."""
     log_time, log_power = np.log(profile.minibatch_ms), np.log(profile.power_mw)
-    settings = settings_of(profile.modes, None)
+    settings = settings_of(profile.modes, profile.batch)
 
     def modelled_time(parameters: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.log(step_time_ms(TimeParameters.from_log(parameters), settings))
@@ -178,7 +181,8 @@ def xavier_agx(agx: BoardFit) -> tuple[TimeParameters, PowerParameters]:
 
 def build(data: Path) -> dict[str, Any]:
     """The whole data file as a JSON document."""
-    profiles = {name: read_profile(data / name) for name in (AGX_CORPUS, NANO_CORPUS)}
+    names = (AGX_CORPUS, NANO_CORPUS, *INFERENCE_CORPORA.values())
+    profiles = {name: read_profile(data / name) for name in names}
     agx, nano = fit_board(profiles[AGX_CORPUS]), fit_board(profiles[NANO_CORPUS])
     derived = {"orin-nx": orin_nx(agx, nano, profiles[NANO_CORPUS]), "xavier-agx": xavier_agx(agx)}
     parameters = {"agx-orin": (agx.time, agx.power), "orin-nano": (nano.time, nano.power), **derived}
@@ -203,6 +207,25 @@ def build(data: Path) -> dict[str, Any]:
                 "power": _significant(asdict(power)),
             }
             for kind, (time, power) in parameters.items()
+        },
+        "inference": {name: _inference(profiles[corpus], corpus) for name, corpus in INFERENCE_CORPORA.items()},
+    }
+
+
+def _inference(profile: Profile, corpus: str) -> dict[str, Any]:
+    """What is kept of the fit to an inference workload.
+
+    Its misfit is not stretched: it is three times as large as that of training.
+    """
+    fit = fit_board(profile)
+    return {
+        "source": f"fitted to {corpus}",
+        "time": _significant(asdict(fit.time)),
+        "power": _significant(asdict(fit.power)),
+        "deviation": {
+            "levels": _rounded(_LEVELS),
+            "time": _rounded(_quantiles(fit.time_misfit, 1.0)),
+            "power": _rounded(_quantiles(fit.power_misfit, 1.0)),
         },
     }
 
@@ -239,19 +262,40 @@ def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
     found = [f"{name} differs" for name in ("workload", "source", "corpora") if kept.get(name) != made[name]]
     for kind in BOARDS:
         settings = settings_of(board_named(kind).space.array(), None)
-        try:
-            old, new = (_modelled(document["boards"][kind], settings) for document in (kept, made))
-        except (KeyError, TypeError):
-            found.append(f"{kind}: not the parameters of today's physics")
-            continue
-        for quantity, before, after in zip(("time", "power"), old, new, strict=True):
-            off = float(np.abs(np.log(before / after)).max())
-            if not off <= _CHECK_LOG_TOLERANCE:
-                found.append(f"{kind}: {quantity} is off by up to {off:.1%}")
-    for name in ("levels", "time", "power"):
-        if not np.allclose(kept.get("deviation", {}).get(name, []), made["deviation"][name], atol=_CHECK_LOG_TOLERANCE):
-            found.append(f"deviation: {name} differs")
+        found += _parameter_differences(kind, kept.get("boards", {}).get(kind, {}), made["boards"][kind], settings)
+    found += _deviation_differences("deviation", kept, made)
+    modes = board_named("agx-orin").space.array()
+    settings = settings_of(modes, np.resize(SERVED_BATCHES, len(modes)))
+    for workload, parameters in made["inference"].items():
+        name, before = f"inference of {workload}", kept.get("inference", {}).get(workload, {})
+        found += _parameter_differences(name, before, parameters, settings)
+        found += _deviation_differences(f"{name}: deviation", before, parameters)
     return found
+
+
+def _parameter_differences(
+    name: str, kept: Mapping[str, Any], made: Mapping[str, Any], settings: NDArray[np.float64]
+) -> list[str]:
+    try:
+        old, new = (_modelled(parameters, settings) for parameters in (kept, made))
+    except (KeyError, TypeError):
+        return [f"{name}: not the parameters of today's physics"]
+    found = []
+    for quantity, before, after in zip(("time", "power"), old, new, strict=True):
+        off = float(np.abs(np.log(before / after)).max())
+        if not off <= _CHECK_LOG_TOLERANCE:
+            found.append(f"{name}: {quantity} is off by up to {off:.1%}")
+    return found
+
+
+def _deviation_differences(name: str, kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: {column} differs"
+        for column in ("levels", "time", "power")
+        if not np.allclose(
+            kept.get("deviation", {}).get(column, []), made["deviation"][column], atol=_CHECK_LOG_TOLERANCE
+        )
+    ]
 
 
 def _modelled(parameters: Mapping[str, Any], settings: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:

@@ -2,6 +2,7 @@ from .batch_efficiency import BatchEfficiency as BatchEfficiency
 from .batch_efficiency import gradient_noise_scale as gradient_noise_scale
 from .batch_efficiency import scaled_learning_rate as scaled_learning_rate
 from .budget_search import search_within_budgets as search_within_budgets
+from .choice import PROBABILITY as PROBABILITY
 from .choice import ChosenMode as ChosenMode
 from .choice import InfeasibleDeadlineError as InfeasibleDeadlineError
 from .choice import KnownModes as KnownModes

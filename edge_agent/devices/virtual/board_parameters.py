@@ -48,6 +48,21 @@ class BoardParameters:
     deviation: DeviationSpread
 
 
+@dataclass(frozen=True)
+class InferenceParameters:
+    """The physics of an AGX Orin while it runs one inference workload, with batches of 1 to 64 samples.
+
+    Attributes:
+        time: parameters of the time of a batch.
+        power: parameters of the power.
+        deviation: how far the measured board deviates from these.
+    """
+
+    time: TimeParameters
+    power: PowerParameters
+    deviation: DeviationSpread
+
+
 def board_parameters(kind: str) -> BoardParameters:
     """The parameters of a kind of board.
 
@@ -55,12 +70,28 @@ def board_parameters(kind: str) -> BoardParameters:
         InvalidInputError: no such kind.
     """
     document = _document()
-    deviation, parameters = document["deviation"], document["boards"][board_named(kind).kind]
+    parameters = document["boards"][board_named(kind).kind]
     return BoardParameters(
-        TimeParameters(**parameters["time"]),
-        PowerParameters(**parameters["power"]),
-        DeviationSpread(*(np.array(deviation[name]) for name in ("levels", "time", "power"))),
+        TimeParameters(**parameters["time"]), PowerParameters(**parameters["power"]), _spread(document["deviation"])
     )
+
+
+def inference_parameters(workload: str) -> InferenceParameters | None:
+    """The parameters of an inference workload on an AGX Orin; None if it was not measured.
+
+    Args:
+        workload: its name, such as `mobilenetv3`.
+    """
+    parameters = _document()["inference"].get(workload)
+    if parameters is None:
+        return None
+    return InferenceParameters(
+        TimeParameters(**parameters["time"]), PowerParameters(**parameters["power"]), _spread(parameters["deviation"])
+    )
+
+
+def _spread(content: dict[str, Any]) -> DeviationSpread:
+    return DeviationSpread(*(np.array(content[name]) for name in ("levels", "time", "power")))
 
 
 @cache

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes import ModeArray
-
 # Deviations stay similar over a factor of e^0.8 in any knob: the correlation of the AGX Orin corpora's residuals
 # falls to a half at 0.5, a third at 1 and a tenth at 2 (in logarithms of a clock, or of the number of cores).
 _LENGTH = 0.8
@@ -18,13 +16,13 @@ _REFERENCE_MODES = 2000
 
 
 class DeviationField:
-    """A smooth random function of the mode whose values over a mode space have a given distribution.
+    """A smooth random function of the mode, or of mode and batch, whose values over a space have a given distribution.
 
-    A sum of plane waves is nearly Gaussian; its rank within the mode space picks the quantile, so heavy tails
+    A sum of plane waves is nearly Gaussian; its rank within the space picks the quantile, so heavy tails
     become whole regions that deviate far.
 
     Args:
-        space: `[n, 4]` modes over which the distribution holds.
+        space: `[n, k]` modes, or modes with batches, over which the distribution holds.
         levels: `[q]` ascending probabilities in (0, 1).
         quantiles: `[q]` ascending values (log deviations) at these levels.
         rng: source of randomness.
@@ -32,24 +30,24 @@ class DeviationField:
 
     def __init__(
         self,
-        space: ModeArray,
+        space: NDArray[np.float64],
         levels: NDArray[np.float64],
         quantiles: NDArray[np.float64],
         rng: np.random.Generator,
     ) -> None:
         degrees = 2 * _SMOOTHNESS
         stretch = np.sqrt(degrees / rng.chisquare(degrees, (_WAVES, 1)))
-        self._frequencies = rng.standard_normal((_WAVES, 4)) * stretch / _LENGTH
+        self._frequencies = rng.standard_normal((_WAVES, space.shape[1])) * stretch / _LENGTH
         self._phases = rng.uniform(0, 2 * np.pi, _WAVES)
         some = rng.choice(len(space), min(len(space), _REFERENCE_MODES), replace=False)
         self._heights = np.sort(self._height(space[some]))
         self._levels, self._quantiles = levels, quantiles
 
-    def at(self, modes: ModeArray) -> NDArray[np.float64]:
-        """Log deviation at `[n, 4]` modes, `[n]`."""
+    def at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log deviation at `[n, k]` points of the space, `[n]`."""
         ranks = (np.arange(len(self._heights)) + 0.5) / len(self._heights)
-        level = np.interp(self._height(modes), self._heights, ranks)
+        level = np.interp(self._height(points), self._heights, ranks)
         return np.interp(level, self._levels, self._quantiles)
 
-    def _height(self, modes: ModeArray) -> NDArray[np.float64]:
-        return np.asarray(np.cos(np.log(modes) @ self._frequencies.T + self._phases).sum(axis=1))
+    def _height(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.cos(np.log(points) @ self._frequencies.T + self._phases).sum(axis=1))

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.deviation import DeviationField
+from edge_agent.devices.virtual.inference_physics import inference_deviation, inference_physics_of
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard, mean_stretch
 from edge_agent.devices.virtual.workload_physics import physics_of
-from wattfleet.modes import ModeArray, PowerMode, Workload, board_named, modes_to_array
+from wattfleet.modes import ModeArray, PowerMode, Task, Workload, board_named, modes_to_array
 from wattfleet.prediction.roofline import (
     PowerParameters,
     TimeParameters,
@@ -37,7 +38,8 @@ class SimulatedDevice(VirtualBoard):
 
     Its true values are the physics of its kind with this unit's parameters, times a smooth deviation. The seed fixes
     both. Of another workload, the facts and the name decide how much work a step is; a step's parameters and the smooth
-    deviation stay those of the board.
+    deviation stay those of the board. Of inference, batches are paced as they were measured on an AGX Orin
+    (`inference_physics_of`), with a deviation of its own.
 
     Args:
         board_kind: one of `wattfleet.modes.boards.BOARDS`.
@@ -56,6 +58,8 @@ class SimulatedDevice(VirtualBoard):
         self._time, self._power = _unit(kind.time, rng), _unit(kind.power, rng)
         self._time_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.time, rng)
         self._power_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.power, rng)
+        self._seed_of_kind = (seed, zlib.crc32(board_kind.encode()))
+        self._inference_deviations: dict[str, tuple[DeviationField, DeviationField]] = {}
         # Idle power: the clocks keep running, but nothing is busy.
         self._idle_power = replace(
             self._power, core_busy_mw=0, gpu_busy_mw=0, gpu_stall_mw=0, mem_traffic_mw=0, mem_compute_mw=0
@@ -69,33 +73,62 @@ class SimulatedDevice(VirtualBoard):
 
         Args:
             modes: the modes.
-            workload: what is trained; None for ResNet-18, minibatch 16.
+            workload: what is trained or served; None for the training of ResNet-18, minibatch 16. Of inference, the
+                values are those of a batch of as many samples as its facts say, or of 16.
         """
         time, power = self._physics(workload)
         settings = _settings(modes, workload)
-        minibatch_ms = step_time_ms(time, settings) * np.exp(self._time_deviation.at(modes))
-        training_mw = power_mw(power, time, settings) * np.exp(self._power_deviation.at(modes))
-        return minibatch_ms, training_mw
+        of_time, of_power = self._log_deviation(settings, workload)
+        return step_time_ms(time, settings) * np.exp(of_time), power_mw(power, time, settings) * np.exp(of_power)
 
     def _physics(self, workload: Workload | None) -> tuple[TimeParameters, PowerParameters]:
-        return (self._time, self._power) if workload is None else physics_of(self._time, self._power, workload)
+        if workload is None:
+            return self._time, self._power
+        physics = inference_physics_of if _is_inference(workload) else physics_of
+        return physics(self._time, self._power, workload)
+
+    def _log_deviation(
+        self, settings: NDArray[np.float64], workload: Workload | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The log deviation of time and of power from the physics at `[n, 5]` settings, `[n]` each."""
+        if workload is None or not _is_inference(workload):
+            modes = settings[:, :-1]
+            return self._time_deviation.at(modes), self._power_deviation.at(modes)
+        if workload.name not in self._inference_deviations:
+            seed = (*self._seed_of_kind, zlib.crc32(workload.name.encode()))
+            self._inference_deviations[workload.name] = inference_deviation(self.modes, workload, seed)
+        of_time, of_power = self._inference_deviations[workload.name]
+        return of_time.at(settings), of_power.at(settings)
 
     def mean_minibatch_ms(self, modes: ModeArray) -> NDArray[np.float64]:
         """The noiseless mean at `[n, 4]` modes, `[n]` ms per minibatch; above the median, as jitter is skewed."""
         return self.truth(modes)[0] * mean_stretch(self._jitter(modes, None))
 
-    def _load_at(self, mode: PowerMode) -> Load:
+    def load(self, mode: PowerMode, workload: Workload | None = None) -> Load:
+        """Time and power of a workload in a mode, without the noise of a measurement.
+
+        Args:
+            mode: the mode.
+            workload: what is trained or served; see `truth`.
+        """
         at = modes_to_array([mode])
-        minibatch_ms, training_mw = self.truth(at, self._workload)
+        minibatch_ms, training_mw = self.truth(at, workload)
         idle_mw = float(power_mw(self._idle_power, self._time, settings_of(at, None))[0])
-        jitter = float(self._jitter(at, self._workload)[0])
+        jitter = float(self._jitter(at, workload)[0])
         # The deviation may put the training power below idle power.
         return Load(float(minibatch_ms[0]), float(training_mw[0]), min(idle_mw, float(training_mw[0])), jitter)
+
+    def _load_at(self, mode: PowerMode) -> Load:
+        return self.load(mode, self._workload)
 
     def _jitter(self, modes: ModeArray, workload: Workload | None) -> NDArray[np.float64]:
         parts = step_parts(self._physics(workload)[0], _settings(modes, workload))
         loading = np.minimum(1.0, parts.loading_ms / parts.step_ms)
         return np.asarray(_JITTER_FLOOR + _JITTER_LOADING * loading**3)
+
+
+def _is_inference(workload: Workload) -> bool:
+    return workload.facts.task is Task.INFERENCE
 
 
 def _settings(modes: ModeArray, workload: Workload | None) -> NDArray[np.float64]:

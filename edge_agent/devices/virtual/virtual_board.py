@@ -67,6 +67,17 @@ def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.exp(late**2 / 2) * ndtr(late) + np.exp(early**2 / 2) * ndtr(-early))
 
 
+def step_times_s(load: Load, deviations: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The times of single steps of a load, `[n]` s.
+
+    Args:
+        load: the load.
+        deviations: `[n]` standard deviations of their jitter; a median step has 0.
+    """
+    spread = load.jitter * deviations
+    return np.asarray(load.minibatch_ms / 1e3 * np.exp(np.where(spread > 0, _LATE, _EARLY) * spread))
+
+
 class VirtualBoard(ABC):
     """A `Device` that exists in software only; its kinds define how fast it trains and what it draws.
 
@@ -240,9 +251,8 @@ class VirtualBoard(ABC):
             self._train(self._first_minibatch_s, load.idle_mw + _FIRST_MINIBATCH_LOAD * (load.power_mw - load.idle_mw))
             minibatches -= 1
         if minibatches:
-            spread = load.jitter * self._jitter_rng.standard_normal(minibatches)
-            late = np.where(spread > 0, _LATE, _EARLY) * spread
-            self._train(load.minibatch_ms / 1e3 * float(np.exp(late).sum()), load.power_mw)
+            times_s = step_times_s(load, self._jitter_rng.standard_normal(minibatches))
+            self._train(float(times_s.sum()), load.power_mw)
 
     def _train(self, seconds: float, power_mw: float) -> None:
         self._timeline.aim(self._clock.now_s(), power_mw)

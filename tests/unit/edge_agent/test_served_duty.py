@@ -1,0 +1,100 @@
+"""A duty beside a training on a simulated board."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from edge_agent.devices.virtual.served_duty import SharedBoard, serve_duty
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.virtual_board import Load
+from wattfleet.choosing import KnownModes
+from wattfleet.duties import Demand, keep_duty, share_in_time
+from wattfleet.modes import BOARDS, Profile, Task, Workload, WorkloadFacts
+
+MODES = BOARDS["agx-orin"].space.array()[::53]
+BATCHES = (1, 4, 16, 32, 64)
+SWITCH_MS = 5.0
+
+
+def steady(step_ms, power_mw=20_000.0, jitter=0.0):
+    return Load(step_ms, power_mw, 5_000.0, jitter)
+
+
+def board(inference_ms=20.0, batch=4, minibatch_ms=50.0, jitter=0.0):
+    training = None if minibatch_ms is None else steady(minibatch_ms, 30_000.0, jitter)
+    return SharedBoard(training, lambda requests: steady(inference_ms, jitter=jitter), batch, SWITCH_MS)
+
+
+def test_a_board_that_only_serves_answers_as_the_queueing_theory_says():
+    demand = Demand(60, 100)
+    run = serve_duty(board(inference_ms=40.0, minibatch_ms=None), demand, 2_000, seed=0)
+    expected = share_in_time(np.array([4]), np.array([40.0]), np.array([40.0]), 60, 60.0)[0]
+    assert run.share_within(60) == pytest.approx(expected, abs=0.02)
+    assert run.minibatch_ms == np.inf
+    # It is busy with inference, and idle else.
+    busy = run.batches * 0.040 / run.duration_s
+    assert run.power_mw == pytest.approx(5_000 + 15_000 * busy, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "arrival_per_s", "latency_ms", "budget_w"),
+    [("mobilenetv3", 60, 1000, 30), ("mobilenetv3", 30, 200, 35), ("resnet", 60, 300, 40), ("resnet", 120, 500, 45)],
+)
+def test_a_planned_board_keeps_its_duty_and_trains_what_was_planned(seed, name, arrival_per_s, latency_ms, budget_w):
+    device = SimulatedDevice("agx-orin", seed)
+
+    def served(requests):
+        return Workload(name, WorkloadFacts(Task.INFERENCE, batch=requests))
+
+    columns = [np.concatenate(each) for each in zip(*(device.truth(MODES, served(b)) for b in BATCHES), strict=True)]
+    modes, batch = np.tile(MODES, (len(BATCHES), 1)), np.repeat(BATCHES, len(MODES))
+    inference = KnownModes.only_measured(Profile(modes, *columns, batch, Task.INFERENCE))
+    training = KnownModes.only_measured(Profile(MODES, *device.truth(MODES)))
+    demand = Demand(arrival_per_s, latency_ms)
+    plan = keep_duty(training, inference, demand, SWITCH_MS).fastest(1e3 * budget_w)
+    shared = SharedBoard(
+        device.load(plan.mode), lambda requests: device.load(plan.mode, served(requests)), plan.batch, SWITCH_MS
+    )
+    run = serve_duty(shared, demand, 600, seed)
+    assert run.share_within(latency_ms) >= demand.quantile
+    assert 0.95 < plan.minibatch_ms / run.minibatch_ms < 1.4
+    assert run.power_mw < 1.02 * plan.power_mw
+
+
+def test_training_waits_where_no_minibatch_fits_before_a_request():
+    # A minibatch of 90 ms, two switches and an inference of 20 ms take 120 ms.
+    assert not len(serve_duty(board(minibatch_ms=90), Demand(10, 119), 100, 0).minibatch_end_s)
+    run = serve_duty(board(minibatch_ms=90), Demand(10, 121), 100, 0)
+    assert len(run.minibatch_end_s) > 300
+    assert run.latency_ms.max() <= 121
+
+
+def test_jitter_makes_a_board_more_careful_and_costs_training():
+    demand = Demand(20, 200)
+    calm, loud = (serve_duty(board(jitter=jitter), demand, 300, 0) for jitter in (0.0, 0.14))
+    assert len(loud.minibatch_end_s) < len(calm.minibatch_end_s)
+    assert calm.share_within(200) == 1
+    assert loud.share_within(200) > 0.95
+
+
+def test_without_requests_the_whole_time_is_training():
+    run = serve_duty(board(), Demand(1e-9, 1000), 100, 0)
+    assert (run.batches, len(run.latency_ms), run.share_within(1)) == (0, 0, 1)
+    assert run.minibatch_ms == pytest.approx(50)
+    assert run.power_mw == pytest.approx(30_000)
+
+
+def test_an_overloaded_board_falls_behind_and_trains_nothing_more():
+    run = serve_duty(board(), Demand(400, 100), 60, 0)
+    assert run.latency_ms[-1] > 10 * run.latency_ms[100]
+    assert run.share_within(100) < 0.1
+    assert run.minibatch_end_s.max(initial=0) < 5
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    runs = [serve_duty(board(jitter=0.1), Demand(20, 300), 30, seed) for seed in (1, 1, 2)]
+    first, again, other = (dataclasses.asdict(run) for run in runs)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["latency_ms"], other["latency_ms"])

@@ -1,0 +1,296 @@
+"""How long requests wait on a board that answers them in batches, and trains between two batches.
+
+The board works in cycles of a fixed length: one inference of up to a batch of waiting requests, then some training. At
+random arrivals (a Poisson process), the requests that are left over when an inference begins form a Markov chain: the
+bulk-service queue of Bailey ("On queueing processes with bulk service", J. R. Stat. Soc. B 16, 1954). Its stationary
+distribution is found by a Wiener-Hopf factorization on a circle. All requests are answered in the order of their
+arrival, so that the distribution of their latency follows from it exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import BatchArray
+
+MAX_UTILIZATION = 0.99
+"""A board whose batches are fuller than this on average counts as overloaded: its queue is long and hardly ends."""
+
+Values = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+# What a truncated distribution may leave out, by Kingman's exponential bound on the queue.
+_LOG_LEFT_OUT = math.log(1e-12)
+# Points on the circle for each request of a batch: enough to follow the phase of its powers.
+_POINTS_OF_A_REQUEST = 16
+_LEAST_POINTS = 128
+_LARGEST_LOG_RADIUS = 1.0
+# Points of all boards that are computed at once: bounds the memory to about 100 MB.
+_MOST_POINTS = 1 << 20
+
+
+class ArrivalPattern(str, Enum):
+    """How requests follow each other.
+
+    At random, they arrive independently of each other (a Poisson process), as those of many users. Regular requests
+    have a constant interval, as the frames of a camera; a batch is then answered as soon as it is full.
+    """
+
+    RANDOM = "random"
+    REGULAR = "regular"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The requests that a board has to answer, and within what time.
+
+    Attributes:
+        arrival_per_s: requests that arrive each second, on average.
+        latency_ms: the limit from the arrival of a request to the end of its batch, ms.
+        quantile: share of the requests that have to be answered within the limit.
+        pattern: how they follow each other. Of regular requests, all are answered within the limit or none.
+
+    Raises:
+        InvalidInputError: a number is not finite and above 0, or the quantile is not between 0 and 1.
+    """
+
+    arrival_per_s: float
+    latency_ms: float
+    quantile: float = 0.95
+    pattern: ArrivalPattern = ArrivalPattern.RANDOM
+
+    def __post_init__(self) -> None:
+        for name, value, unit in (
+            ("latency", self.latency_ms, "ms"),
+            ("arrival rate", self.arrival_per_s, "requests a second"),
+        ):
+            if not 0 < value < math.inf:
+                raise InvalidInputError(f"the {name} must be finite and above 0 {unit}, not {value:g}")
+        if not 0 < self.quantile < 1:
+            raise InvalidInputError(f"the quantile must be between 0 and 1, not {self.quantile:g}")
+
+    def collect_ms(self, batch: BatchArray) -> Values:
+        """The mean time in which `[n]` batches of requests arrive, `[n]` ms."""
+        return np.asarray(1e3 * batch / self.arrival_per_s)
+
+    def __str__(self) -> str:
+        many = "all" if self.pattern is ArrivalPattern.REGULAR else f"{100 * self.quantile:g} %"
+        return f"{many} of {self.arrival_per_s:g} requests a second within {self.latency_ms:g} ms"
+
+
+def utilization(batch: BatchArray, cycle_ms: Values, arrival_per_s: float) -> Values:
+    """The requests that arrive in a cycle relative to those that it can answer, `[n]`; from 1 on, the queue grows.
+
+    Args:
+        batch: `[n]` most requests in a batch.
+        cycle_ms: `[n]` ms from the start of an inference to that of the next.
+        arrival_per_s: requests that arrive each second.
+    """
+    return np.asarray(cycle_ms * arrival_per_s / 1e3 / batch)
+
+
+def share_in_time(
+    batch: BatchArray, inference_ms: Values, cycle_ms: Values, arrival_per_s: float, latency_ms: float | Values
+) -> Values:
+    """The share of random requests that are answered within a latency, `[n]`; 0 on an overloaded board.
+
+    Exact for cycles of constant length. A board that trains nothing waits until a request arrives, and then begins at
+    once; that is assumed where a cycle is not longer than its inference.
+
+    Args:
+        batch: `[n]` most requests in a batch.
+        inference_ms: `[n]` ms of the inference of a full batch, which each inference is assumed to take.
+        cycle_ms: `[n]` ms from the start of an inference to that of the next.
+        arrival_per_s: requests that arrive each second.
+        latency_ms: ms from the arrival of a request to the end of its batch; one number or `[n]`.
+    """
+    wait_cycles = (latency_ms - inference_ms) / cycle_ms
+    load = utilization(batch, cycle_ms, arrival_per_s)
+    share = np.zeros(len(batch))
+    possible = (wait_cycles >= 0) & (load <= MAX_UTILIZATION)
+    for size, points, rows in _groups(batch, load, possible):
+        queue = LeftoverQueue.of(size, load[rows] * size, points)
+        on_demand = cycle_ms[rows] <= inference_ms[rows]
+        share[rows] = queue.share_begun_within(wait_cycles[rows], on_demand)
+    return share
+
+
+def latency_at_quantile_ms(
+    batch: BatchArray, inference_ms: Values, cycle_ms: Values, arrival_per_s: float, quantile: float
+) -> Values:
+    """The latency within which a share of random requests is answered, `[n]` ms; infinite on an overloaded board.
+
+    Accurate to 0.1 % of a cycle. See `share_in_time` for the arguments.
+
+    Args:
+        batch: `[n]` most requests in a batch.
+        inference_ms: `[n]` ms of the inference of a full batch.
+        cycle_ms: `[n]` ms from the start of an inference to that of the next.
+        arrival_per_s: requests that arrive each second.
+        quantile: share of the requests, between 0 and 1.
+    """
+    load = utilization(batch, cycle_ms, arrival_per_s)
+    latency_ms = np.full(len(batch), np.inf)
+    for size, points, rows in _groups(batch, load, load <= MAX_UTILIZATION):
+        queue = LeftoverQueue.of(size, load[rows] * size, points)
+        on_demand = cycle_ms[rows] <= inference_ms[rows]
+        latency_ms[rows] = inference_ms[rows] + queue.wait_cycles(quantile, on_demand) * cycle_ms[rows]
+    return latency_ms
+
+
+def _groups(batch: BatchArray, load: Values, chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, Rows]]:
+    """The chosen rows by batch and by the points that their distribution needs, not too many at once."""
+    points = points_needed(batch, np.where(chosen, load, 0.5))
+    for size, count in np.unique(np.column_stack([batch, points])[chosen], axis=0).tolist():
+        rows = np.flatnonzero(chosen & (batch == size) & (points == count))
+        for part in np.array_split(rows, math.ceil(len(rows) * count / _MOST_POINTS)):
+            yield size, count, part
+
+
+def decay_rate(load: Values) -> Values:
+    """The rate at which a long leftover queue becomes less likely, `[n]`, per request.
+
+    The probability of at least r leftover requests is at most exp(-theta r), where theta > 0 solves
+    load * (exp(theta) - 1) = theta (Kingman, "A martingale inequality in the theory of queues", 1964).
+
+    Args:
+        load: `[n]` utilization, above 0 and below 1.
+    """
+    theta = 2 * np.log(1 / load) + 2  # beyond the solution, from where Newton's steps descend to it
+    for _ in range(60):
+        rise = load * np.exp(theta)
+        theta = theta - (rise - load - theta) / (rise - 1)
+    return theta
+
+
+def points_needed(batch: BatchArray, load: Values) -> NDArray[np.int64]:
+    """The length of a leftover queue's distribution, `[n]`, a power of 2: it leaves out a probability below 1e-12.
+
+    Args:
+        batch: `[n]` most requests in a batch.
+        load: `[n]` utilization, above 0 and below 1.
+    """
+    needed = np.maximum(-_LOG_LEFT_OUT / _log_radius(load), _POINTS_OF_A_REQUEST * batch)
+    return np.asarray(2 ** np.ceil(np.log2(np.maximum(needed, _LEAST_POINTS)))).astype(np.int64)
+
+
+def _log_radius(load: Values) -> Values:
+    """The logarithm of the radius of a circle that is well away from all zeros, which lie below 1 or beyond theta."""
+    return np.minimum(decay_rate(load) / 2, _LARGEST_LOG_RADIUS)
+
+
+@dataclass(frozen=True)
+class LeftoverQueue:
+    """The requests that are left over whenever an inference begins, for `n` boards with one batch size.
+
+    Attributes:
+        batch: most requests in a batch.
+        offered: `[n]` mean number of requests that arrive in a cycle.
+        probability: `[n, p]` of 0, 1, ... leftover requests.
+    """
+
+    batch: int
+    offered: Values
+    probability: Values
+
+    @classmethod
+    def of(cls, batch: int, offered: Values, points: int) -> LeftoverQueue:
+        """The stationary distribution.
+
+        With A(z) the generating function of the arrivals in a cycle, (z^b - A(z)) / ((z - 1) z^(b - 1)) has b - 1
+        zeros inside of the unit circle, as many poles, and all other zeros outside of a larger circle. The factor of
+        the outer zeros is the inverse of the leftover queue's generating function. The positive powers in the series of
+        the logarithm on a circle between them give it.
+
+        Args:
+            batch: most requests in a batch, b.
+            offered: `[n]` mean number of requests that arrive in a cycle, below b.
+            points: on the circle; see `points_needed`.
+        """
+        log_radius = _log_radius(offered / batch)[:, None]
+        angle = -2 * np.pi * np.arange(points // 2 + 1) / points  # the sign of the Fourier transform
+        z = np.exp(log_radius + 1j * angle)
+        arrivals = offered[:, None] * (z - 1) - (batch - 1) * (log_radius + 1j * angle)
+        ratio = (z - np.exp(arrivals)) / (z - 1)
+        logarithm = np.log(np.abs(ratio)) + 1j * np.unwrap(np.angle(ratio), axis=1)
+        series = np.fft.irfft(logarithm, points, axis=1)
+        series[:, 0] = 0.0
+        series[:, points // 2 :] = 0.0
+        scaled = np.fft.irfft(np.exp(-np.fft.rfft(series, axis=1)), points, axis=1)
+        probability = np.maximum(scaled * np.exp(-log_radius * np.arange(points)), 0.0)
+        return cls(batch, offered, probability / probability.sum(axis=1, keepdims=True))
+
+    def share_begun_within(self, wait_cycles: Values, on_demand: NDArray[np.bool_]) -> Values:
+        """The share of requests whose inference begins within a time, `[n]`.
+
+        A request that arrives at a part v of a cycle, behind r leftover requests and a Poisson number that arrived
+        before it in this cycle, is answered in the batch of its place in the queue; v is uniformly distributed. The
+        integral of the Poisson distribution over v is a sum of its tails.
+
+        Args:
+            wait_cycles: `[n]` times from a request's arrival, at least 0, in cycles.
+            on_demand: `[n]` whether a board without requests waits for the next one and begins at once.
+        """
+        most = math.ceil(self.probability.shape[1] + self.offered.max() + 12 * math.sqrt(self.offered.max() + 4))
+        wait = np.minimum(wait_cycles, most // self.batch + 1)
+        whole = np.floor(wait).astype(np.int64)
+        until = 1 - (wait - whole)  # requests that arrive before this part of a cycle miss the last inference
+        places = int(whole.max() + 1) * self.batch
+        early, full = self._mean_below(until, places), self._mean_below(np.ones_like(until), places)
+        left = self.probability[:, :places]
+        # The places that lie before the ends of the last but one and of the last batch, behind each number left over.
+        index = (whole * self.batch)[:, None] - np.arange(left.shape[1])
+        before_last = np.take_along_axis(early, np.maximum(index, 0), axis=1)
+        last = np.maximum(index + self.batch, 0)
+        in_last = np.take_along_axis(full, last, axis=1) - np.take_along_axis(early, last, axis=1)
+        share = (left * (before_last + in_last)).sum(axis=1)
+        none_waits = self.probability[:, 0] * np.exp(-self.offered)
+        alone = (none_waits + self.offered * share) / (none_waits + self.offered)
+        return np.asarray(np.clip(np.where(on_demand, alone, share), 0.0, 1.0))
+
+    def _mean_below(self, until: Values, places: int) -> Values:
+        """The integral over v of the probability that below 0, 1, ... requests arrived, `[n, places + 1]`.
+
+        Args:
+            until: `[n]` parts of a cycle, the ends of the integral that begins at 0.
+            places: the largest number.
+        """
+        mean = (self.offered * until)[:, None]
+        count = np.arange(places)
+        log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, places)))])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_mean = np.where(mean > 0, np.log(mean), -np.inf)
+            weight = np.where(count == 0, np.exp(-mean), np.exp(count * log_mean - mean - log_factorial))
+        more = np.maximum(1 - np.cumsum(weight, axis=1), 0.0)
+        sums = np.cumsum(more, axis=1) / self.offered[:, None]
+        return np.concatenate([np.zeros((len(until), 1)), sums], axis=1)
+
+    def wait_cycles(self, quantile: float, on_demand: NDArray[np.bool_]) -> Values:
+        """The time from a request's arrival within which the inference of a share of requests begins, `[n]` cycles.
+
+        Args:
+            quantile: the share.
+            on_demand: as for `share_begun_within`.
+
+        Returns:
+            At most 0.1 % of a cycle too long.
+        """
+        low, high = np.zeros(len(self.offered)), np.ones(len(self.offered))
+        while (short := self.share_begun_within(high, on_demand) < quantile).any():
+            low, high = np.where(short, high, low), np.where(short, 2 * high, high)
+        high = np.where(self.share_begun_within(np.zeros_like(high), on_demand) >= quantile, 0.0, high)
+        while (high - low > 1e-3).any():
+            middle = (low + high) / 2
+            short = self.share_begun_within(middle, on_demand) < quantile
+            low, high = np.where(short, middle, low), np.where(short, high, middle)
+        return high
