@@ -3,7 +3,7 @@
     python -m benchmarks.duty_live [--seconds 600] [--arrival-per-s 20] [--latency-ms 300] [--quantile 0.95]
         [--largest-batch 8] [--json]
 
-An agent (`wattfleet agent run` on a simulated board, whose clocks change nothing here) hands one core of this machine
+An agent (`wattfleet agent run --device host`) hands one core of this machine
 to two processes in turns: an inference server with `DutyServer`, to which requests arrive at random (a Poisson
 process), and a training with `share_device`. Both use small convolutional networks on one thread and are bound to the
 same core. The same is then done without `share_device`, where the operating system divides the core.
@@ -122,8 +122,8 @@ def _planned_per_s(
 def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
     """An agent with the duty in force; yields its socket."""
     socket = str(folder / "agent.sock")
-    command = [sys.executable, "-m", "wattfleet_io.cli", "agent"]
-    run = ["run", "--device", "simulated:orin-nano", "--device-id", "here", "--coordinator", "127.0.0.1:9"]
+    command = [sys.executable, "-c", "from wattfleet_io.cli import main; main()", "agent"]
+    run = ["run", "--device", "host", "--device-id", "here", "--coordinator", "127.0.0.1:9"]
     with (folder / "agent.log").open("w") as log:
         agent = subprocess.Popen([*command, *run, "--state-dir", str(folder), "--socket", socket], stderr=log)
         try:
@@ -193,7 +193,7 @@ def _step() -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        torch.nn.functional.cross_entropy(network(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
