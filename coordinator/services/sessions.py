@@ -330,6 +330,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for this record, so it goes with the next transaction.
             self._repository.save_soon(self._fleet.agents.disconnect(lease.device_id))
+            self._fleet.duties.report(lease.device_id, None)
             _log.debug("%s disconnected", lease.device_id)
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:

@@ -59,6 +59,7 @@ class DeviceTurns:
         self._judge = judge
         self._turns = Turns(LiveTimes())
         self.figures = DutyFigures()
+        self._rest: PowerMode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: int | None = None
         self._begun: dict[int, asyncio.Future[None]] = {}
@@ -140,21 +141,27 @@ class DeviceTurns:
         self._tell()
 
     def keeps_duty(self, mode: PowerMode) -> bool:
-        """Whether requests are answered in time in a mode; True while there are none to answer."""
+        """Whether requests are answered in time in a mode; True while there are none to answer.
+
+        Before the first batch is measured, only a mode that is at least as high as the one in force is known to.
+        """
         duty = self.duty
         if duty is None or not self._servers:
             return True
+        in_force = self._turns.mode
+        if not self._turns.times.knows_inference:
+            return in_force is None or all(knob >= now for knob, now in zip(mode, in_force, strict=True))
         arrivals_per_s = self._arrivals_per_s()
         return self._judge(duty, self._turns.times, self._turns.largest_batch, arrivals_per_s).keeps_duty(mode)
 
     def require_kept(self, mode: PowerMode) -> None:
-        """Check that a mode keeps the duty, in any thread.
+        """Check that a mode keeps the duty, or is the one to rest in, as none is known to keep it; in any thread.
 
         Raises:
             DutyNotKeptError: it does not, as far as is known.
         """
         duty = self.duty
-        if duty is not None and not self._on_loop(partial(self.keeps_duty, mode)):
+        if duty is not None and mode != self._rest and not self._on_loop(partial(self.keeps_duty, mode)):
             raise DutyNotKeptError(
                 f"{mode.label()} is not known to answer the requests of {duty.workload!r} within {duty.latency_ms:g} ms"
             )
@@ -170,7 +177,8 @@ class DeviceTurns:
             parked: without a duty.
             modes: `[n, 4]` modes that the device offers.
         """
-        return self._on_loop(partial(self._resting_mode, parked, modes))
+        self._rest = self._on_loop(partial(self._resting_mode, parked, modes))
+        return self._rest
 
     def _resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
         if self.keeps_duty(parked):

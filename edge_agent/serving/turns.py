@@ -147,7 +147,7 @@ class Turns:
         times = [self._overdue_s(turn) for turn in self._held()]
         times += [turn.asked_s + _CHANGE_WITHIN_S for turn in self._asking(Kind.CHANGE).values()]
         if (latest_s := self._latest_start_s()) is not None and self._asking(Kind.INFERENCE):
-            times.append(latest_s)
+            times.append(max([latest_s, *map(self._expected_end_s, self._held())]))
         if self._asking(Kind.MINIBATCH):
             times.append(self._next_trial_s())
         return min((each for each in times if math.isfinite(each) and each > now_s), default=None)
@@ -243,9 +243,13 @@ class Turns:
         return oldest_s + (self.duty.latency_ms - inference_ms) / 1e3
 
     def _must_answer(self, now_s: float) -> bool:
-        """Whether requests cannot wait for the end of a minibatch, even though both are slower side by side."""
+        """Whether requests cannot wait for the end of a minibatch, even though both are slower side by side.
+
+        A minibatch that has not lasted longer than expected is waited for: it was begun as it fits, or as a trial.
+        """
         latest_s = self._latest_start_s()
-        return latest_s is not None and now_s >= latest_s
+        ends_s = max((self._expected_end_s(turn) for turn in self._held()), default=now_s)
+        return latest_s is not None and now_s >= latest_s and now_s >= ends_s
 
     def _next_trial_s(self) -> float:
         """When a minibatch that does not fit by the estimates is tried: they may be out of date."""
@@ -253,6 +257,10 @@ class Turns:
             return -math.inf
         spent_ms = (self._minibatch_ms or 0.0) + self.duty.latency_ms
         return self._tried_s + spent_ms / 1e3 / (_TRIAL_SHARE * (1 - self.duty.quantile))
+
+    def _expected_end_s(self, turn: _Turn) -> float:
+        assert turn.begun_s is not None, "a held turn has begun"
+        return turn.begun_s + (self._minibatch_ms or 0.0) / 1e3
 
     def _overdue_s(self, turn: _Turn) -> float:
         """When a held turn is no longer waited for."""

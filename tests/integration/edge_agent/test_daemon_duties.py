@@ -93,8 +93,9 @@ def test_modes_are_measured_while_requests_arrive_and_are_answered_in_time(tmp_p
         client = threading.Thread(target=requests_until, args=(server, ended, latencies))
         client.start()
         time.sleep(0.5)
-        board.overlaps = 0
         board.may_train.set()
+        until(lambda: board.minibatches > 1)
+        board.overlaps = 0  # the first minibatch was held for so long that requests did not wait for it
         until(lambda: coordinator.is_ready() or running.has_ended)
         ended.set()
         client.join()
@@ -102,6 +103,18 @@ def test_modes_are_measured_while_requests_arrive_and_are_answered_in_time(tmp_p
     assert board.minibatches > 40 and len(set(board.modes)) > 1, "modes were measured"
     assert board.overlaps == 0
     assert sum(latency > LIMIT_MS for latency in latencies) <= 0.05 * len(latencies)
+
+
+def test_an_agent_gets_ready_before_anything_is_known_of_its_inference_server(tmp_path, coordinator, board):
+    (tmp_path / "state").mkdir()
+    DutyFile(tmp_path / "state").write(duty(LIMIT_MS))
+    with agent(coordinator, tmp_path, board.device) as running:
+        with DutyServer(board.answer, agent_socket=str(running.settings.device.socket)):
+            until(lambda: any(each.lease.duty.servers for each in list(coordinator.reports)) or running.has_ended)
+            board.may_train.set()
+            until(lambda: coordinator.is_ready() or running.has_ended)
+            assert not running.has_ended
+    assert running.error is None
 
 
 def test_the_coordinator_gets_the_figures_and_a_restart_keeps_the_duty(tmp_path, coordinator, board):

@@ -206,6 +206,24 @@ def test_a_mode_that_would_break_the_duty_is_refused(agent, device):
     assert agent.turns.resting_mode(PARKED, agent.board.modes) == PARKED
 
 
+def test_a_device_rests_in_the_lowest_mode_that_keeps_the_duty_or_in_the_highest(agent, device):
+    with DutyServer(device.answer, agent_socket=agent.socket) as server:
+        until(lambda: agent.turns.servers == 1)
+        # Nothing is measured: the mode in force may be kept, and no lower one is known to do.
+        assert agent.turns.resting_mode(MODE, agent.board.modes) == MODE
+        with pytest.raises(DutyNotKeptError):
+            agent.device.apply(PARKED)
+        for number in range(10):
+            server.answer_blocking(number)
+        until(lambda: agent.turns.kept_duty().requests == 10)
+        assert agent.turns.resting_mode(PARKED, agent.board.modes) == OTHER
+        agent.set_duty(duty(latency_ms=1))
+        assert agent.turns.resting_mode(PARKED, agent.board.modes) == MODE
+        agent.device.apply(MODE)  # although it does not keep this duty either
+        with pytest.raises(DutyNotKeptError):
+            agent.device.apply(OTHER)
+
+
 def test_a_profile_of_the_agent_holds_turns_while_requests_arrive(agent, device):
     with DutyServer(device.answer, agent_socket=agent.socket) as server:
         for number in range(10):

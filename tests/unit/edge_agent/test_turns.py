@@ -146,6 +146,17 @@ def test_requests_are_answered_beside_a_minibatch_that_lasts_too_long():
     assert turns.times.inference_ms(MODE, 1) == before, "side by side, both are slower than alone"
 
 
+def test_a_minibatch_that_is_tried_is_waited_for_as_long_as_it_is_expected_to_last():
+    turns = turns_of(500, 20)
+    minibatch = turns.ask(Kind.MINIBATCH, 0.0)
+    assert turns.granted(0.0) == [minibatch]
+    turns.requests_waiting(SERVER, 1, 0.01)
+    requests = turns.ask(Kind.INFERENCE, 0.01)
+    assert turns.next_check_s(0.3) == 0.5
+    assert turns.granted(0.49) == []
+    assert turns.granted(0.5) == [requests]
+
+
 def test_a_turn_that_never_ends_is_given_up():
     turns = turns_of(50, 20)
     turns.ask(Kind.MINIBATCH, 0.0)

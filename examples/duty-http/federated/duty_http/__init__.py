@@ -1,0 +1,1 @@
+"""A Flower app that shares its device with an inference server."""

@@ -1,0 +1,22 @@
+"""What the server does."""
+
+from __future__ import annotations
+
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from duty_http.client_app import new_network
+from wattfleet_flower import PowerAware
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train over all nodes."""
+    PowerAware(FedAvg(fraction_evaluate=0.0)).start(
+        grid=grid,
+        initial_arrays=ArrayRecord(new_network().state_dict()),
+        num_rounds=int(context.run_config["num-server-rounds"]),
+    )
