@@ -239,13 +239,15 @@ def keep_duty(
     Raises:
         TooManyRequestsError: more requests arrive than any mode can answer.
         LatencyTooLowError: no mode answers enough of them within the latency.
-        InvalidInputError: both have no mode in common, the inference states no batches, the switch is not finite and at
-            least 0, or the probability is not between 0 and 1.
+        InvalidInputError: both have no mode in common, training has a mode twice, the inference states no batches, the
+            switch is not finite and at least 0, or the probability is not between 0 and 1.
     """
     if not 0 <= switch_ms < np.inf:
         raise InvalidInputError(f"the switch must take at least 0 ms, not {switch_ms:g}")
     inference.stated_batch()
     row_of = {tuple(mode): row for row, mode in enumerate(training.modes.tolist())}
+    if len(row_of) < len(training.modes):
+        raise InvalidInputError("a power mode of training occurs more than once: give the modes with one batch size")
     of_training = np.array([row_of.get(tuple(mode), -1) for mode in inference.modes.tolist()], dtype=np.intp)
     if not (of_training >= 0).any():
         raise InvalidInputError(

@@ -248,5 +248,7 @@ def test_a_switch_that_takes_no_time_that_can_be_is_refused(switch_ms: float) ->
 def test_tables_of_different_boards_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="no power mode in common"):
         keep_duty(known(TRAINING[:1], Task.TRAINING), known(INFERENCE[3:]), Demand(20, 1000), SWITCH_MS)
+    with pytest.raises(InvalidInputError, match="occurs more than once"):
+        keep_duty(known(INFERENCE), known(INFERENCE), Demand(20, 1000), SWITCH_MS)
     with pytest.raises(InvalidInputError, match="no batch sizes"):
         keep_duty(known(TRAINING), known(TRAINING), Demand(20, 1000), SWITCH_MS)
