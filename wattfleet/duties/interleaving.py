@@ -124,6 +124,7 @@ class KeptDuty:
         training_share: `[n]` the share of the time in which training has the board.
         inference_ms: `[n]` the time of inference that the duty is kept with.
         cycle_ms: `[n]` the time of a cycle that the duty is kept with.
+        latency_to_train_ms: a latency with which the board could also train, ms; infinite if it had no time at all.
     """
 
     demand: Demand
@@ -133,6 +134,7 @@ class KeptDuty:
     training_share: Values
     inference_ms: Values
     cycle_ms: Values
+    latency_to_train_ms: float
 
     def least_power(self, probability: float = PROBABILITY) -> ChosenMode:
         """The mode and batch with the least power that keep the duty while nothing is trained.
@@ -191,9 +193,11 @@ class KeptDuty:
 
     def _trainable(self) -> KnownModes:
         if not len(self.beside.modes):
+            remedy = "send fewer requests"
+            if np.isfinite(self.latency_to_train_ms):
+                remedy = f"allow {np.ceil(self.latency_to_train_ms):g} ms, or fewer requests a second"
             raise NoTrainingTimeError(
-                f"the duty takes the whole board: {self.demand} are answered only while nothing is trained; allow a"
-                " higher latency, or fewer requests a second"
+                f"the duty takes the whole board: {self.demand} are answered only while nothing is trained; {remedy}"
             )
         return self.beside
 
@@ -269,6 +273,12 @@ def keep_duty(
         share,
         safe_ms[is_trainable],
         safe_ms[is_trainable] + count * safe_minibatch_ms[rows] + 2 * switch_ms,
+        _latency_to_train_ms(
+            demand,
+            inference.stated_batch(),
+            safe_ms,
+            safe_ms + safe_minibatch_ms[of_training] + 2 * switch_ms,
+        ),
     )
 
 
@@ -307,6 +317,22 @@ def _beside(
         inference.stated_batch(),
     )
     return known, alone_ms / cycle_ms
+
+
+def _latency_to_train_ms(demand: Demand, batch: BatchArray, inference_ms: Values, cycle_ms: Values) -> float:
+    """The least latency that is kept with one minibatch in a cycle, in the mode with the shortest cycle of each batch.
+
+    Args:
+        demand: the duty.
+        batch: `[m]` most requests in a batch.
+        inference_ms: `[m]` ms of inference.
+        cycle_ms: `[m]` ms of a cycle with one minibatch.
+    """
+    order = np.lexsort((cycle_ms, batch))
+    shortest = order[np.unique(batch[order], return_index=True)[1]]
+    if demand.pattern is ArrivalPattern.REGULAR:
+        shortest = shortest[cycle_ms[shortest] <= demand.collect_ms(batch[shortest])]
+    return float(_latency_ms(demand, batch[shortest], inference_ms[shortest], cycle_ms[shortest]).min(initial=np.inf))
 
 
 def _latency_ms(demand: Demand, batch: BatchArray, inference_ms: Values, cycle_ms: Values) -> Values:

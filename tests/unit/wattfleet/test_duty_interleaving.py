@@ -166,11 +166,24 @@ def test_a_higher_load_moves_the_front_and_then_drops_the_slow_mode() -> None:
 
 def test_a_duty_that_takes_everything_leaves_a_mode_to_serve_in() -> None:
     duty = kept(Demand(60, 60))
-    with pytest.raises(NoTrainingTimeError, match="95 % of 60 requests a second within 60 ms.*allow a higher latency"):
+    with pytest.raises(
+        NoTrainingTimeError, match=r"95 % of 60 requests a second within 60 ms.*allow (\d+) ms"
+    ) as raised:
         duty.front(100)
+    least_ms = float(str(raised.value).split("allow ")[1].split(" ms")[0])
+    assert len(kept(Demand(60, least_ms)).front(100)) >= 1
+    with pytest.raises(NoTrainingTimeError):
+        kept(Demand(60, least_ms - 2)).front(100)
     rest = duty.least_power()
     assert keeps(duty.demand, rest.batch or 0, rest.minibatch_ms, 0, 0)
     assert (rest.mode, rest.batch) == (FAST, 1)
+
+
+@pytest.mark.parametrize("pattern", ArrivalPattern)
+def test_a_board_that_has_no_time_for_any_minibatch_is_told_to_take_fewer_requests(pattern: ArrivalPattern) -> None:
+    # 16 requests are collected in 58 ms, of which inference takes 45.
+    with pytest.raises(NoTrainingTimeError, match="only while nothing is trained; send fewer requests"):
+        kept(Demand(275, 10_000, pattern=pattern)).fastest(math.inf)
 
 
 def test_more_requests_than_the_board_answers_are_named_with_the_most() -> None:
