@@ -6,6 +6,7 @@ a switch. Of all numbers of minibatches that keep the duty, the largest trains t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,7 +156,7 @@ class KeptDuty:
             NoTrainingTimeError: the duty is kept only while nothing is trained.
             InfeasibleBudgetError: no mode keeps the budget.
         """
-        return self._shared(fastest_within_budget(self._trainable(), budget_mw, probability))
+        return self._shared(fastest_within_budget(self.trainable(), budget_mw, probability))
 
     def in_mode(self, mode: PowerMode, budget_mw: float, probability: float = PROBABILITY) -> SharedMode:
         """How the board is shared in a mode, such as that of a grant, so that it trains the most within a budget.
@@ -169,29 +170,19 @@ class KeptDuty:
             NoTrainingTimeError: the duty is not kept in this mode while the board trains.
             InfeasibleBudgetError: the mode keeps the budget with no batch of inference.
         """
-        is_mode = (self._trainable().modes == np.array(mode)).all(axis=1)
+        is_mode = (self.trainable().modes == np.array(mode)).all(axis=1)
         if not is_mode.any():
             raise NoTrainingTimeError(
                 f"the duty of {self.demand} is not kept in the mode {mode.label()} beside training"
             )
         return self._shared(fastest_within_budget(self.beside.among(is_mode), budget_mw, probability))
 
-    def front(self, minibatches_per_epoch: float, first_gcycles: float = 0.0) -> Front:
-        """The front of the seconds of an epoch with the duty kept against watts, as plans use it.
-
-        Args:
-            minibatches_per_epoch: minibatches in an epoch on the device.
-            first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+    def trainable(self) -> KnownModes:
+        """`beside`, which then holds a mode at least.
 
         Raises:
             NoTrainingTimeError: the duty is kept only while nothing is trained.
-            ImplausibleError: no mode's prediction is plausible.
         """
-        known = self._trainable()
-        prediction = Prediction(known.minibatch_ms, known.power_mw, known.time_log_sd, known.power_log_sd)
-        return predicted_front(known.modes, prediction, minibatches_per_epoch, first_gcycles)
-
-    def _trainable(self) -> KnownModes:
         if not len(self.beside.modes):
             remedy = "send fewer requests"
             if np.isfinite(self.latency_to_train_ms):
@@ -218,6 +209,41 @@ class KeptDuty:
             power_mw=chosen.power_mw,
             measured=chosen.measured,
         )
+
+
+def duty_front(
+    kept: Mapping[int | None, KeptDuty],
+    minibatches_per_epoch: Mapping[int | None, float],
+    first_gcycles: float = 0.0,
+) -> Front:
+    """The front of the seconds of an epoch with the duty kept against watts, as plans use it.
+
+    Args:
+        kept: the modes that keep the duty, by the batch size of the training; None alone if there is none to choose.
+        minibatches_per_epoch: minibatches in an epoch on the device, for each of the same batch sizes.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+
+    Raises:
+        NoTrainingTimeError: with every batch size, the duty is kept only while nothing is trained.
+        ImplausibleError: no mode's prediction is plausible.
+    """
+    trainable = {batch: each.beside for batch, each in kept.items() if len(each.beside.modes)}
+    if not trainable:
+        next(iter(kept.values())).trainable()
+    rows = [len(known.modes) for known in trainable.values()]
+    batches = [batch for batch in trainable if batch is not None]
+    return predicted_front(
+        np.concatenate([known.modes for known in trainable.values()]),
+        Prediction.joined(
+            [
+                Prediction(known.minibatch_ms, known.power_mw, known.time_log_sd, known.power_log_sd)
+                for known in trainable.values()
+            ]
+        ),
+        np.repeat([minibatches_per_epoch[batch] for batch in trainable], rows),
+        first_gcycles,
+        np.repeat(batches, rows) if batches else None,
+    )
 
 
 def keep_duty(
