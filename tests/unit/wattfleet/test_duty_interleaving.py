@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from wattfleet.choosing import Front, KnownModes
 from wattfleet.duties import (
@@ -128,6 +129,24 @@ def test_one_more_minibatch_would_break_the_duty(
     )
     assert count < 0 or keeps(demand, batch, inference_ms, count, minibatch_ms)
     assert not keeps(demand, batch, inference_ms, count + 1, minibatch_ms)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_many_boards_none_could_train_one_minibatch_more(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    demand = Demand(rng.uniform(2, 200), 10 ** rng.uniform(2, 3.5), rng.choice([0.5, 0.9, 0.99]))
+    batch = rng.choice([1, 4, 16, 64], 300)
+    inference_ms, minibatch_ms = 10 ** rng.uniform(0.3, 2.5, 300), 10 ** rng.uniform(0.5, 2, 300)
+    count = most_minibatches(demand, batch, inference_ms, minibatch_ms, SWITCH_MS)
+
+    def in_time(minibatches: NDArray[np.int64]) -> NDArray[np.bool_]:
+        cycle_ms = inference_ms + np.where(minibatches > 0, minibatches * minibatch_ms + 2 * SWITCH_MS, 0.0)
+        share = share_in_time(batch, inference_ms, cycle_ms, demand.arrival_per_s, demand.latency_ms)
+        return np.asarray(share >= demand.quantile)
+
+    assert in_time(count)[count >= 0].all()
+    assert not in_time(count + 1).any()
+    assert (count > 0).any()
 
 
 def test_hand_computed_share_of_regular_requests() -> None:
