@@ -71,7 +71,7 @@ def fastest_by_loop(demand: Demand, budget_w: float) -> float | None:
     minibatch_of = {row.mode: row for row in TRAINING}
     for row in INFERENCE:
         training, batch = minibatch_of[row.mode], row.batch or 0
-        for count in range(1, 30):
+        for count in range(1, 60):
             cycle_ms = row.minibatch_ms + count * training.minibatch_ms + 2 * SWITCH_MS
             if demand.pattern is REGULAR:
                 cycle_ms = 1e3 * batch / demand.arrival_per_s
