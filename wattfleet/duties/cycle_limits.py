@@ -21,7 +21,8 @@ Counts = NDArray[np.int64]
 _LOADS = np.linspace(0, MAX_UTILIZATION, 513)[1:]
 # What a latency at a quantile may be too long by, in cycles.
 _ROUNDING = 1e-3
-_HALVINGS = 50
+# The longest inference is searched by dividing its range so often into so many parts.
+_ROUNDS, _PARTS = 5, 64
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,16 @@ class CycleLimits:
 
 
 def _longest_inference_ms(demand: Demand, batch: int, most_ms: float) -> float:
-    """The longest inference that keeps a duty while nothing is trained, up to a most."""
-
-    def is_kept(inference_ms: float) -> bool:
-        at = np.array([inference_ms])
-        (share,) = share_in_time(np.array([batch]), at, at, demand.arrival_per_s, demand.latency_ms)
-        return bool(share >= demand.quantile)
-
-    low_ms, high_ms = (most_ms, most_ms) if is_kept(most_ms) else (0.0, most_ms)
-    for _ in range(_HALVINGS):
-        middle_ms = (low_ms + high_ms) / 2
-        low_ms, high_ms = (middle_ms, high_ms) if is_kept(middle_ms) else (low_ms, middle_ms)
+    """The longest inference that keeps a duty while nothing is trained, up to a most; to 1e-9 of it."""
+    low_ms, high_ms = 0.0, most_ms
+    for _ in range(_ROUNDS):
+        tried_ms = np.linspace(low_ms, high_ms, _PARTS + 1)
+        every = np.full(len(tried_ms) - 1, batch)
+        share = share_in_time(every, tried_ms[1:], tried_ms[1:], demand.arrival_per_s, demand.latency_ms)
+        kept = int((share >= demand.quantile).sum())
+        if kept == _PARTS:
+            return high_ms
+        low_ms, high_ms = float(tried_ms[kept]), float(tried_ms[kept + 1])
     return low_ms
 
 

@@ -6,6 +6,7 @@ a switch. Of all numbers of minibatches that keep the duty, the largest trains t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +125,7 @@ class ModesWithDuty:
         training_share: `[n]` the share of the time in which training has the board.
         inference_ms: `[n]` the time of inference that the duty is kept with.
         cycle_ms: `[n]` the time of a cycle that the duty is kept with.
+        latency_to_train_ms: a latency with which the board could also train, ms; infinite if it had no time at all.
     """
 
     demand: Demand
@@ -133,6 +135,7 @@ class ModesWithDuty:
     training_share: Values
     inference_ms: Values
     cycle_ms: Values
+    latency_to_train_ms: float
 
     def least_power(self, probability: float = PROBABILITY) -> ChosenMode:
         """The mode and batch with the least power that keep the duty while nothing is trained.
@@ -153,7 +156,7 @@ class ModesWithDuty:
             NoTrainingTimeError: the duty is kept only while nothing is trained.
             InfeasibleBudgetError: no mode keeps the budget.
         """
-        return self._shared(fastest_within_budget(self._trainable(), budget_mw, probability))
+        return self._shared(fastest_within_budget(self.trainable(), budget_mw, probability))
 
     def in_mode(self, mode: PowerMode, budget_mw: float, probability: float = PROBABILITY) -> SharedMode:
         """How the board is shared in a mode, such as that of a grant, so that it trains the most within a budget.
@@ -167,33 +170,25 @@ class ModesWithDuty:
             NoTrainingTimeError: the duty is not kept in this mode while the board trains.
             InfeasibleBudgetError: the mode keeps the budget with no batch of inference.
         """
-        is_mode = (self._trainable().modes == np.array(mode)).all(axis=1)
+        is_mode = (self.trainable().modes == np.array(mode)).all(axis=1)
         if not is_mode.any():
             raise NoTrainingTimeError(
                 f"the duty of {self.demand} is not kept in the mode {mode.label()} beside training"
             )
         return self._shared(fastest_within_budget(self.beside.among(is_mode), budget_mw, probability))
 
-    def front(self, minibatches_per_epoch: float, first_gcycles: float = 0.0) -> Front:
-        """The front of the seconds of an epoch with the duty kept against watts, as plans use it.
-
-        Args:
-            minibatches_per_epoch: minibatches in an epoch on the device.
-            first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+    def trainable(self) -> KnownModes:
+        """`beside`, which then holds a mode at least.
 
         Raises:
             NoTrainingTimeError: the duty is kept only while nothing is trained.
-            ImplausibleError: no mode's prediction is plausible.
         """
-        known = self._trainable()
-        prediction = Prediction(known.minibatch_ms, known.power_mw, known.time_log_sd, known.power_log_sd)
-        return predicted_front(known.modes, prediction, minibatches_per_epoch, first_gcycles)
-
-    def _trainable(self) -> KnownModes:
         if not len(self.beside.modes):
+            remedy = "send fewer requests"
+            if np.isfinite(self.latency_to_train_ms):
+                remedy = f"allow {np.ceil(self.latency_to_train_ms):g} ms, or fewer requests a second"
             raise NoTrainingTimeError(
-                f"the duty takes the whole board: {self.demand} are answered only while nothing is trained; allow a"
-                " higher latency, or fewer requests a second"
+                f"the duty takes the whole board: {self.demand} are answered only while nothing is trained; {remedy}"
             )
         return self.beside
 
@@ -214,6 +209,41 @@ class ModesWithDuty:
             power_mw=chosen.power_mw,
             measured=chosen.measured,
         )
+
+
+def duty_front(
+    kept: Mapping[int | None, ModesWithDuty],
+    minibatches_per_epoch: Mapping[int | None, float],
+    first_gcycles: float = 0.0,
+) -> Front:
+    """The front of the seconds of an epoch with the duty kept against watts, as plans use it.
+
+    Args:
+        kept: the modes that keep the duty, by the batch size of the training; None alone if there is none to choose.
+        minibatches_per_epoch: minibatches in an epoch on the device, for each of the same batch sizes.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+
+    Raises:
+        NoTrainingTimeError: with every batch size, the duty is kept only while nothing is trained.
+        ImplausibleError: no mode's prediction is plausible.
+    """
+    trainable = {batch: each.beside for batch, each in kept.items() if len(each.beside.modes)}
+    if not trainable:
+        next(iter(kept.values())).trainable()
+    rows = [len(known.modes) for known in trainable.values()]
+    batches = [batch for batch in trainable if batch is not None]
+    return predicted_front(
+        np.concatenate([known.modes for known in trainable.values()]),
+        Prediction.joined(
+            [
+                Prediction(known.minibatch_ms, known.power_mw, known.time_log_sd, known.power_log_sd)
+                for known in trainable.values()
+            ]
+        ),
+        np.repeat([minibatches_per_epoch[batch] for batch in trainable], rows),
+        first_gcycles,
+        np.repeat(batches, rows) if batches else None,
+    )
 
 
 def keep_duty(
@@ -239,13 +269,15 @@ def keep_duty(
     Raises:
         TooManyRequestsError: more requests arrive than any mode can answer.
         LatencyTooLowError: no mode answers enough of them within the latency.
-        InvalidInputError: both have no mode in common, the inference states no batches, the switch is not finite and at
-            least 0, or the probability is not between 0 and 1.
+        InvalidInputError: both have no mode in common, training has a mode twice, the inference states no batches, the
+            switch is not finite and at least 0, or the probability is not between 0 and 1.
     """
     if not 0 <= switch_ms < np.inf:
         raise InvalidInputError(f"the switch must take at least 0 ms, not {switch_ms:g}")
     inference.stated_batch()
     row_of = {tuple(mode): row for row, mode in enumerate(training.modes.tolist())}
+    if len(row_of) < len(training.modes):
+        raise InvalidInputError("a power mode of training occurs more than once: give the modes with one batch size")
     of_training = np.array([row_of.get(tuple(mode), -1) for mode in inference.modes.tolist()], dtype=np.intp)
     if not (of_training >= 0).any():
         raise InvalidInputError(
@@ -267,6 +299,12 @@ def keep_duty(
         share,
         safe_ms[is_trainable],
         safe_ms[is_trainable] + count * safe_minibatch_ms[rows] + 2 * switch_ms,
+        _latency_to_train_ms(
+            demand,
+            inference.stated_batch(),
+            safe_ms,
+            safe_ms + safe_minibatch_ms[of_training] + 2 * switch_ms,
+        ),
     )
 
 
@@ -305,6 +343,22 @@ def _beside(
         inference.stated_batch(),
     )
     return known, alone_ms / cycle_ms
+
+
+def _latency_to_train_ms(demand: Demand, batch: BatchArray, inference_ms: Values, cycle_ms: Values) -> float:
+    """The least latency that is kept with one minibatch in a cycle, in the mode with the shortest cycle of each batch.
+
+    Args:
+        demand: the duty.
+        batch: `[m]` most requests in a batch.
+        inference_ms: `[m]` ms of inference.
+        cycle_ms: `[m]` ms of a cycle with one minibatch.
+    """
+    order = np.lexsort((cycle_ms, batch))
+    shortest = order[np.unique(batch[order], return_index=True)[1]]
+    if demand.pattern is ArrivalPattern.REGULAR:
+        shortest = shortest[cycle_ms[shortest] <= demand.collect_ms(batch[shortest])]
+    return float(_latency_ms(demand, batch[shortest], inference_ms[shortest], cycle_ms[shortest]).min(initial=np.inf))
 
 
 def _latency_ms(demand: Demand, batch: BatchArray, inference_ms: Values, cycle_ms: Values) -> Values:

@@ -167,7 +167,7 @@ def decay_rate(load: Values) -> Values:
         load: `[n]` utilization, above 0 and below 1.
     """
     theta = 2 * np.log(1 / load) + 2  # beyond the solution, from where Newton's steps descend to it
-    for _ in range(60):
+    for _ in range(40):
         rise = load * np.exp(theta)
         theta = theta - (rise - load - theta) / (rise - 1)
     return theta

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from wattfleet.choosing import KnownModes
+from wattfleet.choosing import Front, KnownModes
 from wattfleet.duties import (
     ArrivalPattern,
     Demand,
@@ -17,6 +18,7 @@ from wattfleet.duties import (
     ModesWithDuty,
     NoTrainingTimeError,
     TooManyRequestsError,
+    duty_front,
     keep_duty,
     most_minibatches,
     share_in_time,
@@ -45,6 +47,10 @@ def known(rows: list[Measurement], task: Task = Task.INFERENCE) -> KnownModes:
 
 def kept(demand: Demand, switch_ms: float = SWITCH_MS) -> ModesWithDuty:
     return keep_duty(known(TRAINING, Task.TRAINING), known(INFERENCE), demand, switch_ms)
+
+
+def front_of(duty: ModesWithDuty) -> Front:
+    return duty_front({None: duty}, {None: 100})
 
 
 def keeps(demand: Demand, batch: int, inference_ms: float, minibatches: int, minibatch_ms: float) -> bool:
@@ -125,6 +131,24 @@ def test_one_more_minibatch_would_break_the_duty(
     assert not keeps(demand, batch, inference_ms, count + 1, minibatch_ms)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_of_many_boards_none_could_train_one_minibatch_more(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    demand = Demand(rng.uniform(2, 200), 10 ** rng.uniform(2, 3.5), rng.choice([0.5, 0.9, 0.99]))
+    batch = rng.choice([1, 4, 16, 64], 300)
+    inference_ms, minibatch_ms = 10 ** rng.uniform(0.3, 2.5, 300), 10 ** rng.uniform(0.5, 2, 300)
+    count = most_minibatches(demand, batch, inference_ms, minibatch_ms, SWITCH_MS)
+
+    def in_time(minibatches: NDArray[np.int64]) -> NDArray[np.bool_]:
+        cycle_ms = inference_ms + np.where(minibatches > 0, minibatches * minibatch_ms + 2 * SWITCH_MS, 0.0)
+        share = share_in_time(batch, inference_ms, cycle_ms, demand.arrival_per_s, demand.latency_ms)
+        return np.asarray(share >= demand.quantile)
+
+    assert in_time(count)[count >= 0].all()
+    assert not in_time(count + 1).any()
+    assert (count > 0).any()
+
+
 def test_hand_computed_share_of_regular_requests() -> None:
     # At 20 a second, 16 requests are collected in 800 ms: 45 ms of inference, 10 ms of switches, and 12 times 60 ms.
     found = kept(Demand(20, 1000, pattern=REGULAR)).fastest(math.inf)
@@ -143,7 +167,7 @@ def test_hand_computed_share_of_regular_requests() -> None:
 def test_a_front_has_only_modes_that_keep_the_duty_and_the_seconds_with_it() -> None:
     demand = Demand(60, 200)
     duty = kept(demand)
-    front = duty.front(minibatches_per_epoch=100)
+    front = front_of(duty)
     assert set(map(tuple, front.modes.tolist())) <= set(map(tuple, duty.beside.modes.tolist()))
     for index in range(len(front)):
         shared = duty.in_mode(front.mode(index), 1e3 * front.planned_w[index])
@@ -151,6 +175,31 @@ def test_a_front_has_only_modes_that_keep_the_duty_and_the_seconds_with_it() -> 
         assert front.power_w[index] == pytest.approx(shared.power_mw / 1e3)
     # Without the duty, 100 minibatches take 6 s.
     assert front.epoch_s[0] > 6
+
+
+def test_a_front_over_batches_of_training_is_the_best_of_each() -> None:
+    demand, inference = Demand(60, 500), known(INFERENCE)
+    # A batch twice as large takes 1.7 times as long, and half as many minibatches. With 20 times, none fits.
+    scaled = {16: 1.0, 32: 1.7, 320: 20.0}
+    duty = {
+        batch: keep_duty(
+            known([Measurement(row.mode, factor * row.minibatch_ms, row.power_mw) for row in TRAINING]),
+            inference,
+            demand,
+            SWITCH_MS,
+        )
+        for batch, factor in scaled.items()
+    }
+    epochs: dict[int | None, float] = {16: 100.0, 32: 50.0, 320: 5.0}
+    front = duty_front(dict(duty), epochs)
+    best_s = min(
+        epochs[batch] * shared.beside.minibatch_ms.min() / 1e3 for batch, shared in duty.items() if batch != 320
+    )
+    assert front.batch is not None
+    assert set(front.batch.tolist()) <= {16, 32}
+    assert front.epoch_s[0] == pytest.approx(best_s)
+    with pytest.raises(NoTrainingTimeError):
+        duty_front({320: duty[320]}, epochs)
 
 
 def test_a_higher_load_moves_the_front_and_then_drops_the_slow_mode() -> None:
@@ -166,11 +215,24 @@ def test_a_higher_load_moves_the_front_and_then_drops_the_slow_mode() -> None:
 
 def test_a_duty_that_takes_everything_leaves_a_mode_to_serve_in() -> None:
     duty = kept(Demand(60, 60))
-    with pytest.raises(NoTrainingTimeError, match="95 % of 60 requests a second within 60 ms.*allow a higher latency"):
-        duty.front(100)
+    with pytest.raises(
+        NoTrainingTimeError, match=r"95 % of 60 requests a second within 60 ms.*allow (\d+) ms"
+    ) as raised:
+        front_of(duty)
+    least_ms = float(str(raised.value).split("allow ")[1].split(" ms")[0])
+    assert len(front_of(kept(Demand(60, least_ms)))) >= 1
+    with pytest.raises(NoTrainingTimeError):
+        front_of(kept(Demand(60, least_ms - 2)))
     rest = duty.least_power()
     assert keeps(duty.demand, rest.batch or 0, rest.minibatch_ms, 0, 0)
     assert (rest.mode, rest.batch) == (FAST, 1)
+
+
+@pytest.mark.parametrize("pattern", ArrivalPattern)
+def test_a_board_that_has_no_time_for_any_minibatch_is_told_to_take_fewer_requests(pattern: ArrivalPattern) -> None:
+    # 16 requests are collected in 58 ms, of which inference takes 45.
+    with pytest.raises(NoTrainingTimeError, match="only while nothing is trained; send fewer requests"):
+        kept(Demand(275, 10_000, pattern=pattern)).fastest(math.inf)
 
 
 def test_more_requests_than_the_board_answers_are_named_with_the_most() -> None:
@@ -233,7 +295,7 @@ def test_a_duty_holds_as_often_as_its_probability_if_the_predictions_are_off() -
 
 def test_planned_watts_cover_the_larger_of_two_uncertain_powers() -> None:
     training, inference = predicted(TRAINING, 0.2), predicted(INFERENCE, 0.05)
-    front = keep_duty(training, inference, Demand(20, 1000), SWITCH_MS).front(100)
+    front = front_of(keep_duty(training, inference, Demand(20, 1000), SWITCH_MS))
     of_training = dict(zip(map(tuple, training.modes.tolist()), training.safe_power_mw(0.95), strict=True))
     for index, mode in enumerate(front.modes.tolist()):
         assert front.planned_w[index] >= of_training[tuple(mode)] / 1e3 * (1 - 1e-9)
@@ -248,5 +310,7 @@ def test_a_switch_that_takes_no_time_that_can_be_is_refused(switch_ms: float) ->
 def test_tables_of_different_boards_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="no power mode in common"):
         keep_duty(known(TRAINING[:1], Task.TRAINING), known(INFERENCE[3:]), Demand(20, 1000), SWITCH_MS)
+    with pytest.raises(InvalidInputError, match="occurs more than once"):
+        keep_duty(known(INFERENCE), known(INFERENCE), Demand(20, 1000), SWITCH_MS)
     with pytest.raises(InvalidInputError, match="no batch sizes"):
         keep_duty(known(TRAINING), known(TRAINING), Demand(20, 1000), SWITCH_MS)
