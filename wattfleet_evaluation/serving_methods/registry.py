@@ -8,11 +8,11 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_evaluation.corpus_predictions import Fit
 from wattfleet_evaluation.serving_methods.baselines import EverySetting, LargestBatch, RandomSettings, SingleSamples
 from wattfleet_evaluation.serving_methods.measure_what_matters import MeasureWhatMattersForServing
-from wattfleet_evaluation.serving_methods.predict_settings import PredictSettings
+from wattfleet_evaluation.serving_methods.predict_settings import NetworkSettings, PredictSettings
 from wattfleet_evaluation.serving_methods.searches import SettingGradient, SettingSearch
 from wattfleet_evaluation.serving_methods.serving_method import ServingMethod
 
-_WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
+_WITHOUT_REFERENCE: dict[str, ServingMethod] = {
     method.name: method
     for method in (
         SettingSearch(),
@@ -20,10 +20,11 @@ _WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
         LargestBatch(),
         SingleSamples(),
         RandomSettings(),
+        NetworkSettings(),
         EverySetting(),
     )
 }
-NAMES = ("wattfleet", "roofline", *_WITHOUT_PREDICTOR)
+NAMES = ("wattfleet", "roofline", *_WITHOUT_REFERENCE)
 """Names of all serving methods."""
 
 
@@ -38,8 +39,8 @@ def serving_method_named(name: str, fit: Callable[[], Fit], chooses_measured: bo
     Raises:
         InvalidInputError: the name is unknown.
     """
-    if name in _WITHOUT_PREDICTOR:
-        return _WITHOUT_PREDICTOR[name]
+    if name in _WITHOUT_REFERENCE:
+        return _WITHOUT_REFERENCE[name]
     if name == "wattfleet":
         return MeasureWhatMattersForServing(fit(), chooses_measured)
     if name == "roofline":
