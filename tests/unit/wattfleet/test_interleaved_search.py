@@ -43,8 +43,14 @@ def test_nothing_is_proposed_if_no_window_can_be_answered() -> None:
     assert next_measurement(pair(), [ServiceLimits(500, 4)], WINDOW) is None
 
 
-def test_nothing_is_proposed_that_surely_breaks_the_budget() -> None:
-    assert next_measurement(pair(sd=0.01), [ServiceLimits(1000, 40, 5e3)], WINDOW) is None
+@pytest.mark.parametrize("frugal", [None, *Task])
+def test_nothing_is_proposed_that_surely_breaks_the_budget(frugal: Task | None) -> None:
+    known = pair(sd=0.01)
+    if frugal is Task.TRAINING:
+        known = replace(known, training=replace(known.training, power_mw=np.full(3, 3e3)))
+    if frugal is Task.INFERENCE:
+        known = replace(known, inference=replace(known.inference, power_mw=np.full(6, 3e3)))
+    assert next_measurement(known, [ServiceLimits(1000, 40, 5e3)], WINDOW) is None
 
 
 def test_nothing_is_proposed_that_is_surely_worse_than_the_best() -> None:
