@@ -262,6 +262,7 @@ def test_a_session_counts_each_measurement_once_and_stops() -> None:
     session = InterleavingSession(PAIR, 3)
     assert session.measure_pair(0) and session.measured == 2
     assert session.measure_pair(0) and session.measured == 2
+    assert not session.measure_pair(1) and session.measured == 2, "one measurement is left, and a pair takes two"
     assert session.measure_pair(40), "the training in its mode is known"
     assert session.measured == 3 and not session.remaining
     assert not session.measure_pair(1)
