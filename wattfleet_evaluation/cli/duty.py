@@ -10,7 +10,7 @@ import typer
 
 from wattfleet.choosing import Objective
 from wattfleet_evaluation.cli.figures_table import print_figures
-from wattfleet_evaluation.cli.pair_options import DEFAULT_REFERENCE, fit_named, require_measurements
+from wattfleet_evaluation.cli.pair_options import DEFAULT_REFERENCE, fit_named, require_measurements, require_task
 from wattfleet_evaluation.cli.ranges import parse_range
 
 
@@ -79,7 +79,7 @@ def duty(
     from rich.console import Console
 
     from wattfleet.choosing import ServiceLimits
-    from wattfleet.modes import read_profile
+    from wattfleet.modes import Task, read_profile
     from wattfleet_evaluation.judging.audited_target import audited
     from wattfleet_evaluation.judging.serving import evaluate_serving
     from wattfleet_evaluation.serving_methods.registry import serving_method_named
@@ -92,6 +92,7 @@ def duty(
         for budget_w in parse_range("--budgets", budgets, 1)
     ]
     corpus = read_profile(inference)
+    require_task("--inference", corpus, Task.INFERENCE)
     method = serving_method_named(strategy, lambda: fit_named(inference, corpus, reference), chooses_measured=True)
     limit = len(corpus) if strategy == "brute-force" else measure
     with Console(stderr=True).status(f"{strategy}, {len(problems):,} problems"):

@@ -10,7 +10,7 @@ import typer
 
 from wattfleet.choosing import InterleavingObjective
 from wattfleet_evaluation.cli.figures_table import print_figures
-from wattfleet_evaluation.cli.pair_options import DEFAULT_REFERENCE, fit_named, require_measurements
+from wattfleet_evaluation.cli.pair_options import DEFAULT_REFERENCE, fit_named, require_measurements, require_task
 from wattfleet_evaluation.cli.ranges import parse_range
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def interleave(
         for budget_w in parse_range("--budgets", budgets, 1)
     ]
     files = {Task.TRAINING: (training, read_profile(training)), Task.INFERENCE: (inference, read_profile(inference))}
+    for task, (_, profile) in files.items():
+        require_task(f"--{task}", profile, task)
     profiles = [profile for _, profile in files.values()]
     corpora = PairCorpora.of(*profiles)
     console = Console(stderr=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from wattfleet.modes import Profile
+    from wattfleet.modes import Profile, Task
     from wattfleet_evaluation.corpus_predictions import Fit
 
 DEFAULT_REFERENCE = "agx_orin_resnet18"
@@ -26,6 +26,16 @@ def require_measurements(measure: int, seed: int, fewest: int) -> None:
         raise InvalidInputError(f"--measure must be {fewest} or more, not {measure}")
     if seed < 0:
         raise InvalidInputError(f"--seed must be 0 or more, not {seed}")
+
+
+def require_task(option: str, profile: Profile, task: Task) -> None:
+    """Check that the file of an option is of a task.
+
+    Raises:
+        InvalidInputError: it is of the other task.
+    """
+    if profile.task is not task:
+        raise InvalidInputError(f"{option}: the file is of {profile.task}: give measurements of {task}")
 
 
 def fit_named(path: Path, target: Profile, names: Sequence[str] | None) -> Fit:

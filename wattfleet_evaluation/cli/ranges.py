@@ -33,7 +33,7 @@ def parse_range(option: str, text: str, step: float) -> list[float]:
     if last < first:
         raise InvalidInputError(f"{option}: the range {text!r} ends below its start: give the lower number first")
     # A rounding error must not leave out the last number.
-    count = math.floor((last - first) / step + 1e-9) + 1
-    if count > _MOST:
-        raise InvalidInputError(f"{option}: the range {text!r} has {count:,} numbers: give at most {_MOST:,}")
-    return [round(first + number * step, 9) for number in range(count)]
+    steps = (last - first) / step + 1e-9
+    if steps >= _MOST:
+        raise InvalidInputError(f"{option}: the range {text!r} has too many numbers: give at most {_MOST:,}")
+    return [round(first + number * step, 9) for number in range(math.floor(steps) + 1)]

@@ -40,15 +40,9 @@ class PairCorpora:
         """Keep the modes that both have.
 
         Raises:
-            InvalidInputError: one of them is of the other task, the training has several batch sizes, the inference
-                states no batches, or they have no mode in common.
+            InvalidInputError: the training has several batch sizes, the inference states no batches, or they have no
+                mode in common.
         """
-        for name, profile, task in (
-            ("--training", training, Task.TRAINING),
-            ("--inference", inference, Task.INFERENCE),
-        ):
-            if profile.task is not task:
-                raise InvalidInputError(f"{name}: the file is of {profile.task}: give measurements of {task}")
         if len(training.batches) > 1:
             raise InvalidInputError(
                 "--training: the file has several batch sizes: keep the rows of the one that will be trained"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile
 from wattfleet.prediction import Prediction
 from wattfleet_evaluation.powertrain.networks import Schedule, train
@@ -20,8 +21,10 @@ def predicted_corpus(corpus: Profile, rows: NDArray[np.intp], schedule: Schedule
         schedule: the hyperparameters.
 
     Raises:
-        InvalidInputError: torch is not installed.
+        InvalidInputError: there are too few rows, or torch is not installed.
     """
+    if len(rows) < 2:
+        raise InvalidInputError(f"a network is trained on 2 or more measurements, not {len(rows)}: allow more of them")
     inputs = corpus.modes if corpus.batch is None else np.column_stack([corpus.modes, corpus.batch])
     columns = corpus.minibatch_ms, corpus.power_mw
     trained = train(

@@ -12,7 +12,7 @@ from wattfleet_evaluation.serving_methods.predict_settings import NetworkSetting
 from wattfleet_evaluation.serving_methods.searches import SettingGradient, SettingSearch
 from wattfleet_evaluation.serving_methods.serving_method import ServingMethod
 
-_WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
+_WITHOUT_REFERENCE: dict[str, ServingMethod] = {
     method.name: method
     for method in (
         SettingSearch(),
@@ -21,10 +21,11 @@ _WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
         LargestBatch(),
         SingleSamples(),
         RandomSettings(),
+        NetworkSettings(),
         EverySetting(),
     )
 }
-NAMES = ("wattfleet", "roofline", *_WITHOUT_PREDICTOR)
+NAMES = ("wattfleet", "roofline", *_WITHOUT_REFERENCE)
 """Names of all serving methods."""
 
 
@@ -39,8 +40,8 @@ def serving_method_named(name: str, fit: Callable[[], Fit], chooses_measured: bo
     Raises:
         InvalidInputError: the name is unknown.
     """
-    if name in _WITHOUT_PREDICTOR:
-        return _WITHOUT_PREDICTOR[name]
+    if name in _WITHOUT_REFERENCE:
+        return _WITHOUT_REFERENCE[name]
     if name == "wattfleet":
         return MeasureWhatMattersForServing(fit(), chooses_measured)
     if name == "roofline":

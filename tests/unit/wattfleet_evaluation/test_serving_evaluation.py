@@ -64,7 +64,7 @@ def evaluated(name: str, objective: Objective, limit: int = 30, power_factor: fl
 
 
 @pytest.mark.parametrize("objective", Objective)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("wattfleet", "roofline")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("wattfleet", "roofline", "network")])
 def test_methods_that_only_measure_break_no_limit(name: str, objective: Objective) -> None:
     cases = evaluated(name, objective)
     assert cases.found.any()
@@ -89,7 +89,8 @@ def test_the_other_methods_lose_something(objective: Objective) -> None:
 
 def test_every_method_is_deterministic() -> None:
     for name in NAMES:
-        one, other = (evaluated(name, Objective.LEAST_POWER) for _ in range(2))
+        limit = 4 if name == "network" else 30  # which trains for seconds
+        one, other = (evaluated(name, Objective.LEAST_POWER, limit) for _ in range(2))
         np.testing.assert_array_equal(one.loss_pct, other.loss_pct)
 
 

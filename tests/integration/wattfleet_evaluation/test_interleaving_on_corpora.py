@@ -1,0 +1,107 @@
+"""Training beside inference on the measured corpora: the published counting by plain loops, and our choices."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattfleet.choosing import InterleavingObjective, ServiceLimits
+from wattfleet.modes import Task, read_profile
+from wattfleet.prediction import RooflinePredictor
+from wattfleet_evaluation.cli import pair_options
+from wattfleet_evaluation.interleaving_methods.registry import interleaving_method_named
+from wattfleet_evaluation.interleaving_methods.session import PairCorpora
+from wattfleet_evaluation.judging.interleaving import evaluate_interleaving
+from wattfleet_evaluation.judging.reference_source import find_reference
+
+PAIRS = [("resnet18", "mobilenetv3"), ("yolov8n", "resnet"), ("mobilenetv3", "mobilenetv3")]
+PROBLEMS = [
+    ServiceLimits(100.0 * tenths, float(arrival), 1e3 * watts)
+    for tenths in range(5, 21)
+    for arrival in range(30, 121, 10)
+    for watts in range(10, 51)
+]
+KNOBS = ("cores", "cpu_khz", "gpu_hz", "mem_hz")
+
+
+def files(corpora: Path, training: str, inference: str) -> dict[Task, Path]:
+    return {
+        Task.TRAINING: corpora / f"agx_orin_{training}.csv",
+        Task.INFERENCE: corpora / f"agx_orin_{inference}_inference.csv",
+    }
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_grid_is_the_published_one() -> None:
+    assert len(PROBLEMS) == 6560
+
+
+@pytest.mark.parametrize(("training", "inference"), PAIRS)
+def test_problems_are_counted_as_published(corpora: Path, training: str, inference: str) -> None:
+    pair = files(corpora, training, inference)
+    step = {tuple(row[knob] for knob in KNOBS): row for row in rows(pair[Task.TRAINING])}
+    answered = [row for row in rows(pair[Task.INFERENCE]) if tuple(row[knob] for knob in KNOBS) in step]
+    some, solvable, training_fits = PROBLEMS[::150], 0, 0
+    for limits in some:
+        counts = []
+        for row in answered:
+            trained = step[tuple(row[knob] for knob in KNOBS)]
+            window_s, inference_s = int(row["batch"]) / limits.arrival_per_s, float(row["batch_ms"]) / 1e3
+            if window_s + inference_s > limits.latency_ms / 1e3 or inference_s > window_s:
+                continue
+            if max(float(row["power_mw"]), float(trained["power_mw"])) <= limits.budget_mw:
+                counts.append(int((window_s - inference_s) // (float(trained["minibatch_ms"]) / 1e3)))
+        solvable += bool(counts)
+        training_fits += max(counts, default=0) > 0
+    corpus = PairCorpora.of(*(read_profile(path) for path in pair.values()))
+    every = interleaving_method_named("brute-force", pytest.fail)
+    figures = evaluate_interleaving(corpus, every, 15, some, InterleavingObjective.MOST_PER_WINDOW, 0).figures()
+    counted = {name: figures[name] for name in ("problems", "solvable", "with_training", "found_pct")}
+    assert counted == {
+        "problems": len(some),
+        "solvable": solvable,
+        "with_training": training_fits,
+        "found_pct": 100,
+    }
+    assert 0 < training_fits <= solvable < len(some)
+    assert figures["training_share"] == {"median": 1, "p10": 1, "mean": 1}
+    assert figures["over_budget_pct"] == figures["latency_broken_pct"] == 0
+
+
+@pytest.mark.parametrize(("training", "inference"), PAIRS)
+def test_choices_are_found_and_break_nothing(corpora: Path, training: str, inference: str) -> None:
+    read = {task: (path, read_profile(path)) for task, path in files(corpora, training, inference).items()}
+    pair = PairCorpora.of(*(profile for _, profile in read.values()))
+    method = interleaving_method_named("wattfleet", lambda task: pair_options.fit_named(*read[task], None))
+    # One of 400 problems: more of them take minutes.
+    cases = evaluate_interleaving(pair, method, 15, PROBLEMS[7::400], InterleavingObjective.MOST_PER_WINDOW, 0)
+    figures = cases.figures()
+    assert (~cases.found).sum() <= (1 if training == "yolov8n" else 0)
+    assert not cases.excess_w.any() and not cases.latency_broken.any()
+    assert cases.measured.max() <= 15
+    shares = figures["training_share"]
+    assert isinstance(shares, dict)
+    # The published search has medians of 0.92, 0.5 and 1.
+    assert shares["median"] >= (0.5 if training == "yolov8n" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [("resnet18", "resnet"), ("yolov8n", "yolov8n"), ("mobilenetv3_inference", "mobilenetv3")],
+)
+def test_the_network_of_a_target_is_left_out_of_the_reference(corpora: Path, name: str, network: str) -> None:
+    target = read_profile(corpora / f"agx_orin_{name}.csv")
+    source = find_reference(pair_options.DEFAULT_REFERENCE, target)
+    assert source.left_out == network
+    left = source.predictor("roofline", None)
+    whole = find_reference(pair_options.DEFAULT_REFERENCE, target.rows(np.arange(5))).predictor("roofline", None)
+    assert isinstance(left, RooflinePredictor) and isinstance(whole, RooflinePredictor)
+    assert left.population is not None and whole.population is not None
+    assert len(left.population.members) < len(whole.population.members)

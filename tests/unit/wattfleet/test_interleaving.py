@@ -1,0 +1,204 @@
+"""Choosing mode and batch for training beside inference, compared with plain loops over the published conditions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattfleet.choosing import (
+    InfeasibleServiceError,
+    InterleavingObjective,
+    KnownModes,
+    PairedModes,
+    ServiceLimits,
+    choose_interleaved,
+)
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Measurement, PowerMode, Profile, Task
+
+FAST, SLOW = PowerMode(8, 2_000_000, 1_000_000_000, 3_199_000_000), PowerMode(4, 1_000_000, 500_000_000, 2_133_000_000)
+OTHER = PowerMode(6, 1_000_000, 500_000_000, 2_133_000_000)
+WINDOW, SECOND = InterleavingObjective.MOST_PER_WINDOW, InterleavingObjective.MOST_PER_SECOND
+
+
+def known(rows: list[Measurement], task: Task) -> KnownModes:
+    return KnownModes.only_measured(Profile.of(rows, task))
+
+
+def paired(training: list[Measurement], inference: list[Measurement]) -> PairedModes:
+    return PairedModes.of(known(training, Task.TRAINING), known(inference, Task.INFERENCE))
+
+
+TRAINING = [Measurement(SLOW, 100, 18_000), Measurement(FAST, 30, 35_000)]
+INFERENCE = [
+    Measurement(FAST, 20, 30_000, 4),
+    Measurement(SLOW, 40, 12_000, 4),
+    Measurement(FAST, 60, 40_000, 16),
+    Measurement(SLOW, 130, 15_000, 16),
+]
+
+
+def kept_by_loop(
+    training: list[Measurement], inference: list[Measurement], limits: ServiceLimits
+) -> dict[int, tuple[int, Fraction]]:
+    """For each row of inference that keeps the published conditions, its minibatches and the seconds of its window."""
+    step = {row.mode: row for row in training}
+    kept = {}
+    for at, row in enumerate(inference):
+        window_s = Fraction(row.batch or 0) / Fraction(limits.arrival_per_s)
+        inference_s = Fraction(row.minibatch_ms) / 1000
+        answered = window_s + inference_s <= Fraction(limits.latency_ms) / 1000
+        keeps_up = inference_s <= window_s
+        power_mw = max(row.power_mw, step[row.mode].power_mw)
+        if answered and keeps_up and power_mw <= limits.budget_mw:
+            kept[at] = math.floor((window_s - inference_s) / (Fraction(step[row.mode].minibatch_ms) / 1000)), window_s
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "arrival_per_s", "budget_w", "objective", "mode", "batch", "minibatches"),
+    [
+        # At 40 a second, a batch of 4 takes 100 ms to collect and one of 16 takes 400 ms.
+        (1000, 40, 50, WINDOW, FAST, 16, 11),  # (400 - 60) / 30
+        (1000, 40, 50, SECOND, FAST, 16, 11),  # 27.5 a second; a batch of 4 gives 2 in 100 ms, 20 a second
+        (1000, 40, 39, WINDOW, SLOW, 16, 2),  # the fast mode draws 40 W with it, and as many fit with 4, at more power
+        (1000, 40, 39, SECOND, FAST, 4, 2),
+        (1000, 40, 34, WINDOW, SLOW, 16, 2),  # training in the fast mode draws 35 W: (400 - 130) / 100
+        (1000, 40, 18, WINDOW, SLOW, 16, 2),  # 18 W is the power of training, and no more
+        (459, 40, 50, WINDOW, FAST, 4, 2),  # 400 + 60 ms is too late
+        (460, 40, 50, WINDOW, FAST, 16, 11),
+        (140, 40, 34, WINDOW, SLOW, 4, 0),  # 60 ms are left for a minibatch of 100 ms
+    ],
+)
+def test_choices_by_hand(
+    latency_ms: float,
+    arrival_per_s: float,
+    budget_w: float,
+    objective: InterleavingObjective,
+    mode: PowerMode,
+    batch: int,
+    minibatches: int,
+) -> None:
+    limits = ServiceLimits(latency_ms, arrival_per_s, 1e3 * budget_w)
+    found = choose_interleaved(paired(TRAINING, INFERENCE), limits, objective)
+    assert (found.mode, found.batch, found.minibatches) == (mode, batch, minibatches)
+    assert found.window_ms == 1e3 * batch / arrival_per_s
+    row = INFERENCE[found.row]
+    assert (row.mode, row.batch, row.minibatch_ms) == (mode, batch, found.inference_ms)
+    assert found.minibatch_ms == (30 if mode is FAST else 100)
+    assert found.power_mw == max(row.power_mw, 35_000 if mode is FAST else 18_000)
+
+
+@pytest.mark.parametrize(("latency_ms", "arrival", "budget_w"), [(139, 40, 34), (1000, 250, 50), (1000, 40, 17.9)])
+def test_nothing_keeps_the_limits(latency_ms: float, arrival: float, budget_w: float) -> None:
+    limits = ServiceLimits(latency_ms, arrival, 1e3 * budget_w)
+    inference = INFERENCE[:2]
+    assert not kept_by_loop(TRAINING, inference, limits)
+    with pytest.raises(
+        InfeasibleServiceError, match=f"within {latency_ms:g} ms at {arrival:g} .* at most {budget_w:g} W"
+    ):
+        choose_interleaved(paired(TRAINING, inference), limits)
+
+
+times, powers = st.integers(1, 400), st.integers(5, 60).map(lambda watts: 1000 * watts)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[list[Measurement], list[Measurement]]:
+    modes = [FAST, SLOW, OTHER]
+    training = [Measurement(mode, draw(times), draw(powers)) for mode in modes]
+    inference = [Measurement(mode, draw(times), draw(powers), batch) for mode in modes for batch in (1, 4, 16, 32)]
+    return training, draw(st.permutations(inference))
+
+
+@settings(max_examples=300)
+@given(
+    workloads(), st.integers(50, 2000), st.integers(1, 120), st.integers(5, 60), st.sampled_from(InterleavingObjective)
+)
+def test_the_choice_is_the_best_of_a_loop(
+    rows: tuple[list[Measurement], list[Measurement]],
+    latency_ms: int,
+    arrival: int,
+    budget_w: int,
+    objective: InterleavingObjective,
+) -> None:
+    limits, pair = ServiceLimits(latency_ms, arrival, 1e3 * budget_w), paired(*rows)
+    kept = kept_by_loop(*rows, limits)
+    if not kept:
+        with pytest.raises(InfeasibleServiceError):
+            choose_interleaved(pair, limits, objective)
+        return
+    found = choose_interleaved(pair, limits, objective)
+    assert found.row in kept
+    assert found.minibatches == kept[found.row][0]
+    worth = {row: Fraction(count) / (1 if objective is WINDOW else window) for row, (count, window) in kept.items()}
+    assert worth[found.row] == max(worth.values())
+    power = {row: pair.power_mw()[row] for row in kept if worth[row] == max(worth.values())}
+    if objective is WINDOW:  # rates of several windows may tie up to rounding only
+        assert power[found.row] == min(power.values()), "a tie goes to the lower power"
+
+
+def test_modes_that_only_one_workload_has_are_left_out() -> None:
+    pair = paired([*TRAINING, Measurement(OTHER, 1, 1_000)], [Measurement(FAST, 20, 30_000, 4)])
+    assert pair.mode_of.tolist() == [1]
+    pair = paired(TRAINING[:1], [Measurement(OTHER, 1, 1, 4), *INFERENCE])
+    assert [row.minibatch_ms for row in INFERENCE if row.mode is SLOW] == pair.inference.minibatch_ms.tolist()
+    assert pair.mode_of.tolist() == [0, 0]
+
+
+def test_workloads_without_a_common_mode_or_without_batches_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="no power mode in common: give measurements of the same board"):
+        paired(TRAINING, [Measurement(OTHER, 1, 1, 4)])
+    with pytest.raises(InvalidInputError, match="state no batch sizes"):
+        paired(TRAINING, [Measurement(FAST, 1, 1)])
+
+
+def uncertain(pair: PairedModes, sd: float) -> PairedModes:
+    """The same values as predictions, each with a log standard deviation."""
+
+    def doubt(of: KnownModes) -> KnownModes:
+        all_ = np.full(len(of.modes), sd)
+        return replace(of, time_log_sd=all_, power_log_sd=all_, measured=np.zeros(len(all_), dtype=bool))
+
+    return replace(pair, training=doubt(pair.training), inference=doubt(pair.inference))
+
+
+def test_predictions_keep_a_limit_with_the_stated_probability() -> None:
+    pair = uncertain(paired(TRAINING, INFERENCE), 0.1)
+    # 1.645 standard deviations of 10 % turn 35 W into 41.3 W and 40 W into 47.2 W.
+    at = 1e3 * 35 * math.exp(0.1 * 1.6448536)
+    assert choose_interleaved(pair, ServiceLimits(160, 40, at + 1), WINDOW, 0.95).mode == FAST
+    assert choose_interleaved(pair, ServiceLimits(160, 40, at - 1), WINDOW, 0.95).mode == SLOW
+    # 20 ms become 23.6 ms, and 40 ms become 47.2 ms.
+    assert choose_interleaved(pair, ServiceLimits(123.6, 40), WINDOW, 0.95).batch == 4
+    with pytest.raises(InfeasibleServiceError, match=r"with a probability of 0\.95"):
+        choose_interleaved(pair, ServiceLimits(123.5, 40), WINDOW, 0.95)
+    with pytest.raises(InvalidInputError, match="the probability must be between 0 and 1"):
+        choose_interleaved(pair, ServiceLimits(123.5, 40), WINDOW, 1.0)
+
+
+def test_the_expected_worth_is_that_of_many_random_draws() -> None:
+    pair, limits = uncertain(paired(TRAINING, INFERENCE), 0.2), ServiceLimits(560, 40)
+    row, drawn = 2, np.random.default_rng(0).standard_normal((2, 200_000))
+    inference_ms, minibatch_ms = 60 * np.exp(0.2 * drawn[0]), 30 * np.exp(0.2 * drawn[1])
+    counts = np.floor((400 - inference_ms) / minibatch_ms)
+    worth = pair.drawn_worth(limits, WINDOW, np.array([row]))[0]
+    assert worth.mean() == pytest.approx(counts.mean(), rel=0.02)
+    assert worth.std() == pytest.approx(counts.std(), rel=0.1)
+
+
+def test_late_draws_are_worth_nothing_and_measured_ones_are_all_alike() -> None:
+    pair = paired(TRAINING, INFERENCE)
+    limits = ServiceLimits(460, 40)
+    rows = np.arange(len(INFERENCE))
+    exact = pair.drawn_worth(limits, SECOND, rows)
+    assert np.isnan(exact[3]).all(), "400 + 130 ms is too late"
+    np.testing.assert_allclose(exact[2], 11 / 0.4)
+    doubtful = uncertain(pair, 0.2).drawn_worth(limits, SECOND, rows)
+    assert np.isnan(doubtful[2]).mean() == pytest.approx(0.5), "its median is exactly at the limit"
