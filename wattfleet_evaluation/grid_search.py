@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from wattfleet.choosing import ServiceLimits
 
 Settings = NDArray[np.float64]
 """`[n, 5]` modes with their batch sizes."""
@@ -33,6 +37,57 @@ class Judge(Protocol):
     def slope(self, low: int, high: int) -> float:
         """Milliseconds that each further mW saves between two rows; infinite if no more power is needed."""
         ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a row.
+
+    Attributes:
+        inference_ms: time of the inference of a batch, ms.
+        power_mw: mW, of the pair if the row is also trained in.
+        step_ms: the time whose slope counts, ms: of a training minibatch, or of the batch if nothing is trained.
+        batch: samples in the batch.
+    """
+
+    inference_ms: float
+    power_mw: float
+    step_ms: float
+    batch: int
+
+
+@dataclass(frozen=True)
+class LimitsJudge:
+    """Judges measured rows by the limits of a problem.
+
+    Attributes:
+        limits: latency, arrival rate and budget.
+        measured: what was measured of a row.
+    """
+
+    limits: ServiceLimits
+    measured: Callable[[int], Measured]
+
+    def keeps_budget(self, row: int) -> bool:
+        """Whether it draws no more than the budget."""
+        return self.measured(row).power_mw <= self.limits.budget_mw
+
+    def keeps_latency(self, row: int) -> bool:
+        """Whether its inference keeps the latency."""
+        found = self.measured(row)
+        return bool(found.inference_ms <= self.limits.longest_ms(np.array([found.batch]))[0])
+
+    def wants_larger_batch(self, row: int) -> bool:
+        """Whether a larger batch may be better: it needs less time for each sample, but takes longer to collect."""
+        found = self.measured(row)
+        is_behind = found.inference_ms > self.limits.collect_ms(np.array([found.batch]))[0]
+        return bool(is_behind) or self.keeps_latency(row)
+
+    def slope(self, low: int, high: int) -> float:
+        """Milliseconds of a step that each further mW saves between two rows; infinite if no more power is needed."""
+        lower, higher = self.measured(low), self.measured(high)
+        more_mw = higher.power_mw - lower.power_mw
+        return (lower.step_ms - higher.step_ms) / more_mw if more_mw > 0 else math.inf
 
 
 class Grid:
@@ -109,6 +164,8 @@ class Grid:
                 else:
                     high = middle - 1
             at[knob] = low
+            if low == 0 and self.measured_at(at) is None:
+                return
 
     def _measured(self, setting: list[float]) -> int | None:
         # A corpus may not hold all combinations of values.

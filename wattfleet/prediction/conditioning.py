@@ -56,9 +56,11 @@ def conditioned(
 
 def _given(log_mean: Values, log_sd: Values, related: Values, rows: Rows, observed: Values) -> tuple[Values, Values]:
     """`[n]` means and standard deviations after `[k]` rows were observed, from their `[n, k]` correlations."""
-    across = related * np.outer(log_sd, log_sd[rows])
+    # The standard deviations are those of a measurement; the errors of the prediction itself are a little smaller.
+    error_sd = np.sqrt(np.maximum(log_sd**2 - MEASUREMENT_SD**2, 0.0))
+    across = related * np.outer(error_sd, error_sd[rows])
     factor = cho_factor(across[rows] + MEASUREMENT_SD**2 * np.eye(len(rows)), lower=True)
     weights = cho_solve(factor, across.T)
     mean = log_mean + (np.log(observed) - log_mean[rows]) @ weights
-    variance = np.maximum(log_sd**2 - (across.T * weights).sum(axis=0), 0.0)
+    variance = np.maximum(error_sd**2 - (across.T * weights).sum(axis=0), 0.0)
     return np.asarray(mean), np.asarray(np.sqrt(variance + MEASUREMENT_SD**2))

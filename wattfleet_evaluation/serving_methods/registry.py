@@ -21,7 +21,6 @@ _WITHOUT_REFERENCE: dict[str, ServingMethod] = {
         LargestBatch(),
         SingleSamples(),
         RandomSettings(),
-        NetworkSettings(),
         EverySetting(),
     )
 }

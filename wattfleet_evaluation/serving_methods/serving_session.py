@@ -67,7 +67,7 @@ class ServingSession:
             (self._rows[row],) = self.corpus.rows(np.array([row])).measurements()
         return self._rows[row]
 
-    def has_measured(self, row: int) -> bool:
+    def measure_if_allowed(self, row: int) -> bool:
         """Measure the setting at an index if the limit allows it; return whether it is measured."""
         if row not in self._rows and not self.remaining:
             return False

@@ -32,7 +32,8 @@ def measured(rows: np.ndarray, seed: int = 5) -> Profile:
 def by_inverse(
     mean: np.ndarray, sd: np.ndarray, rows: list[int], observed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Textbook conditional mean and standard deviation of each log value, in loops."""
+    """Textbook conditional mean and standard deviation of each log value, in loops; `sd` is that of measurements."""
+    sd = np.sqrt(np.maximum(sd**2 - MEASUREMENT_SD**2, 0))
     points = settings_of(MODES, BATCH)
     covariance = np.array(
         [[float(correlation(points[[i]], points[[j]])[0, 0]) * sd[i] * sd[j] for j in range(N)] for i in range(N)]
@@ -102,3 +103,11 @@ def test_other_lengths_are_refused() -> None:
         conditioned(predicted(0), MODES[1:], BATCH[1:], np.array([0]), measured(np.array([0])))
     with pytest.raises(InvalidInputError, match="12 predictions for 12 rows, and 2 measurements for 1"):
         conditioned(predicted(0), MODES, BATCH, np.array([0]), measured(np.array([0, 1])))
+
+
+def test_measuring_makes_no_prediction_less_certain() -> None:
+    before = predicted(0)
+    after = before
+    for seed in range(5):
+        after = conditioned(after, MODES, BATCH, np.array([0]), measured(np.array([0]), seed))
+    assert (after.time_log_sd <= before.time_log_sd + 1e-12).all()
