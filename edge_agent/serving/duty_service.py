@@ -21,6 +21,8 @@ from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 _STILL_WAITING_S = 1.0
 _MAX_BATCH = 100_000
 _MAX_LATENCY_MS = 1e9
+_MAX_UNREAD = 100
+"""Answers that may wait until an inference server reads them; it asks for one turn at a time."""
 
 
 class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
@@ -51,7 +53,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
             raise InvalidInputError("the first message must be a ServerHello")
         stream = _ServerStream(self._turns, _count("largest_batch", first.hello.largest_batch, least=1))
         self._streams.add(stream)
-        reading = background_task("requests of an inference server", stream.read(request_iterator))
+        reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
         try:
             stream.tell_batching()
             reading.add_done_callback(lambda _: stream.answers.put_nowait(None))
@@ -59,9 +61,11 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                 yield answer
             reading.result()
         finally:
+            # At once, as gRPC may cancel this call again while it waits.
             self._streams.discard(stream)
-            await stop_tasks(reading)
+            reading.cancel()
             stream.close()
+            await stop_tasks(reading)
 
     async def Share(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[duty_pb2.ShareRequest], context: Any
@@ -161,16 +165,18 @@ class _ServerStream:
         """Follow the server's messages until it disconnects.
 
         Raises:
-            InvalidInputError: a number is out of range.
+            InvalidInputError: a number is out of range, or the server does not read its answers.
         """
         async for request in requests:
+            if self.answers.qsize() > _MAX_UNREAD:
+                raise InvalidInputError("the inference server does not read its answers")
             if request.HasField("answered"):
                 self._answered(request.answered)
             elif request.HasField("waiting"):
                 self._waiting(request.waiting)
 
     def close(self) -> None:
-        """Forget the server."""
+        """Forget the server; nothing that it says counts any more."""
         self._end_turn(1, is_complete=False)
         self._turns.server_gone(self._server)
 
