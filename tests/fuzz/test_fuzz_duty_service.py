@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -51,7 +52,7 @@ def without_lost_answers() -> Iterator[None]:
 
 
 @pytest.fixture
-def agent(tmp_path) -> Iterator[DutyAgent]:
+def agent(tmp_path: Path) -> Iterator[DutyAgent]:
     with duty_agent_at(tmp_path / "agent.sock", duty()) as running:
         yield running
 
