@@ -39,6 +39,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._turns = turns
         self._file = file
         self._streams: set[_ServerStream] = set()
+        turns.batching_changed = self._tell_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[duty_pb2.ServeRequest], context: Any
@@ -113,7 +114,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         duty = Duty.from_json(request.duty)
         require_live_time(self._device)
         self._file.write(duty)
-        self._change(duty)
+        self._turns.duty = duty
         return duty_pb2.SetDutyResponse()
 
     async def ShowDuty(  # noqa: N802 - named by the protocol
@@ -135,11 +136,10 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         """
         was_set = self._turns.duty is not None
         self._file.write(None)
-        self._change(None)
+        self._turns.duty = None
         return duty_pb2.ClearDutyResponse(was_set=was_set)
 
-    def _change(self, duty: Duty | None) -> None:
-        self._turns.duty = duty
+    def _tell_batching(self) -> None:
         for stream in self._streams:
             stream.tell_batching()
 
@@ -156,9 +156,11 @@ class _ServerStream:
 
     def tell_batching(self) -> None:
         """Tell the server how to gather requests."""
-        duty = self._turns.duty
+        duty, chosen = self._turns.duty, self._turns.batching
         latency_ms = 0.0 if duty is None else duty.latency_ms
-        batching = duty_pb2.Batching(has_duty=duty is not None, latency_ms=latency_ms)
+        batching = duty_pb2.Batching(
+            has_duty=duty is not None, latency_ms=latency_ms, batch=chosen.batch, wait_ms=chosen.wait_ms
+        )
         self.answers.put_nowait(duty_pb2.ServeResponse(batching=batching))
 
     async def read(self, requests: AsyncIterator[duty_pb2.ServeRequest]) -> None:
