@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NotDoneError
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -34,6 +35,19 @@ JudgeModes = Callable[[Duty, LiveTimes, int, float], DutyModes]
 """Makes the judge of modes, of a duty, the live times, the largest batch and the requests per second."""
 
 
+@dataclass(frozen=True)
+class Batching:
+    """How inference servers gather requests.
+
+    Attributes:
+        batch: gather so many; 0 for as many as have arrived.
+        wait_ms: but let no request wait longer than this before its batch is to be answered.
+    """
+
+    batch: int = 0
+    wait_ms: float = 0.0
+
+
 class DeviceTurns:
     """The turns of one device. All of it belongs to the event loop's thread, except where it says otherwise.
 
@@ -46,6 +60,8 @@ class DeviceTurns:
         figures: of how the duty is kept.
         changed: set when the duty, the servers or the figures have changed.
         measuring_ends: ends the agent's own measurements that wait for a turn, once it is set.
+        batching: how servers gather requests, as chosen last.
+        batching_changed: called when the batching or the duty has changed.
     """
 
     def __init__(
@@ -68,6 +84,8 @@ class DeviceTurns:
         self._server_numbers = itertools.count(1)
         self.changed = asyncio.Event()
         self.measuring_ends = threading.Event()
+        self.batching = Batching()
+        self.batching_changed: Callable[[], None] = lambda: None
 
     def serve_here(self) -> None:
         """Hand turns out on the running event loop from now on."""
@@ -92,8 +110,15 @@ class DeviceTurns:
     def duty(self, duty: Duty | None) -> None:
         self._turns.duty = duty
         self.figures.restart()
+        self.batching = Batching()
+        self.batching_changed()
         self._advance()
         self._tell()
+
+    def choose_batching(self, batching: Batching) -> None:
+        """Have servers gather requests in another way from now on."""
+        self.batching = batching
+        self.batching_changed()
 
     @property
     def is_shared(self) -> bool:

@@ -21,6 +21,8 @@ from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 _STILL_WAITING_S = 1.0
 _MAX_BATCH = 100_000
 _MAX_LATENCY_MS = 1e9
+_MAX_UNREAD = 100
+"""Answers that may wait until an inference server reads them; it asks for one turn at a time."""
 
 
 class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
@@ -37,6 +39,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._turns = turns
         self._file = file
         self._streams: set[_ServerStream] = set()
+        turns.batching_changed = self._tell_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[duty_pb2.ServeRequest], context: Any
@@ -51,7 +54,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
             raise InvalidInputError("the first message must be a ServerHello")
         stream = _ServerStream(self._turns, _count("largest_batch", first.hello.largest_batch, least=1))
         self._streams.add(stream)
-        reading = background_task("requests of an inference server", stream.read(request_iterator))
+        reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
         try:
             stream.tell_batching()
             reading.add_done_callback(lambda _: stream.answers.put_nowait(None))
@@ -59,9 +62,11 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                 yield answer
             reading.result()
         finally:
+            # At once, as gRPC may cancel this call again while it waits.
             self._streams.discard(stream)
-            await stop_tasks(reading)
+            reading.cancel()
             stream.close()
+            await stop_tasks(reading)
 
     async def Share(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[duty_pb2.ShareRequest], context: Any
@@ -109,7 +114,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         duty = Duty.from_json(request.duty)
         require_live_time(self._device)
         self._file.write(duty)
-        self._change(duty)
+        self._turns.duty = duty
         return duty_pb2.SetDutyResponse()
 
     async def ShowDuty(  # noqa: N802 - named by the protocol
@@ -131,11 +136,10 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         """
         was_set = self._turns.duty is not None
         self._file.write(None)
-        self._change(None)
+        self._turns.duty = None
         return duty_pb2.ClearDutyResponse(was_set=was_set)
 
-    def _change(self, duty: Duty | None) -> None:
-        self._turns.duty = duty
+    def _tell_batching(self) -> None:
         for stream in self._streams:
             stream.tell_batching()
 
@@ -152,25 +156,29 @@ class _ServerStream:
 
     def tell_batching(self) -> None:
         """Tell the server how to gather requests."""
-        duty = self._turns.duty
+        duty, chosen = self._turns.duty, self._turns.batching
         latency_ms = 0.0 if duty is None else duty.latency_ms
-        batching = duty_pb2.Batching(has_duty=duty is not None, latency_ms=latency_ms)
+        batching = duty_pb2.Batching(
+            has_duty=duty is not None, latency_ms=latency_ms, batch=chosen.batch, wait_ms=chosen.wait_ms
+        )
         self.answers.put_nowait(duty_pb2.ServeResponse(batching=batching))
 
     async def read(self, requests: AsyncIterator[duty_pb2.ServeRequest]) -> None:
         """Follow the server's messages until it disconnects.
 
         Raises:
-            InvalidInputError: a number is out of range.
+            InvalidInputError: a number is out of range, or the server does not read its answers.
         """
         async for request in requests:
+            if self.answers.qsize() > _MAX_UNREAD:
+                raise InvalidInputError("the inference server does not read its answers")
             if request.HasField("answered"):
                 self._answered(request.answered)
             elif request.HasField("waiting"):
                 self._waiting(request.waiting)
 
     def close(self) -> None:
-        """Forget the server."""
+        """Forget the server; nothing that it says counts any more."""
         self._end_turn(1, is_complete=False)
         self._turns.server_gone(self._server)
 

@@ -8,17 +8,20 @@ import time
 
 import pytest
 
+from edge_agent.runtime.readiness import parked_mode
 from edge_agent.serving.duty_file import DutyFile
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.duty_agent import duty
 from tests.fakes.polling import until
 from tests.fakes.running_agent import agent, fitting_here, new_board, ready_agent
 from wattfleet.modes import array_to_modes
+from wattfleet_flower import AgentUnreachableError
 from wattfleet_proto.convert import kept_duty_from_message
 from wattfleet_serving import DutyServer, share_device
 
 MODES = 6
-LIMIT_MS = 400.0
+LIMIT_MS = 1500.0
+"""Longer than the fits, which a real agent runs in a process of its own, keep this one from answering."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +40,7 @@ class SharedBoard:
 
     def __init__(self):
         self.device = new_board()
+        self.parked, self.is_slow_when_parked = parked_mode(self.device), False
         self.may_train = threading.Event()
         self.busy = self.overlaps = self.minibatches = 0
         self.modes = []
@@ -62,7 +66,7 @@ class SharedBoard:
         self._apply(mode)
 
     def answer(self, inputs):
-        self.hold(0.004)
+        self.hold(0.1 if self.is_slow_when_parked and self.device.current_mode() == self.parked else 0.004)
         return inputs
 
 
@@ -134,6 +138,24 @@ def test_the_coordinator_gets_the_figures_and_a_restart_keeps_the_duty(tmp_path,
 
                 until(has_reported)
         coordinator.reports.clear()
+
+
+def test_a_round_in_a_mode_that_breaks_the_duty_is_refused_and_the_next_one_trains(tmp_path, coordinator, board):
+    board.is_slow_when_parked = True
+    board.may_train.set()
+    (tmp_path / "state").mkdir()
+    DutyFile(tmp_path / "state").write(duty(latency_ms=60))
+    with ready_agent(coordinator, tmp_path, board.device) as running:
+        modes = array_to_modes(board.device.modes)
+        with DutyServer(board.answer, agent_socket=str(running.settings.device.socket)) as server:
+            for number in range(10):
+                server.answer_blocking(number)
+            until(lambda: board.device.current_mode() != board.parked)  # it rests in a mode that keeps the duty
+            coordinator.grant("7/1", board.parked)
+            with pytest.raises(AgentUnreachableError, match="is not known to answer the requests of 'camera'"):
+                running.round("7/1", board.parked)
+            coordinator.grant("7/2", modes[-1])
+            assert running.round("7/2", modes[-1])
 
 
 def test_a_round_is_trained_in_turns_beside_the_requests(tmp_path, coordinator, board):

@@ -64,6 +64,24 @@ def test_the_figures_of_a_server_are_shown_in_words(agent):
     assert "0 of 5 (0.0%)" in shown
 
 
+def test_status_shows_the_duty_of_a_running_agent_and_a_stored_one(tmp_path):
+    arguments = ("--device", "simulated:orin-nano", "--state-dir", str(tmp_path))
+    with duty_agent_at(tmp_path / "agent.sock") as agent:
+        command(agent.socket, *SET, "--arrivals-per-s", "30")
+        shown = command(agent.socket, "status", *arguments, group=("agent",)).output
+        assert "camera: 95% of requests within 500 ms" in shown and "no inference server" in shown
+        content = json.loads(command(agent.socket, "status", *arguments, "--json", group=("agent",)).output)
+        assert content["duty"]["latency_ms"] == 500 and content["duty"]["kept"]["servers"] == 0
+        watched = command(agent.socket, "watch", *arguments, "--seconds", "0", "--json", group=("agent",)).output
+        assert json.loads(watched)["duty"]["workload"] == "camera"
+        assert (
+            "no inference server"
+            in command(agent.socket, "watch", *arguments, "--seconds", "0", group=("agent",)).output
+        )
+    shown = command(tmp_path / "agent.sock", "status", *arguments, group=("agent",)).output
+    assert "no agent keeps it now" in shown
+
+
 def test_a_schedule_is_set(agent):
     command(agent.socket, *SET, "--arrivals-schedule", "06:00-18:00=30,18:00-06:00=2", "--time-zone", "Europe/Berlin")
     arrivals = json.loads(agent.turns.duty.to_json())["arrivals"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.devices.device import DutyNotKeptError
+from edge_agent.serving.device_turns import Batching
 from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
@@ -107,6 +108,27 @@ def test_requests_are_answered_in_time_while_minibatches_ask_for_turns(agent, de
     assert 10 < figures.arrivals_per_s < 30
     assert figures.training_share > 0.02
     assert figures.missed <= 0.05 * figures.requests
+
+
+def test_requests_gather_as_the_agent_has_chosen(agent):
+    batches = []
+
+    def model(inputs):
+        batches.append(list(inputs))
+        return inputs
+
+    with DutyServer(model, agent_socket=agent.socket) as server:
+        server.answer_blocking(0)
+        agent.loop.call_soon_threadsafe(agent.turns.choose_batching, Batching(batch=3, wait_ms=300))
+        time.sleep(0.1)  # the server hears of it
+        begun_s = time.monotonic()
+        for answer in [server.submit(number) for number in (1, 2, 3)]:
+            answer.result(10)
+        assert time.monotonic() - begun_s < 0.25, "the batch is full"
+        answers = [server.submit(number) for number in (4, 5)]
+        assert answers[1].result(10) == 5
+        assert time.monotonic() - begun_s >= 0.3, "another request might have come"
+    assert batches == [[0], [1, 2, 3], [4, 5]]
 
 
 def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, device):

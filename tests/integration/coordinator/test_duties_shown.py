@@ -1,0 +1,46 @@
+"""How devices keep their duties, as the operator's commands show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.shell import asked, served_with_shell
+from wattfleet.duties import KeptDuty
+from wattfleet_proto.convert import kept_duty_from_message, kept_duty_to_message
+from wattfleet_proto.v1 import duty_pb2, session_pb2
+
+KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1, "too long")
+
+
+@pytest.mark.parametrize("kept", [KEPT, replace(KEPT, latency_at_quantile_ms=None, waits="")])
+def test_figures_survive_their_message(kept: KeptDuty) -> None:
+    assert kept_duty_from_message(kept_duty_to_message(kept)) == kept
+
+
+async def test_a_device_with_a_duty_is_shown_with_its_figures(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        assert (await asked(shell, "device", "orin"))["duty"] is None
+        await orin.send(lease=session_pb2.Lease(number=1, duty=kept_duty_to_message(KEPT)))
+        shown = await asked(shell, "device", "orin")
+        assert shown["duty"]["missed"] == 2 and shown["duty"]["waits"] == "too long"
+        words = " ".join((await shell("device", "orin")).stdout.split())
+        assert "camera: 95% of requests within 500 ms" in words
+        assert "29.5 per second, in batches of 4; 95% within 350 ms" in words
+        assert "2 of 12 (16.7%)" in words
+        assert "50% of the last half minute; it waits: too long" in words
+
+
+async def test_figures_that_no_device_can_have_are_left_out_and_the_session_lasts(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        await orin.send(lease=session_pb2.Lease(number=1, duty=kept_duty_to_message(KEPT)))
+        hostile = duty_pb2.DutyFigures(workload="camera", latency_ms=float("nan"))
+        await orin.send(lease=session_pb2.Lease(number=2, duty=hostile))
+        shown = await asked(shell, "device", "orin")
+        assert shown["state"] == "ready" and shown["duty"]["missed"] == 2
+        await orin.send(lease=session_pb2.Lease(number=3))
+        assert (await asked(shell, "device", "orin"))["duty"] is None
