@@ -84,9 +84,12 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     for name in ("with_sharing", "without_sharing"):
         with TemporaryDirectory() as folder, _agent(options, Path(folder)) as socket:
             shared = [] if name == "with_sharing" else ["--without-sharing"]
-            training = _started(options, "training", socket, *shared)
-            served = json.loads(_started(options, "server", socket).communicate()[0])
-            trained = json.loads(training.communicate()[0])
+            processes = [_started(options, role, socket, *shared) for role in ("server", "training")]
+            try:
+                served, trained = (json.loads(process.communicate()[0]) for process in processes)
+            finally:
+                for process in processes:
+                    process.kill()
         trained_per_s = trained["minibatches"] / trained["seconds"]
         figures[name] = {
             "planned_per_s": round(planned_per_s, 2),
@@ -128,6 +131,8 @@ def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
         agent = subprocess.Popen([*command, *run, "--state-dir", str(folder), "--socket", socket], stderr=log)
         try:
             while not os.path.exists(socket):
+                if agent.poll() is not None:
+                    raise SystemExit(f"the agent has ended: {(folder / 'agent.log').read_text()}")
                 time.sleep(0.05)
             duty = ["duty", "set", "--workload", "images", "--socket", socket]
             limits = {
@@ -254,14 +259,14 @@ def _train(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _measure_times(options: argparse.Namespace) -> dict[str, Any]:
-    """The times of a minibatch, of inference batches and of a switch, each on its own, as high as 95 % of them."""
+    """The median times of a minibatch, of inference batches and of a switch, each on its own."""
     import torch
 
     _bind()
     model, step, image = _model(), _step(), torch.rand(_IMAGE)
     batches = [2**power for power in range(options.largest_batch.bit_length()) if 2**power <= options.largest_batch]
 
-    def high_ms(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    def median_ms(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
         took = []
         for number in range(_WARM_UP + _MEASURED):
             before()
@@ -269,12 +274,12 @@ def _measure_times(options: argparse.Namespace) -> dict[str, Any]:
             work()
             if number >= _WARM_UP:
                 took.append(1e3 * (time.perf_counter() - began_s))
-        return float(np.quantile(took, 0.95))
+        return float(np.median(took))
 
-    inference_ms = {batch: high_ms(lambda batch=batch: model([image] * batch)) for batch in batches}  # type: ignore[misc]
-    after_ms = high_ms(lambda: model([image] * batches[-1]), before=step)
+    inference_ms = {batch: median_ms(lambda batch=batch: model([image] * batch)) for batch in batches}  # type: ignore[misc]
+    after_ms = median_ms(lambda: model([image] * batches[-1]), before=step)
     return {
-        "minibatch_ms": round(high_ms(step), 2),
+        "minibatch_ms": round(median_ms(step), 2),
         "inference_ms": {batch: round(ms, 2) for batch, ms in inference_ms.items()},
         "switch_ms": round(max(0.0, after_ms - inference_ms[batches[-1]]), 2),
     }

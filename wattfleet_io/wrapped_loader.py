@@ -13,7 +13,10 @@ class WrappedLoader(Generic[Batch]):
 
     Attributes:
         loader: the wrapped loader.
+        shares_device: whether its minibatches hold the device, so that nothing may wait for the agent within them.
     """
+
+    shares_device = False
 
     def __init__(self, loader: Iterable[Batch], wrap: Callable[[Iterable[Batch]], Iterator[Batch]]) -> None:
         """Wrap a loader.
@@ -45,6 +48,15 @@ def innermost(loader: Iterable[Batch]) -> Iterable[Batch]:
     while isinstance(loader, WrappedLoader):
         loader = loader.loader
     return loader
+
+
+def shares_device(loader: Iterable[object]) -> bool:
+    """Whether a loader, or one that it wraps, holds the device while a minibatch is trained."""
+    while isinstance(loader, WrappedLoader):
+        if loader.shares_device:
+            return True
+        loader = loader.loader
+    return False
 
 
 def length_of(loader: Iterable[object]) -> int | None:

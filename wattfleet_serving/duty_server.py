@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 _NO_LIMIT_S = 1.0
 """How long a batch waits for the agent's turn where no duty states a limit."""
 
+_LEAST_WAIT_S = 0.1
+"""How long a batch waits for its turn in any case, even if its requests are late already."""
+
 _UNKNOWN: Any = object()
 
 
@@ -80,10 +83,10 @@ class DutyServer(Generic[Input, Output]):
         self._waiting: deque[_Request[Input, Output]] = deque()
         self._arrived = 0
         self._shape: Hashable = _UNKNOWN
-        self._is_shape_confirmed = False
         self._batching = duty_pb2.Batching()
         self._asked = self._granted = 0
         self._agent_answers = True
+        self._has_warned = False
         self._is_closed = False
         self._stream: AgentStream[duty_pb2.ServeRequest] = AgentStream(
             agent_socket,
@@ -144,9 +147,7 @@ class DutyServer(Generic[Input, Output]):
                 raise ServerClosedError("the server is closed")
             if len(self._waiting) >= self._max_waiting:
                 raise RequestRefusedError(f"{len(self._waiting):,} requests wait already: try again later")
-            if self._shape is _UNKNOWN:
-                self._shape = shape
-            elif shape != self._shape:
+            if self._shape is not _UNKNOWN and shape != self._shape:
                 raise RequestRefusedError(f"the request has the shape {shape}, but this server answers {self._shape}")
             waiting = _Request[Input, Output](request)
             self._waiting.append(waiting)
@@ -201,16 +202,21 @@ class DutyServer(Generic[Input, Output]):
                 return
             self._asked += 1
             limit_s = self._batching.latency_ms / 1e3 or _NO_LIMIT_S
-            until_s = self._waiting[0].arrived_s + limit_s
+            until_s = max(self._waiting[0].arrived_s + limit_s, time.monotonic() + _LEAST_WAIT_S)
             if not self._stream.send(duty_pb2.ServeRequest(waiting=self._message(wants_turn=True))):
                 return
             while self._agent_answers and self._stream.is_open and self._granted != self._asked and not self._is_closed:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
-                    _log.warning("the agent gives no turn: requests are answered without turns until it does")
+                    if not self._has_warned:
+                        _log.warning(
+                            "the agent gives no turn in time: requests are answered without turns until it does"
+                        )
+                    self._has_warned = True
                     self._agent_answers = False
                     return
                 self._changed.wait(left_s)
+            self._has_warned &= self._granted != self._asked
 
     def _taken(self) -> list[_Request[Input, Output]]:
         """The requests of the next batch; clients that went away are left out."""
@@ -226,18 +232,17 @@ class DutyServer(Generic[Input, Output]):
         """Answer a batch; returns how many of its requests got an error."""
         try:
             outputs = self._outputs(batch)
-        except Exception as error:
+        except BaseException as error:  # even an exit must not end the thread that answers all others
             if len(batch) > 1:
                 _log.warning("the model failed for a batch of %d, whose requests are tried one by one", len(batch))
                 return sum(self._answer_all([request]) for request in batch)
             batch[0].answer.set_exception(error)
-            with self._changed:
-                if not self._is_shape_confirmed:
-                    self._shape = _UNKNOWN  # of a request that the model cannot answer
             return 1
+        if batch and self._shape is _UNKNOWN:
+            with self._changed:
+                self._shape = self._shape_of(batch[0].input)
         for request, output in zip(batch, outputs, strict=True):
             request.answer.set_result(output)
-        self._is_shape_confirmed |= bool(batch)
         return 0
 
     def _outputs(self, batch: list[_Request[Input, Output]]) -> list[Output]:

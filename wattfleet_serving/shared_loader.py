@@ -27,7 +27,8 @@ def share_device(loader: Iterable[Batch], *, agent_socket: str | None = None) ->
     """Yield each batch of a loader once the device's agent gives the training a turn.
 
     The agent gives it a turn where the requests that the device answers are still answered in time, as far as recent
-    times tell. Without an agent, every batch is yielded at once. It combines with `profiled` and `until_deadline`.
+    times tell. Without an agent, every batch is yielded at once. It goes around `profiled` and `until_deadline`:
+    `share_device(profiled(loader))`.
 
     Args:
         loader: yields minibatches; its length and attributes stay visible.
@@ -37,7 +38,11 @@ def share_device(loader: Iterable[Batch], *, agent_socket: str | None = None) ->
     def shared(batches: Iterable[Batch]) -> Iterator[Batch]:
         return _in_turns(batches, agent_socket or CURRENT_SOCKET.get())
 
-    return WrappedLoader(loader, shared)
+    return _SharedLoader(loader, shared)
+
+
+class _SharedLoader(WrappedLoader[Batch]):
+    shares_device = True
 
 
 def _in_turns(batches: Iterable[Batch], socket: str) -> Iterator[Batch]:

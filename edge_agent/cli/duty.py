@@ -56,7 +56,7 @@ def set_duty(
     arrivals = _arrivals(arrivals_per_s, arrivals_schedule, assumed_arrivals_per_s, time_zone)
     duty = Duty(workload, arrivals, latency_ms, quantile)
     DutyClient(socket).set(duty)
-    print_line(f"in force: {duty.quantile:.0%} of the requests of {duty.workload} within {duty.latency_ms:g} ms")
+    print_line(f"in force: {100 * duty.quantile:g}% of the requests of {duty.workload} within {duty.latency_ms:g} ms")
 
 
 @app.command("show")

@@ -156,7 +156,10 @@ def require_number(what: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidInputError(f"{what} must be a number, not {str(value)[:40]!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidInputError(f"{what} is too large a number: give a smaller one") from None
 
 
 def _zone(name: object) -> ZoneInfo:

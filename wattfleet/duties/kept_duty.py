@@ -72,11 +72,11 @@ class KeptDuty:
 
     def lines(self) -> dict[str, str]:
         """The figures in words, by what they are."""
-        limit = f"{self.workload}: {self.quantile:.0%} of requests within {self.latency_ms:g} ms"
+        limit = f"{self.workload}: {100 * self.quantile:g}% of requests within {self.latency_ms:g} ms"
         if not self.servers:
             return {"duty": limit, "requests": "no inference server is connected"}
         latency = self.latency_at_quantile_ms
-        answers = "none answered yet" if latency is None else f"{self.quantile:.0%} within {latency:.0f} ms"
+        answers = "none answered yet" if latency is None else f"{100 * self.quantile:g}% within {latency:.0f} ms"
         lines = {
             "duty": limit,
             "requests": f"{self.arrivals_per_s:.1f} per second, in batches of {self.batch or '?'}; {answers}",

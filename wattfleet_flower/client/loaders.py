@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from wattfleet.errors import InvalidInputError
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining
 from wattfleet_io.batch_timing import BatchTimes, timed_batches
-from wattfleet_io.wrapped_loader import WrappedLoader, innermost
+from wattfleet_io.wrapped_loader import WrappedLoader, innermost, shares_device
 from wattfleet_proto.v1 import local_pb2
 
 Batch = TypeVar("Batch")
@@ -45,8 +46,11 @@ def profiled(loader: Iterable[Batch]) -> Iterable[Batch]:
     Outside a planned training, and once every mode is measured, the batches are only passed on.
 
     Raises:
+        InvalidInputError: the loader is one of `share_device`, within whose minibatches no mode can change.
         grpc.RpcError: the agent is gone or could not apply a mode; the mod translates it.
     """
+    if shares_device(loader):
+        raise InvalidInputError("profiled goes inside of share_device: write share_device(profiled(loader))")
     return WrappedLoader(loader, _profiled)
 
 

@@ -103,6 +103,35 @@ def test_a_first_request_that_the_model_cannot_answer_does_not_set_the_shape(tmp
         assert server.answer_blocking(np.ones(3)) == 3
 
 
+def test_a_first_request_that_was_cancelled_does_not_set_the_shape(tmp_path):
+    began, held = threading.Event(), threading.Event()
+
+    def slow(inputs):
+        began.set()
+        assert held.wait(10)
+        return inputs
+
+    with DutyServer(slow, largest_batch=1, agent_socket=str(tmp_path / "none.sock")) as server:
+        first = server.submit(np.ones(4))
+        first.cancel()
+        second = server.submit(np.ones(3))
+        assert began.wait(10)
+        held.set()
+        assert second.result(10).shape == (3,)
+
+
+def test_a_model_that_exits_ends_only_its_request(tmp_path):
+    def exits(inputs):
+        if -1 in inputs:
+            raise SystemExit(3)
+        return inputs
+
+    with DutyServer(exits, agent_socket=str(tmp_path / "none.sock")) as server:
+        with pytest.raises(SystemExit):
+            server.answer_blocking(-1)
+        assert server.answer_blocking(1, timeout_s=10) == 1
+
+
 def test_a_client_that_goes_away_is_dropped_without_harm(server, model):
     model.held.clear()
 

@@ -16,6 +16,7 @@ from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
 from tests.fakes.real_time_board import MODE, OTHER, PARKED
+from wattfleet.errors import InvalidInputError
 from wattfleet_flower import profiled, until_deadline
 from wattfleet_serving import DutyServer, share_device
 
@@ -182,8 +183,8 @@ def test_without_an_agent_the_loader_is_what_it_was(tmp_path):
     shared = share_device(Loader([1, 2, 3]), agent_socket=str(tmp_path / "none.sock"))
     assert list(shared) == [1, 2, 3]
     assert len(shared) == 3 and shared.batch_size == 16
-    assert list(until_deadline(profiled(shared))) == [1, 2, 3]
-    assert len(until_deadline(profiled(shared))) == 3
+    both = share_device(until_deadline(profiled(Loader([1, 2, 3]))), agent_socket=str(tmp_path / "none.sock"))
+    assert list(both) == [1, 2, 3] and len(both) == 3
     with pytest.raises(AttributeError):
         shared.num_workers  # noqa: B018 - the question is whether it has one
 
@@ -265,3 +266,9 @@ def test_a_profile_of_the_agent_holds_turns_while_requests_arrive(agent, device)
     assert device.minibatches > 15
     assert device.overlaps == 0
     assert sum(latency > 0.15 for latency in latencies) <= 0.05 * len(latencies)
+
+
+def test_profiled_around_a_shared_device_is_refused_with_the_remedy():
+    with pytest.raises(InvalidInputError, match=r"share_device\(profiled\(loader\)\)"):
+        profiled(until_deadline(share_device([1, 2])))
+    assert list(share_device(profiled([1, 2]), agent_socket="none.sock")) == [1, 2]

@@ -12,6 +12,7 @@ from wattfleet.duties import (
     DailyArrivals,
     Duty,
     MeasuredArrivals,
+    arrivals_from_content,
     largest_slowdown,
 )
 from wattfleet.errors import InvalidInputError
@@ -104,3 +105,8 @@ def test_work_slows_down_at_most_as_much_as_its_slowest_part():
     assert largest_slowdown(measured, measured._replace(cores=6, cpu_khz=1_000_000)) == 4
     assert largest_slowdown(measured, measured._replace(mem_hz=1_000_000_000, gpu_hz=800_000_000)) == 3
     assert largest_slowdown(measured._replace(cores=6), measured) == 1, "more cores may be of no use"
+
+
+def test_a_number_of_hundreds_of_digits_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="per_s is too large a number"):
+        arrivals_from_content({"per_s": 10**400})
