@@ -58,8 +58,8 @@ def choice(
         typer.Option(
             help="Evaluate this choice method: wattfleet, a baseline (maxn, presets, random, binary-search,"
             " brute-force) or a predictor (roofline, powertrain, scratch, linear, tree, forest, boosting). For"
-            " inference: wattfleet, roofline, or a baseline (binary-search, largest-batch, batch-1, random,"
-            " brute-force). Default: wattfleet.",
+            " inference: wattfleet, roofline, or a baseline (binary-search, gradient, network, largest-batch, batch-1,"
+            " random, brute-force). Default: wattfleet.",
             show_default=False,
         ),
     ] = "wattfleet",

@@ -49,8 +49,8 @@ def duty(
     strategy: Annotated[
         str,
         typer.Option(
-            help="Evaluate this strategy: wattfleet, gradient, binary-search, random, network or brute-force. Default:"
-            " wattfleet.",
+            help="Evaluate this strategy: wattfleet, roofline, gradient, binary-search, network, largest-batch,"
+            " batch-1, random or brute-force. Default: wattfleet.",
             show_default=False,
         ),
     ] = "wattfleet",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,17 +143,27 @@ def evaluate_interleaving(
         cases.append(scored.case(limits, choose(limits)))
         measured.append(session.measured)
         report(number)
-    found, share, rate, passing, excess_w, broken = np.array(cases).T
     return InterleavingCases(
-        len(problems),
-        found > 0,
-        share,
-        rate,
-        None if trusted is None else passing,
-        excess_w,
-        broken > 0,
-        np.array(measured, dtype=np.float64),
+        problems=len(problems),
+        found=np.array([case.found for case in cases]),
+        training_share=np.array([case.training_share for case in cases]),
+        rate_share=np.array([case.rate_share for case in cases]),
+        passing_share=None if trusted is None else np.array([case.passing_share for case in cases]),
+        excess_w=np.array([case.excess_w for case in cases]),
+        latency_broken=np.array([case.latency_broken for case in cases]),
+        measured=np.array(measured, dtype=np.float64),
     )
+
+
+class _Case(NamedTuple):
+    """One solvable problem; see `InterleavingCases`."""
+
+    found: bool
+    training_share: float
+    rate_share: float
+    passing_share: float
+    excess_w: float
+    latency_broken: bool
 
 
 class _Scored:
@@ -164,20 +175,21 @@ class _Scored:
         self._batch = pair.inference.stated_batch()
         self._power_mw = pair.power_mw()
 
-    def case(self, limits: ServiceLimits, row: int | None) -> tuple[float, float, float, float, float, float]:
-        """Whether a row was chosen, its three shares, its excess, and whether it breaks the latency."""
+    def case(self, limits: ServiceLimits, row: int | None) -> _Case:
+        """What choosing a row is worth; None for no row."""
         kept, minibatches = self.pair.keeps(limits), self.pair.minibatches(limits)
-        rate = minibatches / limits.collect_ms(self._batch)
-        shares = (
-            _share(minibatches, row, kept),
-            _share(rate, row, kept),
-            _share(minibatches, row, kept, kept & self._trusted),
+        excess_w, in_time = 0.0, True
+        if row is not None:
+            excess_w = max(float(self._power_mw[row] - limits.budget_mw) / 1e3, 0.0)
+            in_time = bool(self.pair.inference.minibatch_ms[row] <= limits.longest_ms(self._batch)[row])
+        return _Case(
+            found=row is not None,
+            training_share=_share(minibatches, row, kept),
+            rate_share=_share(minibatches / limits.collect_ms(self._batch), row, kept),
+            passing_share=_share(minibatches, row, kept, kept & self._trusted),
+            excess_w=excess_w,
+            latency_broken=not in_time,
         )
-        if row is None:
-            return 0.0, *shares, 0.0, 0.0
-        excess_w = max(float(self._power_mw[row] - limits.budget_mw) / 1e3, 0.0)
-        in_time = self.pair.inference.minibatch_ms[row] <= limits.longest_ms(self._batch)[row]
-        return 1.0, *shares, excess_w, float(not in_time)
 
 
 def _share(worth: Values, row: int | None, kept: Mask, best_of: Mask | None = None) -> float:
