@@ -57,6 +57,10 @@ class LiveTimes:
         """Note the time of a minibatch."""
         _entered(self._minibatches, mode, _recent()).append(took_ms)
 
+    def forget_minibatches(self, mode: PowerMode | None) -> None:
+        """Forget the times of minibatches in a mode: they have become faster."""
+        self._minibatches.pop(mode, None)
+
     def batch_answered(self, mode: PowerMode | None, batch: int, took_ms: float, after_minibatch: bool) -> None:
         """Note the time of an inference batch.
 

@@ -45,6 +45,7 @@ class _Turn:
     after_minibatch: bool = False
     is_alone: bool = True
     is_first: bool = False
+    is_trial: bool = False
 
 
 class Turns:
@@ -77,6 +78,7 @@ class Turns:
         self._waiting: dict[int, tuple[int, float]] = {}
         self._last: Kind | None = None
         self._tried_s: float | None = None
+        self._ran_over: set[Kind] = set()
 
     def requests_waiting(self, server: int, count: int, oldest_s: float | None) -> None:
         """Note which requests wait for an inference server.
@@ -119,8 +121,13 @@ class Turns:
             self._last = turn.kind
         if not (is_complete and turn.is_alone) or turn.is_first:
             return
+        if self._is_pause(turn, now_s):
+            return
         took_ms = (now_s - turn.begun_s) * 1e3
         if turn.kind is Kind.MINIBATCH:
+            if turn.is_trial and self._why_not(took_ms, now_s, pending=False) is None:
+                # They fit again: what kept them from it, such as a pause, is over.
+                self.times.forget_minibatches(self.mode)
             self.times.minibatch_ended(self.mode, took_ms)
         elif turn.kind is Kind.INFERENCE:
             self.times.batch_answered(self.mode, batch, took_ms, turn.after_minibatch)
@@ -178,6 +185,7 @@ class Turns:
             return minibatch
         if not self._waiting and now_s >= self._next_trial_s():
             self._tried_s = now_s
+            self._turns[minibatch].is_trial = True
             return minibatch
         return None
 
@@ -262,15 +270,30 @@ class Turns:
         assert turn.begun_s is not None, "a held turn has begun"
         return turn.begun_s + (self._minibatch_ms or 0.0) / 1e3
 
+    def _is_pause(self, turn: _Turn, now_s: float) -> bool:
+        """Whether a turn that ends was held up by a pause, so that its time tells nothing of others.
+
+        Of several in succession that ran past their time, only the first is taken for one: the others may be the rule.
+        """
+        if not self._estimate_ms(turn.kind) or now_s < self._overdue_s(turn):
+            self._ran_over.discard(turn.kind)
+            return False
+        ran_over_before = turn.kind in self._ran_over
+        self._ran_over.add(turn.kind)
+        return not ran_over_before
+
+    def _estimate_ms(self, kind: Kind) -> float | None:
+        """The estimate of a turn; None or 0 if nothing is known."""
+        if kind is Kind.MINIBATCH:
+            return self._minibatch_ms
+        if kind is Kind.INFERENCE:
+            return self.times.inference_ms(self.mode, self.largest_batch)
+        return self.times.change_ms
+
     def _overdue_s(self, turn: _Turn) -> float:
         """When a held turn is no longer waited for."""
         assert turn.begun_s is not None, "a held turn has begun"
-        estimates_ms = {
-            Kind.MINIBATCH: self._minibatch_ms,
-            Kind.INFERENCE: self.times.inference_ms(self.mode, self.largest_batch),
-            Kind.CHANGE: self.times.change_ms,
-        }
-        return turn.begun_s + max(_LEAST_OVERDUE_S, _OVERDUE * (estimates_ms[turn.kind] or 0.0) / 1e3)
+        return turn.begun_s + max(_LEAST_OVERDUE_S, _OVERDUE * (self._estimate_ms(turn.kind) or 0.0) / 1e3)
 
     def _held(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.begun_s is not None]

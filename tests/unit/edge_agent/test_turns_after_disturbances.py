@@ -1,0 +1,69 @@
+"""Training goes on after a slow minibatch, a hung server, or a training of single minibatches."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_agent.serving.live_times import LiveTimes
+from edge_agent.serving.turns import Kind, Turns
+from wattfleet.duties import ConstantArrivals, Duty
+from wattfleet.modes import PowerMode
+
+SERVER = 1
+LIMIT_MS = 300.0
+MODE = PowerMode(12, 2_000_000, 1_000_000_000, 3_000_000_000)
+
+
+def turns_of(minibatches: int = 5, minibatch_ms: float = 100.0) -> Turns:
+    times = LiveTimes()
+    for _ in range(minibatches):
+        times.minibatch_ended(MODE, minibatch_ms)
+    times.batch_answered(MODE, 1, 20.0, after_minibatch=False)
+    turns = Turns(times)
+    turns.duty, turns.mode = Duty("camera", ConstantArrivals(10), LIMIT_MS), MODE
+    return turns
+
+
+def train(turns: Turns, took_ms: list[float], now_s: float = 0.0, is_first: bool = False) -> float:
+    """Train one minibatch after the other in virtual time; returns when the last has ended."""
+    for each_ms in took_ms:
+        ticket = turns.ask(Kind.MINIBATCH, now_s, is_first=is_first)
+        while not turns.granted(now_s):
+            next_s = turns.next_check_s(now_s)
+            assert next_s is not None, "it is looked at again without an event"
+            now_s = next_s
+        now_s += each_ms / 1e3
+        turns.end(ticket, now_s)
+    return now_s
+
+
+@pytest.mark.parametrize("slow_ms", [400.0, 5_000.0])
+@pytest.mark.parametrize("before", [1, 10])
+def test_one_slow_minibatch_holds_training_up_for_one_trial_at_most(slow_ms, before):
+    turns = turns_of(minibatches=0)
+    ends_s = train(turns, [100.0] * before + [slow_ms] + [100.0] * 50)
+    assert ends_s - 0.1 * (before + 50) - slow_ms / 1e3 < 1.0
+
+
+def test_minibatches_that_are_slow_now_and_then_are_still_tried_rarely():
+    # Without a limit on trials, one in ten minibatches would make the requests of 400 ms late.
+    turns = turns_of()
+    now_s, slow = 0.0, 0
+    while now_s < 3600.0:
+        now_s = train(turns, [100.0] * 9 + [400.0], now_s)
+        slow += 1
+    assert slow * (0.4 + LIMIT_MS / 1e3) <= 0.1 * 0.05 * now_s * 1.1
+
+
+def test_minibatches_that_have_become_much_longer_are_learnt_although_one_may_be_a_pause():
+    turns = turns_of(minibatches=40)
+    train(turns, [5_000.0])
+    assert turns.times.minibatch_ms(MODE) == 100.0
+    train(turns, [5_000.0] * 8)
+    assert turns.times.minibatch_ms(MODE) == 5_000.0
+
+
+def test_a_first_time_is_not_taken_for_a_pause_however_long():
+    turns = turns_of(minibatches=0)
+    train(turns, [3_000.0])
+    assert turns.times.minibatch_ms(MODE) == 3_000.0
