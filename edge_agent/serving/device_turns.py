@@ -153,8 +153,9 @@ class DeviceTurns:
             count: waiting requests.
             oldest_ms: how long the first of them has waited.
         """
-        oldest_s = self._now_s() - oldest_ms / 1e3 if count else None
-        self._turns.requests_waiting(server, count, oldest_s)
+        now_s = self._now_s()
+        oldest_s = now_s - oldest_ms / 1e3 if count else None
+        self._turns.requests_waiting(server, count, oldest_s, now_s)
         self._advance()
 
     def batch_answered(self, arrived: int, latencies_ms: list[float], failed: int) -> None:
@@ -228,9 +229,9 @@ class DeviceTurns:
             return None
         return self.figures.kept(duty, self._now_s(), self.servers, self.why_training_waits())
 
-    async def take(self, kind: Kind, is_first: bool = False) -> int:
+    async def take(self, kind: Kind, is_first: bool = False, server: int | None = None) -> int:
         """Wait for a turn; returns its ticket, for `give_back`. A cancellation withdraws the question."""
-        ticket = self._turns.ask(kind, self._now_s(), is_first)
+        ticket = self._turns.ask(kind, self._now_s(), is_first, server)
         begun = self._begun[ticket] = asyncio.get_running_loop().create_future()
         self._advance()
         try:

@@ -189,7 +189,7 @@ class _ServerStream:
             self._taking = background_task("turn of an inference server", self._take(waiting.number))
 
     async def _take(self, number: int) -> int:
-        ticket = await self._turns.take(Kind.INFERENCE, self._is_first)
+        ticket = await self._turns.take(Kind.INFERENCE, self._is_first, self._server)
         self.answers.put_nowait(duty_pb2.ServeResponse(turn=duty_pb2.Turn(number=number)))
         return ticket
 

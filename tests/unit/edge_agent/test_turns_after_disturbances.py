@@ -67,3 +67,39 @@ def test_a_first_time_is_not_taken_for_a_pause_however_long():
     turns = turns_of(minibatches=0)
     train(turns, [3_000.0])
     assert turns.times.minibatch_ms(MODE) == 3_000.0
+
+
+def test_training_goes_on_beside_an_inference_server_that_hangs_in_its_turn():
+    turns = turns_of()
+    turns.requests_waiting(SERVER, 1, 0.0, 0.0)
+    hung = turns.ask(Kind.INFERENCE, 0.0, server=SERVER)
+    assert turns.granted(0.0) == [hung]
+    assert train(turns, [100.0] * 10) < 3.0
+
+
+def test_training_goes_on_after_an_app_has_announced_requests_and_gone_silent():
+    turns = turns_of()
+    turns.requests_waiting(SERVER, 1, 0.0, 0.0)
+    train(turns, [100.0])  # it still fits
+    assert train(turns, [100.0] * 10, 0.2) < 4.0
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_the_requests_of_a_silent_server_count_again_at_its_next_message(in_turn):
+    turns = turns_of()
+    turns.requests_waiting(SERVER, 1, 0.0, 0.0)
+    if in_turn:
+        hung = turns.ask(Kind.INFERENCE, 0.0, server=SERVER)
+        assert turns.granted(0.0) == [hung]
+    now_s = train(turns, [100.0] * 10)
+    turns.requests_waiting(SERVER, 2, now_s - 0.29, now_s)
+    turns.ask(Kind.MINIBATCH, now_s)
+    assert turns.granted(now_s) == []
+
+
+def test_an_overloaded_server_that_says_so_is_not_taken_for_a_silent_one():
+    turns = turns_of()
+    turns.ask(Kind.MINIBATCH, 0.0)
+    for tenth in range(300):
+        turns.requests_waiting(SERVER, 5, -10.0, tenth / 10)
+        assert turns.granted(tenth / 10 + 0.09) == []
