@@ -113,7 +113,8 @@ class Turns:
         Args:
             kind: what it is for.
             now_s: the time.
-            is_first: the first of its process, which takes longer than all later ones and so tells nothing of them.
+            is_first: the first of its process, which takes longer than all later ones: that of a minibatch counts while
+                nothing else is known, and that of a batch never.
             server: the inference server that asks, if one does.
         """
         ticket = next(self._numbers)
@@ -134,20 +135,27 @@ class Turns:
             return
         if turn.kind is not Kind.CHANGE:
             self._last = turn.kind
-        if not (is_complete and turn.is_alone) or turn.is_first:
-            return
-        if self._is_pause(turn, now_s):
+        if not (is_complete and turn.is_alone) or (not turn.is_first and self._is_pause(turn, now_s)):
             return
         took_ms = (now_s - turn.begun_s) * 1e3
         if turn.kind is Kind.MINIBATCH:
-            if turn.is_trial and self._why_not(took_ms, now_s, pending=False) is None:
-                # They fit again: what kept them from it, such as a pause, is over.
-                self.times.forget_minibatches(self.mode)
-            self.times.minibatch_ended(self.mode, took_ms)
+            self._minibatch_ended(turn, took_ms, now_s)
+        elif turn.is_first:
+            return
         elif turn.kind is Kind.INFERENCE:
             self.times.batch_answered(self.mode, batch, took_ms, turn.after_minibatch)
         else:
             self.times.mode_changed(took_ms)
+
+    def _minibatch_ended(self, turn: _Turn, took_ms: float, now_s: float) -> None:
+        fits_again = turn.is_trial and self._why_not(took_ms, now_s, pending=False) is None
+        if fits_again:
+            # What made it too long, such as a pause, is over.
+            self.times.forget_minibatches(self.mode)
+        if turn.is_first and not fits_again:
+            self.times.first_minibatch_ended(self.mode, took_ms)
+        else:
+            self.times.minibatch_ended(self.mode, took_ms)
 
     def begun_s(self, ticket: int) -> float | None:
         """When a turn has begun; None if it has not, or has ended."""

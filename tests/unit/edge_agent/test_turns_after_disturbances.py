@@ -103,3 +103,26 @@ def test_an_overloaded_server_that_says_so_is_not_taken_for_a_silent_one():
     for tenth in range(300):
         turns.requests_waiting(SERVER, 5, -10.0, tenth / 10)
         assert turns.granted(tenth / 10 + 0.09) == []
+
+
+def test_a_training_of_one_minibatch_per_pass_is_learnt_from_its_firsts():
+    turns = turns_of(minibatches=0)
+    turns.duty = Duty("camera", ConstantArrivals(10), 150.0)
+    train(turns, [160.0, 160.0], is_first=True)
+    turns.ask(Kind.MINIBATCH, 10.0)
+    assert turns.granted(10.0) == [], "160 ms do not fit into 150 ms, and one was tried"
+    assert turns.why_training_waits(10.0) is not None
+
+
+def test_later_minibatches_replace_what_the_first_ones_have_told():
+    turns = turns_of(minibatches=0)
+    now_s = train(turns, [3_000.0], is_first=True)
+    assert train(turns, [100.0] * 10, now_s) - now_s < 1.1
+    train(turns, [3_000.0], 10.0, is_first=True)
+    assert turns.times.minibatch_ms(MODE) == pytest.approx(100.0)
+
+
+def test_first_minibatches_that_have_become_faster_train_on():
+    turns = turns_of(minibatches=0)
+    now_s = train(turns, [3_000.0], is_first=True)
+    assert train(turns, [100.0] * 10, now_s, is_first=True) - now_s < 1.1
