@@ -12,7 +12,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.turns import Kind
 from wattfleet.duties import Duty
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import background_task, stop_tasks
 from wattfleet_proto.convert import kept_duty_to_message
@@ -23,6 +23,12 @@ _MAX_BATCH = 100_000
 _MAX_LATENCY_MS = 1e9
 _MAX_UNREAD = 100
 """Answers that may wait until an inference server reads them; it asks for one turn at a time."""
+_MAX_APPS = 16
+"""Inference servers that are served at once, and so many trainings beside them."""
+
+
+class TooManyAppsError(WattfleetError):
+    """As many inference servers, or trainings, are connected as are served at once."""
 
 
 class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
@@ -39,6 +45,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._turns = turns
         self._file = file
         self._streams: set[_ServerStream] = set()
+        self._trainings = 0
         turns.batching_changed = self._tell_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
@@ -48,10 +55,12 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
 
         Raises:
             InvalidInputError: a message is out of turn, or a number out of range.
+            TooManyAppsError: 16 inference servers are connected already.
         """
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise InvalidInputError("the first message must be a ServerHello")
+        _require_room("inference servers", len(self._streams))
         stream = _ServerStream(self._turns, _count("largest_batch", first.hello.largest_batch, least=1))
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
@@ -75,7 +84,10 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
 
         Raises:
             InvalidInputError: a message is out of turn.
+            TooManyAppsError: 16 trainings are connected already.
         """
+        _require_room("trainings", self._trainings)
+        self._trainings += 1
         ticket: int | None = None
         is_first = True
         try:
@@ -100,6 +112,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                             await stop_tasks(taking)
                     yield duty_pb2.ShareResponse(turn=duty_pb2.Turn())
         finally:
+            self._trainings -= 1
             if ticket is not None:
                 self._turns.give_back(ticket, is_complete=False)
 
@@ -225,6 +238,11 @@ def require_live_time(device: Device) -> None:
             f"{device.board_kind} is {device.provenance} and measures itself, without any time to answer requests in:"
             " set the duty on a device in real time"
         )
+
+
+def _require_room(apps: str, connected: int) -> None:
+    if connected >= _MAX_APPS:
+        raise TooManyAppsError(f"{connected} {apps} are connected already: close one of them, and connect again")
 
 
 def _count(what: str, value: int, least: int = 0) -> int:

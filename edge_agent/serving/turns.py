@@ -25,6 +25,9 @@ _OVERDUE = 3.0
 
 _LEAST_OVERDUE_S = 1.0
 
+_MOST_OVERDUE_S = 30.0
+"""The same for a batch of requests, whose estimate follows from how many an app says that its model takes at once."""
+
 _SILENT_LIMITS = 5.0
 """The requests of a server that says nothing for so many limits, and at least for a second, are not waited for."""
 
@@ -330,7 +333,8 @@ class Turns:
     def _overdue_s(self, turn: _Turn) -> float:
         """When a held turn is no longer waited for."""
         assert turn.begun_s is not None, "a held turn has begun"
-        return turn.begun_s + max(_LEAST_OVERDUE_S, _OVERDUE * (self._estimate_ms(turn.kind) or 0.0) / 1e3)
+        overdue_s = max(_LEAST_OVERDUE_S, _OVERDUE * (self._estimate_ms(turn.kind) or 0.0) / 1e3)
+        return turn.begun_s + (min(_MOST_OVERDUE_S, overdue_s) if turn.kind is Kind.INFERENCE else overdue_s)
 
     def _held(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.begun_s is not None]

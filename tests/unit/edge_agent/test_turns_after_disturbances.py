@@ -126,3 +126,14 @@ def test_first_minibatches_that_have_become_faster_train_on():
     turns = turns_of(minibatches=0)
     now_s = train(turns, [3_000.0], is_first=True)
     assert train(turns, [100.0] * 10, now_s, is_first=True) - now_s < 1.1
+
+
+def test_a_server_with_a_huge_largest_batch_is_given_up_after_half_a_minute():
+    turns = turns_of()
+    turns.largest_batch = 100_000
+    hung = turns.ask(Kind.INFERENCE, 0.0, server=SERVER)
+    assert turns.granted(0.0) == [hung]
+    waiting = turns.ask(Kind.INFERENCE, 1.0, server=2)
+    assert turns.granted(29.9) == []
+    assert turns.next_check_s(29.9) == 30.0
+    assert turns.granted(30.0) == [waiting]
