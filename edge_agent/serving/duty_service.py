@@ -211,8 +211,10 @@ class _ServerStream:
         latencies_ms = [_milliseconds("latency_ms", each) for each in answered.latency_ms]
         if len(latencies_ms) > _MAX_BATCH:
             raise InvalidInputError(f"a batch has at most {_MAX_BATCH:,} requests")
-        self._turns.batch_answered(_count("arrived", answered.arrived), latencies_ms, _count("failed", answered.failed))
-        self._end_turn(max(1, batch), is_complete=batch > 0)
+        failed = _count("failed", answered.failed)
+        self._turns.batch_answered(_count("arrived", answered.arrived), latencies_ms, failed)
+        # After an error, the requests of a batch are tried one by one, which takes longer than a batch.
+        self._end_turn(max(1, batch), is_complete=batch > 0 and not failed)
         self._waiting(answered.waiting)
 
     def _end_turn(self, batch: int, is_complete: bool) -> None:
