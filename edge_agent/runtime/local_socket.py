@@ -40,6 +40,7 @@ from edge_agent.runtime.states import (
     TrainingEnded,
     TrainingRejected,
 )
+from edge_agent.serving.duty_service import TooManyAppsError
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.held_grant import Grant, NoGrantError
 from edge_agent.settings import SessionSettings
@@ -66,6 +67,7 @@ STATUS: StatusTable = {
     ModeNotAppliedError: grpc.StatusCode.ABORTED,
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooManyAppsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NoGrantError: grpc.StatusCode.FAILED_PRECONDITION,
     StreamEndedError: grpc.StatusCode.ABORTED,
     AppNotStoppingError: grpc.StatusCode.ABORTED,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ Result = TypeVar("Result")
 
 _STOP_CHECK_S = 0.2
 _RESTING_MODES = 300
+_RATE_S = 1.0
+"""While somebody waits for a turn, the rate of requests is looked at so often: nobody reports that they have ceased."""
 
 JudgeModes = Callable[[Duty, LiveTimes, int, float], DutyModes]
 """Makes the judge of modes, of a duty, the live times, the largest batch and the requests per second."""
@@ -80,6 +83,7 @@ class DeviceTurns:
         self._thread: int | None = None
         self._begun: dict[int, asyncio.Future[None]] = {}
         self._check: asyncio.TimerHandle | None = None
+        self._rate_s = 0.0
         self._servers: dict[int, int] = {}
         self._server_numbers = itertools.count(1)
         self.changed = asyncio.Event()
@@ -153,8 +157,9 @@ class DeviceTurns:
             count: waiting requests.
             oldest_ms: how long the first of them has waited.
         """
-        oldest_s = self._now_s() - oldest_ms / 1e3 if count else None
-        self._turns.requests_waiting(server, count, oldest_s)
+        now_s = self._now_s()
+        oldest_s = now_s - oldest_ms / 1e3 if count else None
+        self._turns.requests_waiting(server, count, oldest_s, now_s)
         self._advance()
 
     def batch_answered(self, arrived: int, latencies_ms: list[float], failed: int) -> None:
@@ -162,7 +167,7 @@ class DeviceTurns:
         now_s, duty = self._now_s(), self.duty
         self.figures.arrived(arrived, now_s)
         self.figures.answered(latencies_ms, failed, None if duty is None else duty.latency_ms)
-        self._turns.arrivals_per_s = self._arrivals_per_s()
+        self._note_rate(now_s)
         self._tell()
 
     def keeps_duty(self, mode: PowerMode) -> bool:
@@ -228,9 +233,9 @@ class DeviceTurns:
             return None
         return self.figures.kept(duty, self._now_s(), self.servers, self.why_training_waits())
 
-    async def take(self, kind: Kind, is_first: bool = False) -> int:
+    async def take(self, kind: Kind, is_first: bool = False, server: int | None = None) -> int:
         """Wait for a turn; returns its ticket, for `give_back`. A cancellation withdraws the question."""
-        ticket = self._turns.ask(kind, self._now_s(), is_first)
+        ticket = self._turns.ask(kind, self._now_s(), is_first, server)
         begun = self._begun[ticket] = asyncio.get_running_loop().create_future()
         self._advance()
         try:
@@ -316,6 +321,8 @@ class DeviceTurns:
     def _advance(self) -> None:
         """Let begin who may, and look again when somebody may without a further event."""
         now_s = self._now_s()
+        if now_s - self._rate_s >= _RATE_S:
+            self._note_rate(now_s)
         for ticket in self._turns.granted(now_s):
             begun = self._begun.get(ticket)
             if begun is not None and not begun.done():
@@ -324,5 +331,11 @@ class DeviceTurns:
             self._check.cancel()
             self._check = None
         next_s = self._turns.next_check_s(now_s)
+        if self._turns.arrivals_per_s and any(not begun.done() for begun in self._begun.values()):
+            next_s = min(self._rate_s + _RATE_S, math.inf if next_s is None else next_s)
         if next_s is not None and self._loop is not None:
             self._check = self._loop.call_later(max(0.0, next_s - now_s), self._advance)
+
+    def _note_rate(self, now_s: float) -> None:
+        self._rate_s = now_s
+        self._turns.arrivals_per_s = self._arrivals_per_s()

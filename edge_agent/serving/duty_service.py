@@ -12,7 +12,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.turns import Kind
 from wattfleet.duties import Duty
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import background_task, stop_tasks
 from wattfleet_proto.convert import kept_duty_to_message
@@ -23,6 +23,12 @@ _MAX_BATCH = 100_000
 _MAX_LATENCY_MS = 1e9
 _MAX_UNREAD = 100
 """Answers that may wait until an inference server reads them; it asks for one turn at a time."""
+_MAX_APPS = 16
+"""Inference servers that are served at once, and so many trainings beside them."""
+
+
+class TooManyAppsError(WattfleetError):
+    """As many inference servers, or trainings, are connected as are served at once."""
 
 
 class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
@@ -39,6 +45,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._turns = turns
         self._file = file
         self._streams: set[_ServerStream] = set()
+        self._trainings = 0
         turns.batching_changed = self._tell_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
@@ -48,10 +55,12 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
 
         Raises:
             InvalidInputError: a message is out of turn, or a number out of range.
+            TooManyAppsError: 16 inference servers are connected already.
         """
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise InvalidInputError("the first message must be a ServerHello")
+        _require_room("inference servers", len(self._streams))
         stream = _ServerStream(self._turns, _count("largest_batch", first.hello.largest_batch, least=1))
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
@@ -75,7 +84,10 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
 
         Raises:
             InvalidInputError: a message is out of turn.
+            TooManyAppsError: 16 trainings are connected already.
         """
+        _require_room("trainings", self._trainings)
+        self._trainings += 1
         ticket: int | None = None
         is_first = True
         try:
@@ -100,6 +112,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                             await stop_tasks(taking)
                     yield duty_pb2.ShareResponse(turn=duty_pb2.Turn())
         finally:
+            self._trainings -= 1
             if ticket is not None:
                 self._turns.give_back(ticket, is_complete=False)
 
@@ -189,7 +202,7 @@ class _ServerStream:
             self._taking = background_task("turn of an inference server", self._take(waiting.number))
 
     async def _take(self, number: int) -> int:
-        ticket = await self._turns.take(Kind.INFERENCE, self._is_first)
+        ticket = await self._turns.take(Kind.INFERENCE, self._is_first, self._server)
         self.answers.put_nowait(duty_pb2.ServeResponse(turn=duty_pb2.Turn(number=number)))
         return ticket
 
@@ -198,8 +211,10 @@ class _ServerStream:
         latencies_ms = [_milliseconds("latency_ms", each) for each in answered.latency_ms]
         if len(latencies_ms) > _MAX_BATCH:
             raise InvalidInputError(f"a batch has at most {_MAX_BATCH:,} requests")
-        self._turns.batch_answered(_count("arrived", answered.arrived), latencies_ms, _count("failed", answered.failed))
-        self._end_turn(max(1, batch), is_complete=batch > 0)
+        failed = _count("failed", answered.failed)
+        self._turns.batch_answered(_count("arrived", answered.arrived), latencies_ms, failed)
+        # After an error, the requests of a batch are tried one by one, which takes longer than a batch.
+        self._end_turn(max(1, batch), is_complete=batch > 0 and not failed)
         self._waiting(answered.waiting)
 
     def _end_turn(self, batch: int, is_complete: bool) -> None:
@@ -225,6 +240,11 @@ def require_live_time(device: Device) -> None:
             f"{device.board_kind} is {device.provenance} and measures itself, without any time to answer requests in:"
             " set the duty on a device in real time"
         )
+
+
+def _require_room(apps: str, connected: int) -> None:
+    if connected >= _MAX_APPS:
+        raise TooManyAppsError(f"{connected} {apps} are connected already: close one of them, and connect again")
 
 
 def _count(what: str, value: int, least: int = 0) -> int:

@@ -49,6 +49,7 @@ class LiveTimes:
 
     def __init__(self) -> None:
         self._minibatches: dict[PowerMode | None, deque[float]] = {}
+        self._first_minibatches: dict[PowerMode | None, deque[float]] = {}
         # By the binary logarithm of the batch, rounded up.
         self._batches: dict[PowerMode | None, dict[int, _BatchTimes]] = {}
         self._changes = _recent()
@@ -56,6 +57,15 @@ class LiveTimes:
     def minibatch_ended(self, mode: PowerMode | None, took_ms: float) -> None:
         """Note the time of a minibatch."""
         _entered(self._minibatches, mode, _recent()).append(took_ms)
+
+    def first_minibatch_ended(self, mode: PowerMode | None, took_ms: float) -> None:
+        """Note the time of the first minibatch of a pass: it counts until the time of a later one is known."""
+        _entered(self._first_minibatches, mode, _recent()).append(took_ms)
+
+    def forget_minibatches(self, mode: PowerMode | None) -> None:
+        """Forget the times of minibatches in a mode: they have become faster."""
+        self._minibatches.pop(mode, None)
+        self._first_minibatches.pop(mode, None)
 
     def batch_answered(self, mode: PowerMode | None, batch: int, took_ms: float, after_minibatch: bool) -> None:
         """Note the time of an inference batch.
@@ -75,7 +85,7 @@ class LiveTimes:
 
     def minibatch_ms(self, mode: PowerMode | None) -> float | None:
         """The high estimate of a minibatch in a mode; None while nothing is known."""
-        return _in_mode(self._minibatches, mode, high_ms)
+        return _in_mode(self._minibatches or self._first_minibatches, mode, high_ms)
 
     def inference_ms(self, mode: PowerMode | None, batch: int) -> float | None:
         """The high estimate of an inference batch in a mode; None while nothing is known."""

@@ -25,6 +25,12 @@ _OVERDUE = 3.0
 
 _LEAST_OVERDUE_S = 1.0
 
+_MOST_OVERDUE_S = 30.0
+"""The same for a batch of requests, whose estimate follows from how many an app says that its model takes at once."""
+
+_SILENT_LIMITS = 5.0
+"""The requests of a server that says nothing for so many limits, and at least for a second, are not waited for."""
+
 
 class Kind(Enum):
     """What a turn is for."""
@@ -45,6 +51,17 @@ class _Turn:
     after_minibatch: bool = False
     is_alone: bool = True
     is_first: bool = False
+    is_trial: bool = False
+    server: int | None = None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Requests that wait for an inference server, as it has said at `heard_s`."""
+
+    count: int
+    oldest_s: float
+    heard_s: float
 
 
 class Turns:
@@ -74,33 +91,37 @@ class Turns:
         self.largest_batch = 1
         self._numbers = itertools.count(1)
         self._turns: dict[int, _Turn] = {}
-        self._waiting: dict[int, tuple[int, float]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._last: Kind | None = None
         self._tried_s: float | None = None
+        self._ran_over: set[Kind] = set()
 
-    def requests_waiting(self, server: int, count: int, oldest_s: float | None) -> None:
+    def requests_waiting(self, server: int, count: int, oldest_s: float | None, heard_s: float | None = None) -> None:
         """Note which requests wait for an inference server.
 
         Args:
             server: tells the servers apart.
             count: waiting requests.
             oldest_s: when the first of them arrived, s; None if none waits.
+            heard_s: when the server has said so, s; None for when the first of them arrived.
         """
         if oldest_s is None:
             self._waiting.pop(server, None)
         else:
-            self._waiting[server] = (count, oldest_s)
+            self._waiting[server] = _Waiting(count, oldest_s, oldest_s if heard_s is None else heard_s)
 
-    def ask(self, kind: Kind, now_s: float, is_first: bool = False) -> int:
+    def ask(self, kind: Kind, now_s: float, is_first: bool = False, server: int | None = None) -> int:
         """Ask for a turn; returns its ticket.
 
         Args:
             kind: what it is for.
             now_s: the time.
-            is_first: the first of its process, which takes longer than all later ones and so tells nothing of them.
+            is_first: the first of its process, which takes longer than all later ones: that of a minibatch counts while
+                nothing else is known, and that of a batch never.
+            server: the inference server that asks, if one does.
         """
         ticket = next(self._numbers)
-        self._turns[ticket] = _Turn(kind, now_s, is_first=is_first)
+        self._turns[ticket] = _Turn(kind, now_s, is_first=is_first, server=server)
         return ticket
 
     def end(self, ticket: int, now_s: float, batch: int = 1, is_complete: bool = True) -> None:
@@ -117,15 +138,27 @@ class Turns:
             return
         if turn.kind is not Kind.CHANGE:
             self._last = turn.kind
-        if not (is_complete and turn.is_alone) or turn.is_first:
+        if not (is_complete and turn.is_alone) or (not turn.is_first and self._is_pause(turn, now_s)):
             return
         took_ms = (now_s - turn.begun_s) * 1e3
         if turn.kind is Kind.MINIBATCH:
-            self.times.minibatch_ended(self.mode, took_ms)
+            self._minibatch_ended(turn, took_ms, now_s)
+        elif turn.is_first:
+            return
         elif turn.kind is Kind.INFERENCE:
             self.times.batch_answered(self.mode, batch, took_ms, turn.after_minibatch)
         else:
             self.times.mode_changed(took_ms)
+
+    def _minibatch_ended(self, turn: _Turn, took_ms: float, now_s: float) -> None:
+        fits_again = turn.is_trial and self._why_not(took_ms, now_s, pending=False) is None
+        if fits_again:
+            # What made it too long, such as a pause, is over.
+            self.times.forget_minibatches(self.mode)
+        if turn.is_first and not fits_again:
+            self.times.first_minibatch_ended(self.mode, took_ms)
+        else:
+            self.times.minibatch_ended(self.mode, took_ms)
 
     def begun_s(self, ticket: int) -> float | None:
         """When a turn has begun; None if it has not, or has ended."""
@@ -146,7 +179,8 @@ class Turns:
             return None
         times = [self._overdue_s(turn) for turn in self._held()]
         times += [turn.asked_s + _CHANGE_WITHIN_S for turn in self._asking(Kind.CHANGE).values()]
-        if (latest_s := self._latest_start_s()) is not None and self._asking(Kind.INFERENCE):
+        times += [self._silent_s(server) for server in self._waiting]
+        if (latest_s := self._latest_start_s(now_s)) is not None and self._asking(Kind.INFERENCE):
             times.append(max([latest_s, *map(self._expected_end_s, self._held())]))
         if self._asking(Kind.MINIBATCH):
             times.append(self._next_trial_s())
@@ -176,8 +210,9 @@ class Turns:
             return None
         if self._why_not(self._minibatch_ms, now_s) is None:
             return minibatch
-        if not self._waiting and now_s >= self._next_trial_s():
+        if not self._counted(now_s) and now_s >= self._next_trial_s():
             self._tried_s = now_s
+            self._turns[minibatch].is_trial = True
             return minibatch
         return None
 
@@ -207,16 +242,16 @@ class Turns:
         """
         if self.duty is None:
             return None
-        waiting = self._waiting if pending else {}
+        waiting = self._counted(now_s) if pending else []
         if work_ms is None:
             return "nothing is known of its minibatches yet, and requests wait" if waiting else None
-        inference_ms = self._inference_ms(work_ms, sum(count for count, _ in waiting.values()))
+        inference_ms = self._inference_ms(work_ms, sum(each.count for each in waiting))
         if inference_ms is None:
             return "nothing is known of the inference yet, and requests wait" if waiting else None
         after_ms = self.times.switch_ms(self.mode) + inference_ms
         left_ms = self.duty.latency_ms
         if waiting:
-            left_ms -= (now_s - min(oldest_s for _, oldest_s in waiting.values())) * 1e3
+            left_ms -= (now_s - min(each.oldest_s for each in waiting)) * 1e3
         if work_ms + after_ms <= left_ms:
             return None
         return (
@@ -233,13 +268,26 @@ class Turns:
         batch = waiting + math.ceil(self.arrivals_per_s * work_ms / 1e3)
         return self.times.inference_ms(self.mode, max(1, min(batch, self.largest_batch)))
 
-    def _latest_start_s(self) -> float | None:
+    def _counted(self, now_s: float) -> list[_Waiting]:
+        """What waits for the inference servers that are not silent."""
+        return [each for server, each in self._waiting.items() if now_s < self._silent_s(server)]
+
+    def _silent_s(self, server: int) -> float:
+        """When the requests of a server count no longer, unless it says something before: it hangs."""
+        heard_s = self._waiting[server].heard_s
+        limit_s = 0.0 if self.duty is None else self.duty.latency_ms / 1e3
+        overdue_s = [self._overdue_s(turn) for turn in self._held() if turn.server == server]
+        silent_s = heard_s + max(_LEAST_OVERDUE_S, _SILENT_LIMITS * limit_s)
+        return min([silent_s, *(each for each in overdue_s if each > heard_s)])
+
+    def _latest_start_s(self, now_s: float) -> float | None:
         """When the waiting requests have to be begun, to be answered in time; None if none waits."""
-        if self.duty is None or not self._waiting:
+        waiting = self._counted(now_s)
+        if self.duty is None or not waiting:
             return None
-        count = min(self.largest_batch, sum(count for count, _ in self._waiting.values()))
+        count = min(self.largest_batch, sum(each.count for each in waiting))
         inference_ms = self.times.inference_ms(self.mode, max(1, count)) or 0.0
-        oldest_s = min(oldest_s for _, oldest_s in self._waiting.values())
+        oldest_s = min(each.oldest_s for each in waiting)
         return oldest_s + (self.duty.latency_ms - inference_ms) / 1e3
 
     def _must_answer(self, now_s: float) -> bool:
@@ -247,7 +295,7 @@ class Turns:
 
         A minibatch that has not lasted longer than expected is waited for: it was begun as it fits, or as a trial.
         """
-        latest_s = self._latest_start_s()
+        latest_s = self._latest_start_s(now_s)
         ends_s = max((self._expected_end_s(turn) for turn in self._held()), default=now_s)
         return latest_s is not None and now_s >= latest_s and now_s >= ends_s
 
@@ -262,15 +310,31 @@ class Turns:
         assert turn.begun_s is not None, "a held turn has begun"
         return turn.begun_s + (self._minibatch_ms or 0.0) / 1e3
 
+    def _is_pause(self, turn: _Turn, now_s: float) -> bool:
+        """Whether a turn that ends was held up by a pause, so that its time tells nothing of others.
+
+        Of several in succession that ran past their time, only the first is taken for one: the others may be the rule.
+        """
+        if not self._estimate_ms(turn.kind) or now_s < self._overdue_s(turn):
+            self._ran_over.discard(turn.kind)
+            return False
+        ran_over_before = turn.kind in self._ran_over
+        self._ran_over.add(turn.kind)
+        return not ran_over_before
+
+    def _estimate_ms(self, kind: Kind) -> float | None:
+        """The estimate of a turn; None or 0 if nothing is known."""
+        if kind is Kind.MINIBATCH:
+            return self._minibatch_ms
+        if kind is Kind.INFERENCE:
+            return self.times.inference_ms(self.mode, self.largest_batch)
+        return self.times.change_ms
+
     def _overdue_s(self, turn: _Turn) -> float:
         """When a held turn is no longer waited for."""
         assert turn.begun_s is not None, "a held turn has begun"
-        estimates_ms = {
-            Kind.MINIBATCH: self._minibatch_ms,
-            Kind.INFERENCE: self.times.inference_ms(self.mode, self.largest_batch),
-            Kind.CHANGE: self.times.change_ms,
-        }
-        return turn.begun_s + max(_LEAST_OVERDUE_S, _OVERDUE * (estimates_ms[turn.kind] or 0.0) / 1e3)
+        overdue_s = max(_LEAST_OVERDUE_S, _OVERDUE * (self._estimate_ms(turn.kind) or 0.0) / 1e3)
+        return turn.begun_s + (min(_MOST_OVERDUE_S, overdue_s) if turn.kind is Kind.INFERENCE else overdue_s)
 
     def _held(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.begun_s is not None]

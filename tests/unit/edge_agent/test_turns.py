@@ -112,11 +112,11 @@ def test_minibatches_that_became_faster_begin_again_after_a_trial():
 
 
 def test_the_first_minibatch_and_the_first_batch_tell_nothing_of_later_ones():
-    turns = turns_of(None, None)
+    turns = turns_of(50, None)
     warm_up = turns.ask(Kind.MINIBATCH, 0.0, is_first=True)
     assert turns.granted(0.0) == [warm_up]
     turns.end(warm_up, 3.0)
-    assert turns.times.minibatch_ms(MODE) is None
+    assert turns.times.minibatch_ms(MODE) == 50
     answered = turns.ask(Kind.INFERENCE, 3.0, is_first=True)
     assert turns.granted(3.0) == [answered]
     turns.end(answered, 5.0)

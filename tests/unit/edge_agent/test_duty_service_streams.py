@@ -1,0 +1,99 @@
+"""The duty's service alone: how many apps it serves at once, and what their batches tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from edge_agent.runtime.local_socket import STATUS
+from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_service import DutyServicer, TooManyAppsError
+from tests.fakes.duty_agent import LiveBoard, duty
+from tests.fakes.real_time_board import MODE
+from wattfleet_io.tasks import stop_tasks
+from wattfleet_proto.v1 import duty_pb2
+
+HELLO = duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=1))
+WANTED = duty_pb2.ShareRequest(wanted=duty_pb2.MinibatchWanted())
+
+
+async def requests_of(request: Any) -> AsyncIterator[Any]:
+    """The requests of an app that says one thing and stays connected."""
+    yield request
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+def turns() -> DeviceTurns:
+    turns = DeviceTurns()
+    turns.in_mode(MODE)
+    return turns
+
+
+@pytest.fixture
+def servicer(turns, tmp_path) -> DutyServicer:
+    board: Any = LiveBoard()
+    return DutyServicer(board, turns, DutyFile(tmp_path))
+
+
+@pytest.mark.parametrize(("method", "says"), [("Serve", HELLO), ("Share", WANTED)], ids=["Serve", "Share"])
+def test_a_seventeenth_app_is_refused_until_another_has_gone(servicer, turns, method, says):
+    async def connected() -> None:
+        async for _ in getattr(servicer, method)(requests_of(says), None):
+            pass
+
+    async def seventeen() -> None:
+        turns.serve_here()
+        apps = [asyncio.create_task(connected()) for _ in range(16)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(TooManyAppsError, match="16 .* are connected already: close one of them"):
+            await asyncio.wait_for(connected(), 1.0)
+        await stop_tasks(apps.pop())
+        apps.append(asyncio.create_task(connected()))
+        await asyncio.sleep(0.01)
+        assert not any(app.done() for app in apps)
+        await stop_tasks(*apps)
+
+    asyncio.run(seventeen())
+    assert TooManyAppsError in STATUS
+
+
+def test_a_batch_that_was_retried_one_by_one_tells_nothing_of_later_ones(tmp_path):
+    time_s = 0.0
+    turns = DeviceTurns(lambda: time_s)
+    turns.in_mode(MODE)
+    board: Any = LiveBoard()
+    servicer = DutyServicer(board, turns, DutyFile(tmp_path))
+    kept = []
+
+    async def answers() -> None:
+        nonlocal time_s
+        turns.serve_here()
+        turns.duty = duty(latency_ms=100.0)
+        says: asyncio.Queue[Any] = asyncio.Queue()
+        says.put_nowait(HELLO)
+
+        async def requests() -> AsyncIterator[Any]:
+            while True:
+                yield await says.get()
+
+        async with aclosing(servicer.Serve(requests(), None)) as stream:
+            await anext(stream)
+            for number, (took_s, failed) in enumerate([(0.5, 0), (0.02, 0), (0.5, 1), (0.02, 0)]):
+                waiting = duty_pb2.RequestsWaiting(count=1, wants_turn=True, number=number)
+                says.put_nowait(duty_pb2.ServeRequest(waiting=waiting))
+                await anext(stream)
+                time_s += took_s
+                answered = duty_pb2.BatchAnswered(batch=1, latency_ms=[1.0] * (1 - failed), failed=failed)
+                says.put_nowait(duty_pb2.ServeRequest(answered=answered))
+                await asyncio.sleep(0.01)
+                kept.append(turns.keeps_duty(MODE))
+        turns.stop()
+
+    asyncio.run(answers())
+    assert kept == [True, True, True, True]
