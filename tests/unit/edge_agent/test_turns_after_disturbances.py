@@ -137,3 +137,11 @@ def test_a_server_with_a_huge_largest_batch_is_given_up_after_half_a_minute():
     assert turns.granted(29.9) == []
     assert turns.next_check_s(29.9) == 30.0
     assert turns.granted(30.0) == [waiting]
+
+
+def test_the_times_of_a_mode_that_is_used_again_and_again_are_not_forgotten():
+    times = LiveTimes()
+    for gpu in range(1, 101):
+        times.minibatch_ended(MODE, 100.0)
+        times.minibatch_ended(MODE._replace(gpu_hz=gpu * 10_000_000 + 1), 1.0)
+    assert times.minibatch_ms(MODE) == 100.0
