@@ -84,7 +84,7 @@ def test_training_goes_on_when_requests_cease_although_no_server_reports_it():
     run(loop, requests_cease())
 
 
-def test_a_device_without_a_mode_that_keeps_the_duty_rests_in_the_highest_and_stays_there():
+def test_without_a_mode_that_keeps_the_duty_a_device_stays_in_the_highest():
     turns = DeviceTurns(lambda: 0.0)
     modes = modes_to_array([PARKED, OTHER, MODE])
     turns.duty = duty(latency_ms=1.0)
@@ -112,7 +112,7 @@ def test_a_mode_that_keeps_the_duty_again_is_returned_to():
     assert turns.is_rested(PARKED, modes), "it keeps this duty"
 
 
-def test_an_agent_that_stops_lets_a_mode_change_go_on_that_is_asked_for_at_this_moment():
+def test_a_mode_change_that_is_asked_for_while_the_agent_stops_goes_on():
     turns = DeviceTurns()
     turns.in_mode(MODE)
     changed = threading.Event()
@@ -137,7 +137,7 @@ def test_an_agent_that_stops_lets_a_mode_change_go_on_that_is_asked_for_at_this_
     assert changed.is_set()
 
 
-def test_the_mode_in_force_is_noted_after_a_failed_change_and_after_the_knobs_were_restored():
+def test_the_mode_in_force_is_noted_after_a_failed_change_and_a_restoration():
     class Fails(LiveBoard):
         def apply(self, mode):
             super().apply(OTHER)

@@ -55,7 +55,7 @@ def test_minibatches_that_are_slow_now_and_then_are_still_tried_rarely():
     assert slow * (0.4 + LIMIT_MS / 1e3) <= 0.1 * 0.05 * now_s * 1.1
 
 
-def test_minibatches_that_have_become_much_longer_are_learnt_although_one_may_be_a_pause():
+def test_minibatches_that_became_much_longer_are_learnt_although_one_may_be_a_pause():
     turns = turns_of(minibatches=40)
     train(turns, [5_000.0])
     assert turns.times.minibatch_ms(MODE) == 100.0
