@@ -97,16 +97,24 @@ async def _run_with_device(
         turns,
     )
     turns.serve_here()
-    try:
-        turns.duty = duty_file.read()
-        turns.in_mode(device.current_mode())
-    except WattfleetError as error:
-        _log.error("the duty cannot be kept: %s", error)
+    take_up_duty(turns, duty_file, device)
     async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file)):
         try:
             await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
         finally:
             turns.stop()
+
+
+def take_up_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:
+    """Put the stored duty in force, and note the mode in force, each even if the other cannot be read."""
+    try:
+        turns.in_mode(device.current_mode())
+    except WattfleetError as error:
+        _log.error("the mode in force cannot be read: %s", error)
+    try:
+        turns.duty = duty_file.read()
+    except WattfleetError as error:
+        _log.error("the duty cannot be kept: %s", error)
 
 
 def _duty_figures(turns: DeviceTurns) -> duty_pb2.DutyFigures | None:

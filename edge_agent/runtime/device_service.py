@@ -200,7 +200,9 @@ class DeviceService:
                 resting: asyncio.Task[None] | None = None
                 try:
                     await supervisor.start()
-                    resting = background_task("rest in a mode that keeps the duty", self._rest_anew(supervisor))
+                    resting = background_task(
+                        "rest in a mode that keeps the duty", self._rest_anew(supervisor, ready.parked)
+                    )
                     _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)
                     await requests.serve_until(changed)
                 finally:
@@ -212,12 +214,12 @@ class DeviceService:
         """The mode in which nothing is trained; `parked` without a duty."""
         return self._turns.resting_mode(parked, self._device.modes)
 
-    async def _rest_anew(self, supervisor: RecoverySupervisor) -> None:
+    async def _rest_anew(self, supervisor: RecoverySupervisor, parked: PowerMode) -> None:
         """Have the device rest in another mode once it turns out that its mode does not keep the duty."""
         while True:
             await self._turns.changed.wait()
             self._turns.changed.clear()
-            if not self._turns.is_rested:
+            if not self._turns.is_rested(parked, self._device.modes):
                 await supervisor.rest()
             await asyncio.sleep(_REST_INTERVAL_S)
 

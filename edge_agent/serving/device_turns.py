@@ -196,8 +196,18 @@ class DeviceTurns:
                 f"{mode.label()} is not known to answer the requests of {duty.workload!r} within {duty.latency_ms:g} ms"
             )
 
-    def in_mode(self, mode: PowerMode) -> None:
-        """Note the mode that is in force, in any thread."""
+    @property
+    def times(self) -> LiveTimes:
+        """Live estimates of all times."""
+        return self._turns.times
+
+    @property
+    def mode(self) -> PowerMode | None:
+        """The mode in force; None while it is unknown."""
+        return self._turns.mode
+
+    def in_mode(self, mode: PowerMode | None) -> None:
+        """Note the mode that is in force, in any thread; None if it is unknown."""
         self._turns.mode = mode
 
     def resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
@@ -217,10 +227,15 @@ class DeviceTurns:
         highest = array_to_modes(modes[[int(np.lexsort((modes[:, 0], modes[:, 3], modes[:, 1], modes[:, 2]))[-1])]])
         return lowest_keeping([*spread, *highest], self.keeps_duty)
 
-    @property
-    def is_rested(self) -> bool:
-        """Whether the mode in force keeps the duty, as far as is known."""
-        return self._turns.mode is None or self.keeps_duty(self._turns.mode)
+    def is_rested(self, parked: PowerMode, modes: ModeArray) -> bool:
+        """Whether the mode in force keeps the duty, as far as is known, or none does and it is the one to rest in.
+
+        Args:
+            parked: the mode to rest in without a duty.
+            modes: `[n, 4]` modes that the device offers.
+        """
+        mode = self._turns.mode
+        return mode is None or self.keeps_duty(mode) or self.resting_mode(parked, modes) == mode
 
     def why_training_waits(self) -> str | None:
         """Why a minibatch gets no turn, for people; None if none waits."""
@@ -277,6 +292,9 @@ class DeviceTurns:
             yield
             return
         ticket = self._taken(loop, kind)
+        if ticket is None:
+            yield
+            return
         is_complete = False
         try:
             yield
@@ -298,12 +316,16 @@ class DeviceTurns:
 
         return asyncio.run_coroutine_threadsafe(working(), loop).result()
 
-    def _taken(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> int:
+    def _taken(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> int | None:
+        """Wait for a turn; None once turns are no longer handed out, as this question may have come too late."""
         taken = asyncio.run_coroutine_threadsafe(self.take(kind), loop)
         while True:
             try:
                 return taken.result(_STOP_CHECK_S)
             except NotDoneError:
+                if self._loop is None:
+                    taken.cancel()
+                    return None
                 if kind is Kind.MINIBATCH and self.measuring_ends.is_set():
                     taken.cancel()
                     raise StoppedError from None
@@ -321,7 +343,7 @@ class DeviceTurns:
     def _advance(self) -> None:
         """Let begin who may, and look again when somebody may without a further event."""
         now_s = self._now_s()
-        if now_s - self._rate_s >= _RATE_S:
+        if now_s >= self._rate_s + _RATE_S:
             self._note_rate(now_s)
         for ticket in self._turns.granted(now_s):
             begun = self._begun.get(ticket)

@@ -15,6 +15,7 @@ from edge_agent.devices.device import (
 )
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.turns import Kind
+from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, PowerMode, Workload
 from wattfleet_io.clock import Clock
 
@@ -82,7 +83,11 @@ class DutyDevice:
         """
         self._turns.require_kept(mode)
         with self._turns.from_thread(Kind.CHANGE):
-            self._board.apply(mode)
+            try:
+                self._board.apply(mode)
+            except WattfleetError:
+                self._note_mode()
+                raise
             self._turns.in_mode(mode)
 
     def differences(self, mode: PowerMode) -> list[str]:
@@ -116,4 +121,14 @@ class DutyDevice:
             InvalidInputError: the settings are not this board's.
             ModeNotAppliedError: they were written, but other values were read back.
         """
-        self._board.restore(knobs)
+        try:
+            self._board.restore(knobs)
+        finally:
+            self._note_mode()
+
+    def _note_mode(self) -> None:
+        """Note the mode that is read back; it is unknown if it cannot be read."""
+        try:
+            self._turns.in_mode(self._board.current_mode())
+        except WattfleetError:
+            self._turns.in_mode(None)

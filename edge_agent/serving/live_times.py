@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from wattfleet.modes import PowerMode
 
 _KEPT = 64
 _QUANTILE = 0.95
-# Profiling may visit hundreds of modes; the one that was entered first is forgotten.
+# Profiling may visit hundreds of modes; the one whose times were noted longest ago is forgotten.
 _MODES = 64
 
 Times = TypeVar("Times")
@@ -53,6 +54,9 @@ class LiveTimes:
         # By the binary logarithm of the batch, rounded up.
         self._batches: dict[PowerMode | None, dict[int, _BatchTimes]] = {}
         self._changes = _recent()
+        # For all known modes: times by the size of the batch, and slowdowns of the mode that was asked for last.
+        self._known_ms: dict[int, list[float]] = {}
+        self._slowdowns: tuple[PowerMode | None, list[float]] = (None, [])
 
     def minibatch_ended(self, mode: PowerMode | None, took_ms: float) -> None:
         """Note the time of a minibatch."""
@@ -76,6 +80,8 @@ class LiveTimes:
             took_ms: how long it took.
             after_minibatch: whether a minibatch had the device just before.
         """
+        self._known_ms.clear()
+        self._slowdowns = (None, [])
         times = _entered(self._batches, mode, {}).setdefault(_bucket(batch), _BatchTimes())
         (times.after_minibatch if after_minibatch else times.plain).append(took_ms)
 
@@ -89,7 +95,15 @@ class LiveTimes:
 
     def inference_ms(self, mode: PowerMode | None, batch: int) -> float | None:
         """The high estimate of an inference batch in a mode; None while nothing is known."""
-        return _in_mode(self._batches, mode, lambda times: _of_batch(times, batch))
+        if mode is None or mode in self._batches:
+            return _in_mode(self._batches, mode, lambda times: _of_batch(times, batch))
+        bucket = _bucket(batch)
+        if bucket not in self._known_ms:
+            measured = [times for known, times in self._batches.items() if known is not None]
+            self._known_ms[bucket] = [_of_batch(times, batch) for times in measured]
+        if mode != self._slowdowns[0]:
+            self._slowdowns = (mode, [largest_slowdown(known, mode) for known in self._batches if known is not None])
+        return min(map(operator.mul, self._known_ms[bucket], self._slowdowns[1]), default=None)
 
     def switch_ms(self, mode: PowerMode | None) -> float:
         """How much longer an inference batch takes after a minibatch; 0 while that is unknown."""
@@ -141,7 +155,7 @@ def _in_mode(
 
 
 def _entered(by_mode: MutableMapping[PowerMode | None, Times], mode: PowerMode | None, none_yet: Times) -> Times:
-    times = by_mode.setdefault(mode, none_yet)
+    times = by_mode[mode] = by_mode.pop(mode, none_yet)
     if len(by_mode) > _MODES:
         del by_mode[next(iter(by_mode))]
     return times

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
+import time
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
+from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.turns import Kind
-from tests.fakes.duty_agent import duty
-from tests.fakes.real_time_board import MODE
+from tests.fakes.duty_agent import LiveBoard, duty
+from tests.fakes.real_time_board import MODE, OTHER, PARKED
+from wattfleet.modes import BOARDS, array_to_modes, modes_to_array
 
 
 class _NoWait(selectors.SelectSelector):
@@ -21,7 +28,7 @@ class _NoWait(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0.0)
         if not ready and timeout:
-            self.passed_s += timeout
+            self.passed_s += max(timeout, 1e-6)
         return ready
 
 
@@ -75,3 +82,97 @@ def test_training_goes_on_when_requests_cease_although_no_server_reports_it():
         turns.stop()
 
     run(loop, requests_cease())
+
+
+def test_without_a_mode_that_keeps_the_duty_a_device_stays_in_the_highest():
+    turns = DeviceTurns(lambda: 0.0)
+    modes = modes_to_array([PARKED, OTHER, MODE])
+    turns.duty = duty(latency_ms=1.0)
+    turns.server_connected(1)
+    turns.in_mode(OTHER)
+    turns.times.batch_answered(turns.mode, 1, 20.0, after_minibatch=False)
+    assert not turns.is_rested(PARKED, modes)
+    turns.in_mode(turns.resting_mode(PARKED, modes))
+    assert turns.is_rested(PARKED, modes), "there is none better to change to"
+    turns.duty = duty(latency_ms=1000.0)
+    turns.in_mode(PARKED)
+    assert not turns.is_rested(PARKED, modes)
+
+
+def test_a_mode_that_keeps_the_duty_again_is_returned_to():
+    turns = DeviceTurns(lambda: 0.0)
+    modes = modes_to_array([PARKED, OTHER, MODE])
+    turns.duty = duty(latency_ms=1.0)
+    turns.server_connected(1)
+    turns.in_mode(MODE)
+    turns.times.batch_answered(turns.mode, 1, 20.0, after_minibatch=False)
+    assert turns.resting_mode(PARKED, modes) == MODE
+    turns.in_mode(OTHER)
+    turns.duty = duty(latency_ms=1000.0)
+    assert turns.is_rested(PARKED, modes), "it keeps this duty"
+
+
+def test_a_mode_change_that_is_asked_for_while_the_agent_stops_goes_on():
+    turns = DeviceTurns()
+    turns.in_mode(MODE)
+    changed = threading.Event()
+
+    class ChangesLate(LiveBoard):
+        def apply(self, mode):
+            changed.set()
+
+    board: Any = ChangesLate()
+    device = DutyDevice(board, turns)
+
+    async def stops() -> None:
+        turns.serve_here()
+        turns.server_connected(1)
+        await turns.take(Kind.INFERENCE)  # so that nobody else gets a turn
+        changing = asyncio.get_running_loop().run_in_executor(None, device.apply, OTHER)
+        time.sleep(0.1)  # on purpose on the loop: the question is on its way to it
+        turns.stop()
+        await changing
+
+    asyncio.run(stops())
+    assert changed.is_set()
+
+
+def test_the_mode_in_force_is_noted_after_a_failed_change_and_a_restoration():
+    class Fails(LiveBoard):
+        def apply(self, mode):
+            super().apply(OTHER)
+            raise ModeNotAppliedError("another mode was read back")
+
+        def restore(self, knobs):
+            self.mode = PARKED
+
+    turns = DeviceTurns()
+    board: Any = Fails()
+    device = DutyDevice(board, turns)
+    turns.in_mode(MODE)
+    with pytest.raises(ModeNotAppliedError):
+        device.apply(MODE)
+    assert turns.mode == OTHER
+    device.restore({})
+    assert turns.mode == PARKED
+
+
+def test_the_search_for_a_resting_mode_is_cheap_after_a_whole_profile():
+    offered = BOARDS["agx-orin"].space.array()
+    turns = DeviceTurns(lambda: 0.0)
+    times = turns.times
+    known = array_to_modes(offered[:: len(offered) // 64])[-64:]
+    for mode in known:
+        for batch in (1, 2, 4, 8, 16, 32, 64):
+            for _ in range(64):
+                times.batch_answered(mode, batch, 20.0 + batch, after_minibatch=False)
+    turns.duty = duty(latency_ms=1.0)
+    turns.server_connected(64)
+    turns.in_mode(known[0])
+    took_s = []
+    for _ in range(3):
+        times.batch_answered(known[0], 1, 20.0, after_minibatch=False)
+        begun_s = time.process_time()
+        turns.resting_mode(array_to_modes(offered)[1], offered)
+        took_s.append(time.process_time() - begun_s)
+    assert min(took_s) < 0.1

@@ -55,7 +55,7 @@ def test_minibatches_that_are_slow_now_and_then_are_still_tried_rarely():
     assert slow * (0.4 + LIMIT_MS / 1e3) <= 0.1 * 0.05 * now_s * 1.1
 
 
-def test_minibatches_that_have_become_much_longer_are_learnt_although_one_may_be_a_pause():
+def test_minibatches_that_became_much_longer_are_learnt_although_one_may_be_a_pause():
     turns = turns_of(minibatches=40)
     train(turns, [5_000.0])
     assert turns.times.minibatch_ms(MODE) == 100.0
@@ -137,3 +137,13 @@ def test_a_server_with_a_huge_largest_batch_is_given_up_after_half_a_minute():
     assert turns.granted(29.9) == []
     assert turns.next_check_s(29.9) == 30.0
     assert turns.granted(30.0) == [waiting]
+
+
+def test_the_times_of_a_mode_that_is_used_again_and_again_are_not_forgotten():
+    times = LiveTimes()
+    times.minibatch_ended(MODE, 500.0)
+    for gpu in range(1, 101):
+        times.minibatch_ended(MODE._replace(gpu_hz=gpu * 10_000_000 + 1), 1.0)
+        if gpu % 10 == 0:
+            times.minibatch_ended(MODE, 100.0)
+    assert times.minibatch_ms(MODE) == 500.0
