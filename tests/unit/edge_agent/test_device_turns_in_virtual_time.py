@@ -17,7 +17,7 @@ from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import LiveBoard, duty
 from tests.fakes.real_time_board import MODE, OTHER, PARKED
-from wattfleet.modes import BOARDS, array_to_modes, modes_to_array
+from wattfleet.modes import modes_to_array
 
 
 class _NoWait(selectors.SelectSelector):
@@ -155,24 +155,3 @@ def test_the_mode_in_force_is_noted_after_a_failed_change_and_a_restoration():
     assert turns.mode == OTHER
     device.restore({})
     assert turns.mode == PARKED
-
-
-def test_the_search_for_a_resting_mode_is_cheap_after_a_whole_profile():
-    offered = BOARDS["agx-orin"].space.array()
-    turns = DeviceTurns(lambda: 0.0)
-    times = turns.times
-    known = array_to_modes(offered[:: len(offered) // 64])[-64:]
-    for mode in known:
-        for batch in (1, 2, 4, 8, 16, 32, 64):
-            for _ in range(64):
-                times.batch_answered(mode, batch, 20.0 + batch, after_minibatch=False)
-    turns.duty = duty(latency_ms=1.0)
-    turns.server_connected(64)
-    turns.in_mode(known[0])
-    took_s = []
-    for _ in range(3):
-        times.batch_answered(known[0], 1, 20.0, after_minibatch=False)
-        begun_s = time.process_time()
-        turns.resting_mode(array_to_modes(offered)[1], offered)
-        took_s.append(time.process_time() - begun_s)
-    assert min(took_s) < 0.1
