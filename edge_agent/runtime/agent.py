@@ -18,6 +18,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_service import DutyServicer
+from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.turns import Kind
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
@@ -67,7 +68,7 @@ async def _run_with_device(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event
 ) -> None:
     state_directory = settings.device.state_dir
-    turns, duty_file = DeviceTurns(), DutyFile(state_directory)
+    turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
     board = DutyDevice(device, turns)
     connect = connects_to(settings.session.coordinator)
     hello = session_pb2.Hello(
@@ -102,7 +103,7 @@ async def _run_with_device(
         turns.in_mode(device.current_mode())
     except WattfleetError as error:
         _log.error("the duty cannot be kept: %s", error)
-    async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file)):
+    async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file, rows)):
         try:
             await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
         finally:
