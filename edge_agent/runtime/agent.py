@@ -17,6 +17,7 @@ from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.turns import Kind
@@ -69,7 +70,8 @@ async def _run_with_device(
 ) -> None:
     state_directory = settings.device.state_dir
     turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
-    board = DutyDevice(device, turns)
+    board, planning = DutyDevice(device, turns), DutyPlanning(turns, rows, device.modes)
+    turns.judge = planning.judge
     connect = connects_to(settings.session.coordinator)
     hello = session_pb2.Hello(
         device_id=settings.device.id,
@@ -96,6 +98,7 @@ async def _run_with_device(
         connect,
         trainings,
         turns,
+        planning,
     )
     turns.serve_here()
     try:

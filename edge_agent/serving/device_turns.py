@@ -19,6 +19,7 @@ from edge_agent.devices.device import DutyNotKeptError
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.serving.duty_figures import DutyFigures
 from edge_agent.serving.duty_modes import DutyModes, MeasuredDutyModes, lowest_keeping
+from edge_agent.serving.duty_now import DutyNow
 from edge_agent.serving.live_times import LiveTimes
 from edge_agent.serving.turns import Kind, Turns
 from wattfleet.duties import Duty, KeptDuty
@@ -44,6 +45,8 @@ class DeviceTurns:
 
     Attributes:
         figures: of how the duty is kept.
+        judge: as given.
+        on_batch: called when the batch has changed.
         changed: set when the duty, the servers or the figures have changed.
         measuring_ends: ends the agent's own measurements that wait for a turn, once it is set.
     """
@@ -56,7 +59,9 @@ class DeviceTurns:
     ) -> None:
         self._now_s = now_s
         self._utc_now = utc_now
-        self._judge = judge
+        self.judge = judge
+        self.on_batch: Callable[[], None] = lambda: None
+        self._batch = 0
         self._turns = Turns(LiveTimes())
         self.figures = DutyFigures()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,6 +98,34 @@ class DeviceTurns:
         self.figures.restart()
         self._advance()
         self._tell()
+
+    def duty_now(self) -> DutyNow | None:
+        """The duty, and what was seen of its requests, in any thread; None without a duty."""
+        return None if self.duty is None else self._on_loop(self._duty_now)
+
+    def _duty_now(self) -> DutyNow | None:
+        duty, times = self.duty, self._turns.times
+        if duty is None:
+            return None
+        measured_per_s = self.figures.arrivals_per_s(self._now_s())
+        arrivals_per_s = max(duty.arrivals_per_s(self._utc_now(), measured_per_s), measured_per_s or 0.0)
+        largest_batch = self._turns.largest_batch if self._servers else None
+        return DutyNow(duty, arrivals_per_s, largest_batch, times.switch_ms(None), times.full_batches_ms())
+
+    @property
+    def batch(self) -> int:
+        """The most requests to answer at once; 0 for as many as wait."""
+        return self._batch
+
+    def answer_in_batches(self, batch: int) -> None:
+        """Have servers answer at most so many requests at once, in any thread; 0 for as many as wait."""
+
+        def change() -> None:
+            if batch != self._batch:
+                self._batch = batch
+                self.on_batch()
+
+        self._on_loop(change)
 
     @property
     def is_shared(self) -> bool:
@@ -145,7 +178,7 @@ class DeviceTurns:
         if duty is None or not self._servers:
             return True
         arrivals_per_s = self._arrivals_per_s()
-        return self._judge(duty, self._turns.times, self._turns.largest_batch, arrivals_per_s).keeps_duty(mode)
+        return self.judge(duty, self._turns.times, self._turns.largest_batch, arrivals_per_s).keeps_duty(mode)
 
     def require_kept(self, mode: PowerMode) -> None:
         """Check that a mode keeps the duty, in any thread.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from edge_agent.serving.live_times import LiveTimes
@@ -49,6 +49,25 @@ class MeasuredDutyModes:
             if batch >= self._largest_batch:
                 return False
             batch = min(2 * batch, self._largest_batch)
+
+
+class KnownDutyModes:
+    """Judges modes by predictions where they exist, and by measured times elsewhere.
+
+    Args:
+        known: the modes that are predicted.
+        keeping: those of them that keep the duty.
+        measured: judges the others.
+    """
+
+    def __init__(self, known: Set[PowerMode], keeping: Set[PowerMode], measured: DutyModes) -> None:
+        self._known = known
+        self._keeping = keeping
+        self._measured = measured
+
+    def keeps_duty(self, mode: PowerMode) -> bool:
+        """See `DutyModes.keeps_duty`."""
+        return mode in self._keeping if mode in self._known else self._measured.keeps_duty(mode)
 
 
 def lowest_keeping(modes: Sequence[PowerMode], keeps_duty: Callable[[PowerMode], bool]) -> PowerMode:
