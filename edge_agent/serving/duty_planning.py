@@ -28,6 +28,9 @@ FitInference = Callable[[str, tuple[int, ...], Profile], Mapping[int, Prediction
 """Predicts all modes of the device by batch, of a workload's name, the batches, and the measured rows."""
 
 
+_MEDIAN = 0.5
+
+
 class NoFrontError(InvalidInputError):
     """The device's duty leaves nothing to plan a training with; the message says why."""
 
@@ -98,12 +101,22 @@ class DutyPlanning:
         self._kept = _Kept(now.duty, _set_of(modes), _set_of(kept.alone.modes))
         found = kept.beside
         if not len(found.modes):
-            raise NoFrontError(
-                f"the duty takes the whole board: {now.demand()} are answered only while nothing is trained; allow a"
-                " higher latency, or fewer requests a second"
-            )
+            raise NoFrontError(self._why_none(now, KnownModes.of(modes, prediction), known))
         beside = Prediction(found.minibatch_ms, found.power_mw, found.time_log_sd, found.power_log_sd)
         return found.modes, beside
+
+    def _why_none(self, now: DutyNow, training: KnownModes, inference: KnownModes) -> str:
+        """Why no mode keeps the duty beside training."""
+        likely = keep_duty(training, inference, now.demand(), now.switch_ms, _MEDIAN)
+        if len(likely.beside.modes):
+            return (
+                f"too little was measured of the training to be sure that {now.demand()} are answered beside it:"
+                " measure its modes ahead with `wattfleet agent profile`, or allow a higher latency"
+            )
+        return (
+            f"the duty takes the whole board: {now.demand()} are answered only while nothing is trained; allow a"
+            " higher latency, or fewer requests a second"
+        )
 
     def batch_in(self, mode: PowerMode, prediction: Prediction, limit_w: float) -> int:
         """The most requests to answer at once while the board trains in a mode, so that it trains the most.

@@ -95,6 +95,14 @@ def test_a_duty_that_takes_the_whole_board_leaves_no_front_but_a_reason(planning
     assert [planning.turns.keeps_duty(mode) for mode in (SLOW, HALF, FAST)] == [False, True, True]
 
 
+def test_a_training_that_is_hardly_known_leaves_no_front_but_a_remedy(planning: Planning) -> None:
+    """At the median, its minibatches of 20 ms fit; with a probability of 95 % they take up to 104 ms."""
+    planning.turns.duty = duty(100.0)
+    unsure = Prediction(TRAINING.minibatch_ms, TRAINING.power_mw, np.ones(3), NONE)
+    with pytest.raises(NoFrontError, match="too little was measured of the training .* `wattfleet agent profile`"):
+        planning.beside(MODES, unsure)
+
+
 @pytest.mark.parametrize(("wanted", "why"), [(duty(9.0), "no mode answers"), (duty(900.0, 500.0), "are more than")])
 def test_a_duty_that_no_mode_keeps_leaves_no_front_but_a_reason(planning: Planning, wanted: Duty, why: str) -> None:
     planning.turns.duty = wanted
