@@ -271,6 +271,10 @@ class OnlineLearner:
             )
             self.refit()
             return None
+        if observed.is_shared:
+            # The app's own times contain the waiting, and only some apps tell each turn's: nothing is learned from it.
+            self.refit()
+            return None
         self.refit_if_outdated()
         record = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self.minibatches_per_epoch, observed.power_w * 1e3)
         predicted = self._fitted.at(observed.mode, self.known)

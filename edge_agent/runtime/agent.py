@@ -18,6 +18,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_planning import DutyPlanning
+from edge_agent.serving.duty_process import keep_duty_aside
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.turns import Kind
@@ -71,7 +72,7 @@ async def _run_with_device(
     state_directory = settings.device.state_dir
     turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
     board, planning = DutyDevice(device, turns), DutyPlanning(turns, rows, device.modes)
-    turns.judge = planning.judge
+    turns.judge, planning.keep = planning.judge, keep_duty_aside
     connect = connects_to(settings.session.coordinator)
     hello = session_pb2.Hello(
         device_id=settings.device.id,

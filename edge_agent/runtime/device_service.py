@@ -195,7 +195,7 @@ class DeviceService:
         """Serve a ready device's trainings until `changed` is done and the current training has ended."""
         with closing(ready.workloads):
             workloads, device_id = ready.workloads, self._settings.device.id
-            watch = TrainingWatch(self._device, ready.parked, self._resting)
+            watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing)
             supervisor = RecoverySupervisor(
                 watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
             )

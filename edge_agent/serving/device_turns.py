@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import TimeoutError as NotDoneError
 from contextlib import contextmanager
 from datetime import datetime
@@ -131,6 +131,11 @@ class DeviceTurns:
     def is_shared(self) -> bool:
         """Whether anybody but trainings may want the device."""
         return self._loop is not None and (self._turns.duty is not None or bool(self._servers))
+
+    @property
+    def sharing(self) -> Hashable:
+        """Whom trainings share the device with, for comparing: another value for another duty; None for nobody."""
+        return (self._turns.duty, bool(self._servers)) if self.is_shared else None
 
     @property
     def servers(self) -> int:

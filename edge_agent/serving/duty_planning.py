@@ -17,7 +17,7 @@ from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.known_inference import batch_sizes, known_inference
 from edge_agent.serving.live_times import LiveTimes
 from wattfleet.choosing import KnownModes
-from wattfleet.duties import Duty, UnkeptDutyError, keep_duty
+from wattfleet.duties import Duty, ModesWithDuty, UnkeptDutyError, keep_duty
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes, modes_to_array
 from wattfleet.prediction import Prediction
@@ -54,6 +54,7 @@ class DutyPlanning:
 
     Attributes:
         fit: predicts inference; None until the device has its references.
+        keep: finds the modes that keep the duty; may do so in another process.
     """
 
     def __init__(self, turns: DeviceTurns, rows: InferenceRows, modes: ModeArray) -> None:
@@ -61,6 +62,7 @@ class DutyPlanning:
         self._rows = rows
         self._modes = modes
         self.fit: FitInference | None = None
+        self.keep: Callable[..., ModesWithDuty] = keep_duty
         self._fitting = threading.Lock()
         self._fitted: tuple[object, Mapping[int, Prediction]] | None = None
         self._kept: _Kept | None = None
@@ -92,7 +94,7 @@ class DutyPlanning:
             return modes, prediction
         known = self._inference(now)
         try:
-            kept = keep_duty(KnownModes.of(modes, prediction), known, now.demand(), now.switch_ms)
+            kept = self.keep(KnownModes.of(modes, prediction), known, now.demand(), now.switch_ms)
         except UnkeptDutyError as error:
             self._kept = _Kept(now.duty, _set_of(modes), frozenset())
             raise NoFrontError(f"the duty cannot be kept: {error}") from None
@@ -107,7 +109,7 @@ class DutyPlanning:
 
     def _why_none(self, now: DutyNow, training: KnownModes, inference: KnownModes) -> str:
         """Why no mode keeps the duty beside training."""
-        likely = keep_duty(training, inference, now.demand(), now.switch_ms, _MEDIAN)
+        likely = self.keep(training, inference, now.demand(), now.switch_ms, _MEDIAN)
         if len(likely.beside.modes):
             return (
                 f"too little was measured of the training to be sure that {now.demand()} are answered beside it:"
