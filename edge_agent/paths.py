@@ -33,6 +33,9 @@ SESSION_FILE = "session.json"
 DUTY_FILE = "duty.json"
 """Below the state directory: the duty in force."""
 
+INFERENCE_DIRECTORY = "inference"
+"""Below the state directory: measured rows of inference, in a CSV file for each workload."""
+
 WELCOME_FILE = "welcome.json"
 """Below the state directory: the latest Welcome, for a start while the coordinator is away."""
 

@@ -290,6 +290,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             report = request.front
             workload = workload_from_message(report.workload) if report.HasField("workload") else None
             measured = measured_from_messages(report.measured)
+            if report.no_front:
+                name = EVERY_WORKLOAD if workload is None else workload.name
+                return self._fleet.agents.report_no_front(device_id, report.no_front, name)
             try:
                 reported = self._fleet.agents.report_front(
                     device_id,

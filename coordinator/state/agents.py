@@ -210,6 +210,21 @@ class Agents:
         self._rounds.is_trim_due = True
         return self._put(after)
 
+    def report_no_front(self, device_id: str, reason: str, workload: str = EVERY_WORKLOAD) -> DeviceRecord:
+        """Take a device's reason why it has no front for a workload now; its earlier one ends.
+
+        Rounds in flight go on as they were planned. New ones leave the device out, until it reports a front.
+
+        Args:
+            device_id: the device.
+            reason: for people.
+            workload: name of the workload; `EVERY_WORKLOAD` if its one front counts for all.
+        """
+        after = self._without_front(self.get(device_id), workload)
+        self.claims.front_refused(device_id, workload, reason[:LONGEST_TEXT])
+        self._rounds.is_trim_due = True
+        return self._put(after)
+
     def remove_workload(self, device_id: str, workload: str) -> DeviceRecord:
         """Drop a device's front of a workload, since the device has removed what it stored of it.
 

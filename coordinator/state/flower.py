@@ -107,11 +107,12 @@ class FlowerRuns:
         text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
         if other_plan is None and device.state is DeviceState.READY and self._rounds.grants.may_train(device.device_id):
             text += ", but has not confirmed yet that its last training is over"
-        if device.state is DeviceState.READY and device.front_for(self.workload_of(run_id)) is None:
+        left_out = self._agents.claims.exclusion_reason(device, self.workload_of(run_id))
+        has_front = device.front_for(self.workload_of(run_id)) is not None
+        if device.state is DeviceState.READY and left_out is None and not has_front:
             text += f", but {_no_prediction(self.workload_of(run_id))}"
         if self._operator.overrides_of(device.device_id).drained:
             text += ", and drained"
-        left_out = self._agents.claims.exclusion_reason(device, self.workload_of(run_id))
         return text if left_out is None else f"{text}, and left out: {left_out}"
 
     def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
@@ -286,7 +287,8 @@ class FlowerRuns:
         if len(found) < len(ready):
             offered = {offer.device_id for offer in found}
             unknown = [device.device_id for device in ready if device.device_id not in offered]
-            not_offered.update(dict.fromkeys(unknown, _no_prediction(workload)))
+            left_out = self._agents.left_out(workload)
+            not_offered.update({each: left_out.get(each, _no_prediction(workload)) for each in unknown})
         elsewhere_w = self._draw.elsewhere_w({offer.device_id for offer in offers})
         allowance = replace(self._operator.allowance, elsewhere_w=elsewhere_w)
         return RoundRequest(
@@ -318,13 +320,16 @@ class FlowerRuns:
         return {each.run_id: each.workload.name for each in self.runs.values() if not each.finished}
 
     def unpredicted(self, run_id: str, node_ids: Sequence[int]) -> list[str]:
-        """The ready devices of some nodes that have no front for a run's workload."""
+        """The ready devices of some nodes that have no front for a run's workload, and did not say why."""
         workload = self.workload_of(run_id)
         found = [self._agents.devices.get(self.nodes[node]) for node in node_ids if node in self.nodes]
         return [
             device.device_id
             for device in found
-            if device is not None and device.state is DeviceState.READY and device.front_for(workload) is None
+            if device is not None
+            and device.state is DeviceState.READY
+            and device.front_for(workload) is None
+            and self._agents.claims.exclusion_reason(device, workload) is None
         ]
 
     def accept_plan(self, request: RoundRequest, record: RoundRecord) -> RoundRecord:

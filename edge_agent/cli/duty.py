@@ -44,6 +44,14 @@ def set_duty(
     ] = None,
     time_zone: Annotated[str, typer.Option(help="Take the schedule's times in this zone.")] = "UTC",
     quantile: Annotated[float, typer.Option(help="Keep the latency for this share of the requests.")] = 0.95,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="Predict its inference from these rows, measured on this device: a CSV file with the columns cores,"
+            " cpu_khz, gpu_hz, mem_hz, batch, batch_ms and power_mw.",
+            show_default=False,
+        ),
+    ] = None,
     socket: SocketOption = Path(DEFAULT_SOCKET),
 ) -> None:
     """Put a duty in force on the running agent; it is in force again after a restart.
@@ -52,10 +60,11 @@ def set_duty(
     """
     from edge_agent.serving.duty_client import DutyClient
     from wattfleet.duties import Duty
+    from wattfleet.modes import read_profile
 
     arrivals = _arrivals(arrivals_per_s, arrivals_schedule, assumed_arrivals_per_s, time_zone)
     duty = Duty(workload, arrivals, latency_ms, quantile)
-    DutyClient(socket).set(duty)
+    DutyClient(socket).set(duty, None if measured is None else read_profile(measured))
     print_line(f"in force: {100 * duty.quantile:g}% of the requests of {duty.workload} within {duty.latency_ms:g} ms")
 
 

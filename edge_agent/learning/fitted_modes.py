@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,14 @@ from wattfleet.modes import ModeArray, PowerMode, Workload, modes_to_array
 from wattfleet.prediction import Prediction
 
 Mask = NDArray[np.bool_]
+
+Beside = Callable[[ModeArray, Prediction], tuple[ModeArray, Prediction]]
+"""Makes of `[n, 4]` modes and the predictions of a training alone those beside a device's other duties."""
+
+
+def alone(modes: ModeArray, prediction: Prediction) -> tuple[ModeArray, Prediction]:
+    """Leave them as they are, since the device has no other duties."""
+    return modes, prediction
 
 
 @dataclass(frozen=True)
@@ -57,30 +65,38 @@ class FittedModes:
             raise InvalidInputError(f"this device does not offer the mode {mode.label()}")
         return self.prediction(known).among(is_mode)
 
-    def front(self, known: KnownWorkload, allowed: Mask, first_gcycles: float) -> tuple[Front, Workload]:
+    def front(
+        self, known: KnownWorkload, allowed: Mask, first_gcycles: float, beside: Beside = alone
+    ) -> tuple[Front, Workload]:
         """The front, over all batch sizes if the fit has predicted those that are offered now, and its workload.
 
         Args:
             known: what is known of the workload now.
             allowed: `[n]` modes that do not overload the board.
             first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+            beside: what the device's other duties leave for a training.
 
         Raises:
             ImplausibleError: no mode's prediction is plausible.
         """
-        by_batch, count = self.by_batch, np.count_nonzero(allowed)
+        by_batch = self.by_batch
         if not by_batch or tuple(by_batch) != known.offered_batches:
-            return self.front_of_own_batch(known, allowed, first_gcycles), self.basis.workload
-        modes = np.tile(self.modes[allowed], (len(by_batch), 1))
-        prediction = Prediction.joined([each.among(allowed) for each in by_batch.values()])
-        per_epoch = np.repeat([known.minibatches_of(batch) for batch in by_batch], count)
-        batch = np.repeat(list(by_batch), count)
-        return predicted_front(modes, prediction, per_epoch, first_gcycles, batch), known.workload
+            return self.front_of_own_batch(known, allowed, first_gcycles, beside), self.basis.workload
+        modes_beside, beside_by_batch = zip(
+            *(beside(self.modes[allowed], each.among(allowed)) for each in by_batch.values()), strict=True
+        )
+        counts = [len(each) for each in modes_beside]
+        per_epoch = np.repeat([known.minibatches_of(batch) for batch in by_batch], counts)
+        batch = np.repeat(list(by_batch), counts)
+        prediction = Prediction.joined(beside_by_batch)
+        return predicted_front(np.vstack(modes_beside), prediction, per_epoch, first_gcycles, batch), known.workload
 
-    def front_of_own_batch(self, known: KnownWorkload, allowed: Mask, first_gcycles: float) -> Front:
+    def front_of_own_batch(
+        self, known: KnownWorkload, allowed: Mask, first_gcycles: float, beside: Beside = alone
+    ) -> Front:
         """The front over modes alone, with the batch size of the latest training; see `front`."""
-        prediction = self.prediction(known).among(allowed)
-        return predicted_front(self.modes[allowed], prediction, known.counted_minibatches, first_gcycles)
+        modes, prediction = beside(self.modes[allowed], self.prediction(known).among(allowed))
+        return predicted_front(modes, prediction, known.counted_minibatches, first_gcycles)
 
 
 def _dependencies(known: KnownWorkload) -> tuple[Workload, tuple[int, ...]]:

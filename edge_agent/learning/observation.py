@@ -16,6 +16,8 @@ class Observed:
         mode: the mode in force.
         epoch_s: seconds per epoch at the pace of steady minibatches, without the warm-up.
         power_w: mean power while training, without the warm-up, W.
+        is_shared: whether the training has waited for requests that the device answered meanwhile. Its time and power
+            are then not those of a training alone, which the predictor knows.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.
@@ -24,6 +26,7 @@ class Observed:
     mode: PowerMode
     epoch_s: float
     power_w: float
+    is_shared: bool = False
 
     def __post_init__(self) -> None:
         require_above_zero(epoch_s=self.epoch_s, power_w=self.power_w)

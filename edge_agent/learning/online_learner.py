@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from edge_agent.devices.device import Device
-from edge_agent.learning.fitted_modes import FittedModes, Mask
+from edge_agent.learning.fitted_modes import Beside, FittedModes, Mask, alone
 from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.observation import Observed
@@ -29,7 +29,7 @@ from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchOptions, Measurement, PowerMode, Profile, Workload, array_to_modes
-from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Residual, detect_drift
+from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class OnlineLearner:
         rule: when to profile again, and how many modes.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
         note: called when more is known of the workload.
+        beside: what the device's other duties leave for a training.
 
     Attributes:
         known: what is known of the workload.
@@ -80,6 +81,7 @@ class OnlineLearner:
         rule: DriftRule = DEFAULT_DRIFT_RULE,
         tolerance: float = SamplingSettings.tolerance,
         note: Callable[[KnownWorkload], None] = lambda known: None,
+        beside: Beside = alone,
     ) -> None:
         self._device = device
         self._open_steps = open_steps
@@ -88,6 +90,7 @@ class OnlineLearner:
         self._limit = limit
         self.known = known
         self._note = note
+        self._beside = beside
         # Announcements change what is known, and fit, beside the trainings.
         self._state = threading.RLock()
         self._one_fit = threading.RLock()
@@ -164,7 +167,7 @@ class OnlineLearner:
         """
         with self._state:
             fitted, known = self._fitted, self.known
-        return fitted.front(known, self._allowed, self.first_gcycles)
+        return fitted.front(known, self._allowed, self.first_gcycles, self._beside)
 
     def loader_seen(
         self,
@@ -268,6 +271,10 @@ class OnlineLearner:
             )
             self.refit()
             return None
+        if observed.is_shared:
+            # The app's own times contain the waiting, and only some apps tell each turn's: nothing is learned from it.
+            self.refit()
+            return None
         self.refit_if_outdated()
         record = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self.minibatches_per_epoch, observed.power_w * 1e3)
         predicted = self._fitted.at(observed.mode, self.known)
@@ -363,6 +370,14 @@ class OnlineLearner:
             self._settled = (known, power_limit_w)
         return ProductiveProfiler(self._device, chosen, self._journal)
 
+    def predicted_in(self, mode: PowerMode) -> Prediction:
+        """The prediction of a training alone in one mode.
+
+        Raises:
+            InvalidInputError: the device does not offer it.
+        """
+        return self._fitted.at(mode, self.known)
+
     def granted_mode(self, mode: PowerMode, power_limit_w: float) -> PowerMode:
         """The mode to train in under a grant.
 
@@ -407,7 +422,7 @@ class OnlineLearner:
         if self._fitted.at(mode, self.known).power_mw_quantile(_KEPT_QUANTILE)[0] <= most_mw:
             return mode
         # An app cannot change the batch in the midst of a training.
-        front = self._fitted.front_of_own_batch(self.known, self._allowed, self.first_gcycles)
+        front = self._fitted.front_of_own_batch(self.known, self._allowed, self.first_gcycles, self._beside)
         (affordable,) = np.nonzero(front.planned_w * 1e3 <= most_mw)
         return front.mode(int(affordable[0])) if len(affordable) else None
 

@@ -17,7 +17,10 @@ from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_planning import DutyPlanning
+from edge_agent.serving.duty_process import keep_duty_aside
 from edge_agent.serving.duty_service import DutyServicer
+from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.turns import Kind
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
@@ -67,8 +70,9 @@ async def _run_with_device(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event
 ) -> None:
     state_directory = settings.device.state_dir
-    turns, duty_file = DeviceTurns(), DutyFile(state_directory)
-    board = DutyDevice(device, turns)
+    turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
+    board, planning = DutyDevice(device, turns), DutyPlanning(turns, rows, device.modes)
+    turns.judge, planning.keep = planning.judge, keep_duty_aside
     connect = connects_to(settings.session.coordinator)
     hello = session_pb2.Hello(
         device_id=settings.device.id,
@@ -95,10 +99,11 @@ async def _run_with_device(
         connect,
         trainings,
         turns,
+        planning,
     )
     turns.serve_here()
     take_up_duty(turns, duty_file, device)
-    async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file)):
+    async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file, rows)):
         try:
             await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
         finally:

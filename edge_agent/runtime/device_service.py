@@ -21,6 +21,7 @@ from edge_agent.runtime.requested_work import RequestedWork
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
 from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of
@@ -32,6 +33,7 @@ from wattfleet.modes import PowerMode
 from wattfleet_io.backoff import Backoff
 from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import background_task, run_uncancelled, stop_tasks
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import session_pb2
 
@@ -41,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 _REST_INTERVAL_S = 1.0
 """How often another mode may be looked for in which the device rests with a duty."""
+
+_FRONT_INTERVAL_S = 2.0
+"""How often a change of the duty is looked for."""
 
 _REQUEST_CHANGED = "preparing again: the coordinator asks for another reference, number of modes or protocol"
 
@@ -57,6 +62,7 @@ class DeviceService:
         connect: opens connections to the coordinator.
         trainings: of apps, which it runs once the device is ready.
         turns: of the device, between requests and training.
+        duty: plans trainings beside the device's duty.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class DeviceService:
         connect: Connect,
         trainings: AppTrainings,
         turns: DeviceTurns,
+        duty: DutyPlanning,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -78,6 +85,7 @@ class DeviceService:
         self._connect = connect
         self._trainings = trainings
         self._turns = turns
+        self._duty = duty
         self._reporter = StateReporter(session)
         self._has_warned = False
 
@@ -155,6 +163,7 @@ class DeviceService:
             welcome.share_modes,
             removed,
             self._resting,
+            self._duty,
         )
         work = asyncio.create_task(making, name="make ready")
         try:
@@ -186,7 +195,7 @@ class DeviceService:
         """Serve a ready device's trainings until `changed` is done and the current training has ended."""
         with closing(ready.workloads):
             workloads, device_id = ready.workloads, self._settings.device.id
-            watch = TrainingWatch(self._device, ready.parked, self._resting)
+            watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing)
             supervisor = RecoverySupervisor(
                 watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
             )
@@ -198,16 +207,18 @@ class DeviceService:
             )
             async with aclosing(supervisor), self._trainings.served_by(servicer):
                 resting: asyncio.Task[None] | None = None
+                planning: asyncio.Task[None] | None = None
                 try:
                     await supervisor.start()
                     resting = background_task(
                         "rest in a mode that keeps the duty", self._rest_anew(supervisor, ready.parked)
                     )
+                    planning = background_task("fronts beside the duty", self._report_anew(supervisor))
                     _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)
                     await requests.serve_until(changed)
                 finally:
                     stopping.set()
-                    await run_uncancelled(stop_tasks(resting))
+                    await run_uncancelled(stop_tasks(resting, planning))
                 await supervisor.retire(_REQUEST_CHANGED)
 
     def _resting(self, parked: PowerMode) -> PowerMode:
@@ -222,6 +233,17 @@ class DeviceService:
             if not self._turns.is_rested(parked, self._device.modes):
                 await supervisor.rest()
             await asyncio.sleep(_REST_INTERVAL_S)
+
+    async def _report_anew(self, supervisor: RecoverySupervisor) -> None:
+        """Report other fronts once the duty has changed, and end a training whose mode does not keep it any more."""
+        while True:
+            await asyncio.sleep(_FRONT_INTERVAL_S)
+            if not self._duty.has_changed():
+                continue
+            await supervisor.report_fronts()
+            mode = self._turns.mode
+            if supervisor.state is DeviceState.TRAINING and mode is not None and not self._turns.keeps_duty(mode):
+                await self._session.grants.stop("its mode does not keep the device's duty, which has changed")
 
 
 async def _discard(work: asyncio.Task[Readiness]) -> None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_agent.devices.device import Device
+from edge_agent.learning.fitted_modes import alone
 from edge_agent.learning.fitting import Fitting
 from edge_agent.learning.fitting_process import fitting_process
+from edge_agent.learning.inference_fitting import InferenceFitting
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, usable_references
@@ -22,13 +24,16 @@ from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, built_in_workload
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.serving.duty_planning import DutyPlanning, NoFrontError
 from edge_agent.settings import AgentSettings
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import Artefact
 from wattfleet.prediction.roofline import BASE_BATCH
+from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import front_to_message, measured_to_message, workload_to_message
+from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -99,7 +104,11 @@ class Readiness:
         except WattfleetError as error:
             _log.error("the front of the workload %r cannot be reported: %s", own, error)
             return []
-        due = [name for name, report in reports.items() if is_latest or self._reported.get((own, name)) != report]
+        changed = [name for name, report in reports.items() if self._reported.get((own, name)) != report]
+        for name in changed:
+            if reason := reports[name].no_front:
+                _log.warning("no training of the workload %r is planned here: %s", name or own, reason)
+        due = list(reports) if is_latest else changed
         self._reported.update({(own, name): reports[name] for name in due})
         return [reports[name] for name in due]
 
@@ -123,9 +132,15 @@ class Readiness:
         return self._announced.get(own) or {own}
 
     def _report(self, learner: OnlineLearner, name: str) -> session_pb2.FrontReport:
-        front, workload = learner.predicted_front()
+        front, no_front = None, ""
+        try:
+            predicted, workload = learner.predicted_front()
+            front = front_to_message(predicted)
+        except NoFrontError as error:
+            no_front, workload = plain_text(str(error), MAX_REASON_LENGTH), learner.known.workload
         report = session_pb2.FrontReport(
-            front=front_to_message(front),
+            front=front,
+            no_front=no_front,
             idle_w=self.idle_w,
             profiled_modes=learner.profiled_modes,
             reference_digest=self.reference_digest,
@@ -150,6 +165,7 @@ def make_ready(
     share_modes: int = 0,
     removed: Callable[[str], None] = lambda name: None,
     resting: Callable[[PowerMode], PowerMode] = lambda parked: parked,
+    duty: DutyPlanning | None = None,
 ) -> Readiness:
     """Open the device's workloads, measure some modes if that was asked for, and measure idle power.
 
@@ -168,6 +184,7 @@ def make_ready(
         share_modes: measured modes that a report of a front has, for other devices of this kind.
         removed: called with the name of a workload that was removed, as the device stores too many.
         resting: makes the parking mode the one in which the device rests while it answers requests.
+        duty: plans trainings beside the device's duty; None for a device without.
 
     Raises:
         WattfleetError: the state directory is another device's, a file in it is damaged or cannot be written, or modes
@@ -191,11 +208,17 @@ def make_ready(
 
     def open_learner(known: KnownWorkload, folder: Path) -> OnlineLearner:
         is_default = known.workload.name == default.workload.name
-        opener = _Opener(settings, device, references, profile_modes, stopping, folders, folder, workloads)
+        opener = _Opener(settings, device, references, profile_modes, stopping, folders, folder, workloads, duty)
         steps = _steps(device, profiled, known, is_default)
         return opener.open(known, steps, ahead if is_default else 0, report)
 
     workloads = Workloads(folders, default, open_learner, removed, settings.workload)
+    if duty is not None:
+
+        def open_fitting(transfer: Transfer) -> AbstractContextManager[Fitting]:
+            return fitting_process(transfer, device.modes, stopping, profile.fit_timeout_s)()
+
+        duty.fit = InferenceFitting(references, _header(settings, device, default), workloads.others_of, open_fitting)
     try:
         if ahead or not is_announcing:
             workloads.learner(UNNAMED)
@@ -219,6 +242,7 @@ class _Opener:
     folders: WorkloadFolders
     folder: Path
     workloads: Workloads
+    duty: DutyPlanning | None
 
     def open(
         self, known: KnownWorkload, open_steps: OpenSteps | None, ahead: int, report: Callable[[Progress], None]
@@ -263,6 +287,7 @@ class _Opener:
                 self.keep,
                 tolerance=profile.tolerance,
                 note=self.folders.note,
+                beside=alone if self.duty is None else self.duty.beside,
             )
         except BaseException:
             journal.close()

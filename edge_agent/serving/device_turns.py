@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import TimeoutError as NotDoneError
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from edge_agent.devices.device import DutyNotKeptError
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.serving.duty_figures import DutyFigures
 from edge_agent.serving.duty_modes import DutyModes, MeasuredDutyModes, lowest_keeping
+from edge_agent.serving.duty_now import DutyNow
 from edge_agent.serving.live_times import LiveTimes
 from edge_agent.serving.turns import Kind, Turns
 from wattfleet.duties import Duty, KeptDuty
@@ -34,8 +35,8 @@ _RESTING_MODES = 300
 _RATE_S = 1.0
 """While somebody waits for a turn, the rate of requests is looked at so often: nobody reports that they have ceased."""
 
-JudgeModes = Callable[[Duty, LiveTimes, int, float], DutyModes]
-"""Makes the judge of modes, of a duty, the live times, the largest batch and the requests per second."""
+JudgeModes = Callable[[Duty, LiveTimes, int, float, PowerMode | None], DutyModes]
+"""Makes the judge of modes, of a duty, live times, the largest batch, requests per second, and the mode in force."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class DeviceTurns:
 
     Attributes:
         figures: of how the duty is kept.
+        judge: as given.
         changed: set when the duty, the servers or the figures have changed.
         measuring_ends: ends the agent's own measurements that wait for a turn, once it is set.
         batching: how servers gather requests, as chosen last.
@@ -75,7 +77,7 @@ class DeviceTurns:
     ) -> None:
         self._now_s = now_s
         self._utc_now = utc_now
-        self._judge = judge
+        self.judge = judge
         self._turns = Turns(LiveTimes())
         self.figures = DutyFigures()
         self._rest: PowerMode | None = None
@@ -124,10 +126,28 @@ class DeviceTurns:
         self.batching = batching
         self.batching_changed()
 
+    def duty_now(self) -> DutyNow | None:
+        """The duty, and what was seen of its requests, in any thread; None without a duty."""
+        return None if self.duty is None else self._on_loop(self._duty_now)
+
+    def _duty_now(self) -> DutyNow | None:
+        duty, times = self.duty, self._turns.times
+        if duty is None:
+            return None
+        measured_per_s = self.figures.arrivals_per_s(self._now_s())
+        arrivals_per_s = max(duty.arrivals_per_s(self._utc_now(), measured_per_s), measured_per_s or 0.0)
+        largest_batch = self._turns.largest_batch if self._servers else None
+        return DutyNow(duty, arrivals_per_s, largest_batch, times.switch_ms(None), times.full_batches_ms())
+
     @property
     def is_shared(self) -> bool:
         """Whether anybody but trainings may want the device."""
         return self._loop is not None and (self._turns.duty is not None or bool(self._servers))
+
+    @property
+    def sharing(self) -> Hashable:
+        """Whom trainings share the device with, for comparing: another value for another duty; None for nobody."""
+        return (self._turns.duty, bool(self._servers)) if self.is_shared else None
 
     @property
     def servers(self) -> int:
@@ -178,11 +198,8 @@ class DeviceTurns:
         duty = self.duty
         if duty is None or not self._servers:
             return True
-        in_force = self._turns.mode
-        if not self._turns.times.knows_inference:
-            return in_force is None or all(knob >= now for knob, now in zip(mode, in_force, strict=True))
-        arrivals_per_s = self._arrivals_per_s()
-        return self._judge(duty, self._turns.times, self._turns.largest_batch, arrivals_per_s).keeps_duty(mode)
+        turns, arrivals_per_s = self._turns, self._arrivals_per_s()
+        return self.judge(duty, turns.times, turns.largest_batch, arrivals_per_s, turns.mode).keeps_duty(mode)
 
     def require_kept(self, mode: PowerMode) -> None:
         """Check that a mode keeps the duty, or is the one to rest in, as none is known to keep it; in any thread.

@@ -11,8 +11,9 @@ import grpc
 
 from wattfleet.duties import Duty, KeptDuty
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import Profile
 from wattfleet_io.console import plain_text
-from wattfleet_proto.convert import kept_duty_from_message
+from wattfleet_proto.convert import batches_to_messages, kept_duty_from_message
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 
 _TIMEOUT_S = 5.0
@@ -36,9 +37,15 @@ class DutyClient:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
 
-    def set(self, duty: Duty) -> None:
-        """Put a duty in force, also after a restart of the agent."""
-        self._ask("SetDuty", duty_pb2.SetDutyRequest(duty=duty.to_json()))
+    def set(self, duty: Duty, measured: Profile | None = None) -> None:
+        """Put a duty in force, also after a restart of the agent.
+
+        Args:
+            duty: the duty.
+            measured: rows of its inference that were measured on this device, with their batches; None for none.
+        """
+        rows = [] if measured is None else batches_to_messages(measured)
+        self._ask("SetDuty", duty_pb2.SetDutyRequest(duty=duty.to_json(), measured=rows))
 
     def show(self) -> tuple[Duty, KeptDuty] | None:
         """The duty in force, and how it is kept; None if there is none."""

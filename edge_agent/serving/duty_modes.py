@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from edge_agent.serving.live_times import LiveTimes
@@ -26,16 +26,23 @@ class MeasuredDutyModes:
         times: live estimates.
         largest_batch: requests that the model takes at once.
         arrivals_per_s: of requests.
+        in_force: the mode in force. While no batch was measured, it and higher modes count as keeping the duty; None if
+            it is unknown, and then any mode does.
     """
 
-    def __init__(self, duty: Duty, times: LiveTimes, largest_batch: int, arrivals_per_s: float) -> None:
+    def __init__(
+        self, duty: Duty, times: LiveTimes, largest_batch: int, arrivals_per_s: float, in_force: PowerMode | None
+    ) -> None:
         self._duty = duty
         self._times = times
         self._largest_batch = largest_batch
         self._arrivals_per_s = arrivals_per_s
+        self._in_force = in_force
 
     def keeps_duty(self, mode: PowerMode) -> bool:
-        """Whether some batch is answered within the limit, as fast as requests arrive; False before any is measured."""
+        """Whether some batch is answered within the limit, as fast as requests arrive."""
+        if not self._times.knows_inference:
+            return self._in_force is None or all(knob >= now for knob, now in zip(mode, self._in_force, strict=True))
         batch = 1
         while True:
             answer_ms = self._times.inference_ms(mode, batch)
@@ -49,6 +56,25 @@ class MeasuredDutyModes:
             if batch >= self._largest_batch:
                 return False
             batch = min(2 * batch, self._largest_batch)
+
+
+class KnownDutyModes:
+    """Judges modes by predictions where they exist, and by measured times elsewhere.
+
+    Args:
+        known: the modes that are predicted.
+        keeping: those of them that keep the duty.
+        measured: judges the others.
+    """
+
+    def __init__(self, known: Set[PowerMode], keeping: Set[PowerMode], measured: DutyModes) -> None:
+        self._known = known
+        self._keeping = keeping
+        self._measured = measured
+
+    def keeps_duty(self, mode: PowerMode) -> bool:
+        """See `DutyModes.keeps_duty`."""
+        return mode in self._keeping if mode in self._known else self._measured.keeps_duty(mode)
 
 
 def lowest_keeping(modes: Sequence[PowerMode], keeps_duty: Callable[[PowerMode], bool]) -> PowerMode:

@@ -10,12 +10,13 @@ from typing import Any
 from edge_agent.devices.device import Device
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.turns import Kind
 from wattfleet.duties import Duty
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import background_task, stop_tasks
-from wattfleet_proto.convert import kept_duty_to_message
+from wattfleet_proto.convert import batches_from_messages, kept_duty_to_message
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 
 _STILL_WAITING_S = 1.0
@@ -38,12 +39,14 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         device: the board.
         turns: of the device.
         file: stores the duty.
+        rows: stores what was measured of inference.
     """
 
-    def __init__(self, device: Device, turns: DeviceTurns, file: DutyFile) -> None:
+    def __init__(self, device: Device, turns: DeviceTurns, file: DutyFile, rows: InferenceRows) -> None:
         self._device = device
         self._turns = turns
         self._file = file
+        self._rows = rows
         self._streams: set[_ServerStream] = set()
         self._trainings = 0
         turns.batching_changed = self._tell_batching
@@ -122,10 +125,12 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         """Put a duty in force.
 
         Raises:
-            InvalidInputError: it is invalid, the device cannot keep one, or it cannot be stored.
+            InvalidInputError: it or a measured row is invalid, the device cannot keep one, or it cannot be stored.
         """
-        duty = Duty.from_json(request.duty)
+        duty, measured = Duty.from_json(request.duty), batches_from_messages(request.measured)
         require_live_time(self._device)
+        if len(measured):
+            self._rows.add(duty.workload, measured)
         self._file.write(duty)
         self._turns.duty = duty
         return duty_pb2.SetDutyResponse()

@@ -14,6 +14,7 @@ from wattfleet.modes import PowerMode
 
 _KEPT = 64
 _QUANTILE = 0.95
+_ENOUGH = 8
 # Profiling may visit hundreds of modes; the one whose times were noted longest ago is forgotten.
 _MODES = 64
 
@@ -30,6 +31,8 @@ class _BatchTimes:
 
     plain: deque[float] = field(default_factory=_recent)
     after_minibatch: deque[float] = field(default_factory=_recent)
+    full: deque[float] = field(default_factory=_recent)
+    """All of them, each scaled to the largest batch of this size: at most so long does that take."""
 
     @property
     def inference_ms(self) -> float:
@@ -82,8 +85,10 @@ class LiveTimes:
         """
         self._known_ms.clear()
         self._slowdowns = (None, [])
-        times = _entered(self._batches, mode, {}).setdefault(_bucket(batch), _BatchTimes())
+        size = _bucket(batch)
+        times = _entered(self._batches, mode, {}).setdefault(size, _BatchTimes())
         (times.after_minibatch if after_minibatch else times.plain).append(took_ms)
+        times.full.append(took_ms * 2**size / max(1, batch))
 
     def mode_changed(self, took_ms: float) -> None:
         """Note the time of a change of the power mode."""
@@ -115,6 +120,15 @@ class LiveTimes:
     def change_ms(self) -> float:
         """The high estimate of a change of the power mode; 0 before the first."""
         return high_ms(self._changes) if self._changes else 0.0
+
+    def full_batches_ms(self) -> dict[PowerMode, dict[int, float]]:
+        """High estimates of inference batches of 1, 2, 4, ... requests, ms, where enough were answered in a mode."""
+        found: dict[PowerMode, dict[int, float]] = {}
+        for mode, by_size in self._batches.items():
+            known = {2**size: high_ms(times.full) for size, times in by_size.items() if len(times.full) >= _ENOUGH}
+            if mode is not None and known:
+                found[mode] = known
+        return found
 
     @property
     def knows_inference(self) -> bool:

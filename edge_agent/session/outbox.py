@@ -177,7 +177,8 @@ def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
         # Earlier versions wrote the warm-up of a front's points as `start_s`.
         request = json_format.Parse(line.replace(b'"start_s":', b'"warmup_s":'), session_pb2.SessionRequest())
         if request.HasField("front"):
-            front_from_message(request.front.front)
+            if not request.front.no_front:
+                front_from_message(request.front.front)
             if request.front.HasField("workload"):
                 workload_from_message(request.front.workload)
             return request if math.isfinite(request.front.idle_w) and request.front.idle_w >= 0 else None

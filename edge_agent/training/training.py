@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -72,13 +72,18 @@ class _Running:
     unobservable: bool = False
     loader: _LoaderHandled | None = None
     measurements_ended: bool = False
+    shared: Hashable = None
 
 
 class TrainingWatch:
     """Runs the trainings of a device, one at a time."""
 
     def __init__(
-        self, device: Device, parked: PowerMode, resting: Callable[[PowerMode], PowerMode] = lambda parked: parked
+        self,
+        device: Device,
+        parked: PowerMode,
+        resting: Callable[[PowerMode], PowerMode] = lambda parked: parked,
+        sharing: Callable[[], Hashable] = lambda: None,
     ) -> None:
         """Run the trainings of one device.
 
@@ -86,8 +91,11 @@ class TrainingWatch:
             device: the board.
             parked: the mode between trainings.
             resting: makes it the mode in force between trainings, which is a higher one while requests are answered.
+            sharing: tells whom trainings share the device with; None for nobody. In a shared training, no modes are
+                measured, as the app's times contain the waiting for others.
         """
         self._device = device
+        self._sharing = sharing
         self._lowest = parked
         self._resting = resting
         self._running: _Running | None = None
@@ -127,7 +135,9 @@ class TrainingWatch:
             app,
             _Undisturbed(self._device.clock.now_s()),
             self._device.start_meter(),
+            shared=self._sharing(),
         )
+        self._running.measurements_ended = self._running.shared is not None
 
     @property
     def mode(self) -> PowerMode:
@@ -187,6 +197,10 @@ class TrainingWatch:
         """
         running = self._running
         assert running is not None, "minibatches follow start"
+        if self._sharing() != running.shared:
+            running.unobservable = running.measurements_ended = True
+            if running.profiler is not None:
+                running.profiler.pause()
         if running.measurements_ended:
             return False
         if running.profiler is None:
@@ -328,6 +342,9 @@ class TrainingWatch:
                 running.mode.label(),
                 changed[0],
             )
+        if self._sharing() != running.shared:
+            _log.info("no observation: the requests that the device answers have changed during the training")
+            return None
         if running.unobservable or changed or epochs < _MIN_EPOCHS:
             return None
         trained = max(1.0, epochs * per_epoch)
@@ -351,7 +368,7 @@ class TrainingWatch:
         if steady_s is None:
             _log.warning("no observation: warm-up may have taken half of the training or more")
             return None
-        return Observed(running.mode, steady_s * trained / epochs, power_w)
+        return Observed(running.mode, steady_s * trained / epochs, power_w, running.shared is not None)
 
     def abandon(self) -> None:
         """Stop without an observation, and park."""

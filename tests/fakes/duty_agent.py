@@ -16,6 +16,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_service import DutyServicer
+from edge_agent.serving.inference_rows import InferenceRows
 from tests.fakes.real_time_board import MODE, RealTimeBoard
 from wattfleet.duties import ConstantArrivals, Duty
 from wattfleet.modes import PowerMode
@@ -44,7 +45,7 @@ class DutyAgent:
         self.turns = DeviceTurns()
         board: Any = self.board
         self.device = DutyDevice(board, self.turns)
-        self.servicer = DutyServicer(board, self.turns, DutyFile(socket.parent))
+        self.servicer = DutyServicer(board, self.turns, DutyFile(socket.parent), InferenceRows(socket.parent))
         self.loop = asyncio.new_event_loop()
 
     def set_duty(self, duty: Duty | None) -> None:

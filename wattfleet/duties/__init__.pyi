@@ -23,3 +23,4 @@ from .queueing import latency_at_quantile_ms as latency_at_quantile_ms
 from .queueing import share_in_time as share_in_time
 from .queueing import utilization as utilization
 from .slowdown import largest_slowdown as largest_slowdown
+from .slowdown import largest_slowdowns as largest_slowdowns

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from wattfleet.modes import PowerMode
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.modes import ModeArray, PowerMode
 
 
 def largest_slowdown(measured: PowerMode, other: PowerMode) -> float:
@@ -18,3 +21,9 @@ def largest_slowdown(measured: PowerMode, other: PowerMode) -> float:
     cpu = measured.cpu_khz / other.cpu_khz
     cores = max(1.0, measured.cores / other.cores)
     return max(cpu * cores, measured.gpu_hz / other.gpu_hz, measured.mem_hz / other.mem_hz)
+
+
+def largest_slowdowns(measured: PowerMode, others: ModeArray) -> NDArray[np.float64]:
+    """`largest_slowdown` of `[n, 4]` other modes, `[n]`."""
+    cores, cpu, gpu, mem = (np.array(measured, dtype=np.float64) / others).T
+    return np.asarray(np.maximum.reduce([cpu * np.maximum(1.0, cores), gpu, mem]))

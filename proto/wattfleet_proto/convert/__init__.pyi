@@ -5,6 +5,8 @@ from .device_states import phase_from_message as phase_from_message
 from .device_states import phase_to_message as phase_to_message
 from .device_states import state_from_message as state_from_message
 from .device_states import state_to_message as state_to_message
+from .duties import batches_from_messages as batches_from_messages
+from .duties import batches_to_messages as batches_to_messages
 from .duties import kept_duty_from_message as kept_duty_from_message
 from .duties import kept_duty_to_message as kept_duty_to_message
 from .epoch_choices import epoch_choice_to_message as epoch_choice_to_message

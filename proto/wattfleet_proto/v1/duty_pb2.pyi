@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from wattfleet_proto.v1 import power_pb2 as _power_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -342,20 +343,59 @@ class SetDutyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DUTY_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     duty: _builtins.str
     """one JSON object"""
+    @_builtins.property
+    def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredBatch]:
+        """of the duty's workload; the agent keeps them beside those that it knows"""
+
     def __init__(
         self,
         *,
         duty: _builtins.str = ...,
+        measured: _abc.Iterable[Global___MeasuredBatch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "measured", b"measured"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetDutyRequest: _TypeAlias = SetDutyRequest  # noqa: Y015
+
+@_typing.final
+class MeasuredBatch(_message.Message):
+    """A power mode with an inference batch that was measured on this device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    BATCH_MS_FIELD_NUMBER: _builtins.int
+    POWER_MW_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    """samples in the batch"""
+    batch_ms: _builtins.float
+    power_mw: _builtins.float
+    """while working"""
+    @_builtins.property
+    def mode(self) -> _power_pb2.PowerMode: ...
+    def __init__(
+        self,
+        *,
+        mode: _power_pb2.PowerMode | None = ...,
+        batch: _builtins.int = ...,
+        batch_ms: _builtins.float = ...,
+        power_mw: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_ms", b"batch_ms", "mode", b"mode", "power_mw", b"power_mw"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredBatch: _TypeAlias = MeasuredBatch  # noqa: Y015
 
 @_typing.final
 class SetDutyResponse(_message.Message):

@@ -201,6 +201,7 @@ class FrontReport(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    NO_FRONT_FIELD_NUMBER: _builtins.int
     idle_w: _builtins.float
     """watts while parked and not training"""
     profiled_modes: _builtins.int
@@ -209,6 +210,8 @@ class FrontReport(_message.Message):
     """Minibatches in one pass over the device's own data; absent while the device has not seen them. The front then
     counts 100 in an epoch. If the plan may choose the batch, this number and the 100 count minibatches of the largest one.
     """
+    no_front: _builtins.str
+    """Why the device has no front now, for people, from protocol 2.5 on: the report then ends its front of the workload."""
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
     @_builtins.property
@@ -231,10 +234,11 @@ class FrontReport(_message.Message):
         workload: _power_pb2.Workload | None = ...,
         minibatches_per_epoch: _builtins.int | None = ...,
         measured: _abc.Iterable[Global___MeasuredMode] | None = ...,
+        no_front: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "measured", b"measured", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "measured", b"measured", "minibatches_per_epoch", b"minibatches_per_epoch", "no_front", b"no_front", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
     _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015

@@ -13,9 +13,11 @@ from click.testing import CliRunner, Result
 from edge_agent.paths import DUTY_FILE
 from edge_agent.serving.duty_client import NoAgentError
 from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.inference_rows import InferenceRows
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import read_profile
 from wattfleet_io import cli
 from wattfleet_io.clock import VirtualClock
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
@@ -80,6 +82,31 @@ def test_status_shows_the_duty_of_a_running_agent_and_a_stored_one(tmp_path):
         )
     shown = command(tmp_path / "agent.sock", "status", *arguments, group=("agent",)).output
     assert "no agent keeps it now" in shown
+
+
+def test_measured_rows_of_inference_are_stored_with_the_duty(agent, tmp_path):
+    table = tmp_path / "measured.csv"
+    table.write_text("cores,cpu_khz,gpu_hz,mem_hz,batch,batch_ms,power_mw\n4,1000000,500000000,2000000000,8,41.5,9e3\n")
+    command(agent.socket, *SET, "--arrivals-per-s", "30", "--measured", str(table))
+    assert InferenceRows(tmp_path).read("camera").sha256() == read_profile(table).sha256()
+    command(agent.socket, *SET, "--arrivals-per-s", "20")
+    assert len(InferenceRows(tmp_path).read("camera")) == 1, "another duty of the workload keeps them"
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ("cores,cpu_khz,gpu_hz,mem_hz,batch,minibatch_ms,power_mw", "rows of inference"),
+        ("cores,cpu_khz,gpu_hz,mem_hz,unused,batch_ms,power_mw", "rows of inference"),
+        ("cores,cpu_khz,gpu_hz,mem_hz,batch,batch_ms,power", "missing columns power_mw"),
+    ],
+)
+def test_measured_rows_of_another_kind_are_refused(agent, tmp_path, header, problem):
+    table = tmp_path / "measured.csv"
+    table.write_text(f"{header}\n4,1000000,500000000,2000000000,8,41.5,9e3\n")
+    with pytest.raises(InvalidInputError, match=problem):
+        command(agent.socket, *SET, "--arrivals-per-s", "30", "--measured", str(table))
+    assert agent.turns.duty is None
 
 
 def test_a_schedule_is_set(agent):

@@ -10,6 +10,7 @@ import pytest
 
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.runtime.readiness import Readiness
+from edge_agent.serving.duty_planning import NoFrontError
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError
@@ -21,6 +22,7 @@ from wattfleet_proto.convert import measured_from_messages, workload_from_messag
 class Learner:
     known: KnownWorkload
     is_plausible: bool = True
+    no_front: str = ""
     profiled_modes: int = 0
     watts: float = 20.0
     measurements: Sequence[Measurement] = ()
@@ -33,6 +35,8 @@ class Learner:
         self.fits += 1
 
     def predicted_front(self) -> tuple[Front, Workload]:
+        if self.no_front:
+            raise NoFrontError(self.no_front)
         if not self.is_plausible:
             raise ImplausibleError("no mode has a plausible epoch")
         return front((1.0, self.watts)), self.known.workload
@@ -77,6 +81,21 @@ def test_the_front_of_an_announced_workload_is_reported_even_if_it_is_unchanged(
     ready.announced(Workload("second"))  # the coordinator may have dropped its front
     assert [report.workload.name for report in ready.due_fronts()] == ["second"]
     assert ready.due_fronts() == []
+
+
+def test_a_duty_without_a_front_is_reported_with_its_reason_until_there_is_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    learner, other = (Learner(KnownWorkload(Workload(name), 100)) for name in ("digits", "other"))
+    ready = ready_with(Workloads([learner, other], latest=other))
+    ready.due_fronts()
+    learner.no_front = "the duty takes the whole board"
+    report, _ = ready.due_fronts()
+    assert (report.no_front, report.workload.name, list(report.front.points)) == (learner.no_front, "digits", [])
+    assert [each.workload.name for each in ready.due_fronts()] == ["other"], "it has not changed"
+    assert caplog.text.count("no training of the workload 'digits' is planned here: the duty takes") == 1
+    learner.no_front = ""
+    assert len(ready.due_fronts()[0].front.points) == 1
 
 
 def test_the_front_of_a_run_that_states_its_batch_is_predicted_for_it() -> None:

@@ -1,0 +1,62 @@
+"""Finds the modes that keep a duty in a process of its own: in a thread, it would delay the turns of requests."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from wattfleet.choosing import PROBABILITY, KnownModes
+from wattfleet.duties import Demand, ModesWithDuty, keep_duty
+from wattfleet.errors import WattfleetError
+from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
+from wattfleet_io.logs import start_logging
+
+_WITHIN_S = 120.0
+_NICENESS = 10
+
+
+class DutyProcessError(WattfleetError):
+    """The process has failed or takes too long; its own message is in the agent's log."""
+
+
+def keep_duty_aside(
+    training: KnownModes, inference: KnownModes, demand: Demand, switch_ms: float, probability: float = PROBABILITY
+) -> ModesWithDuty:
+    """`wattfleet.duties.keep_duty`, in a new process.
+
+    Raises:
+        DutyProcessError: the process failed.
+        InvalidInputError: see there.
+    """
+    give_up_s = time.monotonic() + _WITHIN_S
+
+    def check() -> None:
+        if time.monotonic() > give_up_s:
+            raise DutyProcessError(f"the modes that keep the duty were not found within {_WITHIN_S:g} s")
+
+    try:
+        with ChildProcess(__name__) as process:
+            found: ModesWithDuty = process.ask((training, inference, demand, switch_ms, probability), check)
+            return found
+    except OSError as error:
+        raise DutyProcessError(f"cannot start a process for the duty: {error.strerror}") from None
+    except ChildEndedError as ended:
+        raise DutyProcessError(f"the process for the duty {ended}; see its own message in this log") from None
+
+
+def main() -> None:
+    """Serve the agent that started this process."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    start_logging()
+    with parent_connection() as parent:
+        for arguments in parent.requests():
+            try:
+                parent.answer(keep_duty(*arguments))
+            except WattfleetError as error:
+                parent.answer(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A whole agent with a duty: its fronts are those beside the duty, or say why there is none."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from edge_agent.serving.duty_client import DutyClient
+from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.inference_rows import InferenceRows
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.duty_agent import duty
+from tests.fakes.polling import until
+from tests.fakes.running_agent import fitting_here, new_board, ready_agent
+from wattfleet.modes import Profile, Task
+from wattfleet_proto.convert import front_from_message
+from wattfleet_serving import DutyServer
+
+
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch):
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    with CoordinatorInProcess(tmp_path, 6).running() as running:
+        yield running
+
+
+@pytest.fixture
+def board():
+    return new_board()
+
+
+def measured(board, batch_ms):
+    """Rows of inference in every fiftieth mode, with batches of 1 and 2."""
+    modes = np.repeat(board.modes[::50], 2, axis=0)
+    batch = np.resize([1, 2], len(modes))
+    return Profile(modes, batch_ms * batch * 1.0, np.full(len(modes), 5e3), batch, Task.INFERENCE)
+
+
+def announced_front(coordinator):
+    """The first front of a workload that a run announces."""
+    coordinator.announce("digits")
+    until(lambda: coordinator.front_of("digits") is not None)
+    return coordinator.front_of("digits")
+
+
+def test_a_front_beside_a_duty_ends_with_the_duty(tmp_path, coordinator, board):
+    state = tmp_path / "state"
+    state.mkdir()
+    DutyFile(state).write(duty(5_000.0, per_s=5.0))
+    InferenceRows(state).add("camera", measured(board, 50.0))
+    with ready_agent(coordinator, tmp_path, board) as running:
+        beside = announced_front(coordinator)
+        assert beside.no_front == ""
+        assert DutyClient(running.settings.device.socket).clear()
+        until(lambda: coordinator.fronts[-1].front != beside.front)
+    alone = front_from_message(coordinator.fronts[-1].front)
+    # A quarter of the time goes to 5 requests of 50 ms a second.
+    ratio = front_from_message(beside.front).epoch_s.min() / alone.epoch_s.min()
+    assert 1.1 < ratio < 2.0
+
+
+def test_an_unknown_inference_leaves_no_front_until_requests_were_answered(tmp_path, coordinator, board):
+    state = tmp_path / "state"
+    state.mkdir()
+    DutyFile(state).write(duty(5_000.0, per_s=2.0))
+    with ready_agent(coordinator, tmp_path, board) as running:
+        assert announced_front(coordinator).no_front.startswith("nothing is known of the inference of 'camera' yet")
+        socket = str(running.settings.device.socket)
+        with DutyServer(lambda inputs: inputs, largest_batch=32, agent_socket=socket) as server:
+
+            def has_front():
+                server.answer_blocking(1)
+                time.sleep(0.05)
+                return coordinator.fronts[-1].no_front == ""
+
+            until(has_front)
+    assert len(front_from_message(coordinator.fronts[-1].front).modes) > 1
+
+
+def test_a_duty_that_takes_the_whole_board_is_reported_as_the_reason(tmp_path, coordinator, board):
+    state = tmp_path / "state"
+    state.mkdir()
+    DutyFile(state).write(duty(5_000.0, per_s=30.0))
+    InferenceRows(state).add("camera", measured(board, 50.0))
+    with ready_agent(coordinator, tmp_path, board):
+        front = announced_front(coordinator)
+    assert (
+        "the duty cannot be kept: 30 requests a second are more than this board answers in any mode" in front.no_front
+    )
+    assert len(front.front.points) == 0

@@ -1,0 +1,225 @@
+"""Fronts beside a duty: only modes that keep it, with the time that is left; otherwise the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.learning.fitted_modes import FittedModes
+from edge_agent.profiling.known_workload import KnownWorkload
+from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.duty_now import DutyNow
+from edge_agent.serving.duty_planning import DutyPlanning, NoFrontError
+from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.live_times import LiveTimes
+from wattfleet.choosing import Front
+from wattfleet.duties import ConstantArrivals, Duty, MeasuredArrivals
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Measurement, PowerMode, Profile, Task, Workload, array_to_modes, modes_to_array
+from wattfleet.prediction import Prediction
+
+SLOW = PowerMode(8, 2_000_000, 250_000_000, 3_000_000_000)
+HALF = PowerMode(8, 2_000_000, 500_000_000, 3_000_000_000)
+FAST = PowerMode(8, 2_000_000, 1_000_000_000, 3_000_000_000)
+MODES = modes_to_array([SLOW, HALF, FAST])
+NONE = np.zeros(3)
+TRAINING = Prediction(np.array([80.0, 40.0, 20.0]), np.array([5e3, 9e3, 15e3]), NONE, NONE)
+KNOWN = KnownWorkload(Workload("digits"), 100)
+
+
+class Planning(DutyPlanning):
+    """With inference that takes 40, 20 and 10 ms a request in the three modes; counts how often that is predicted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s = 0.0
+        self.turns, self.rows = DeviceTurns(lambda: self.now_s), InferenceRows(folder)
+        self.times: LiveTimes = self.turns._turns.times  # noqa: SLF001 - what turns would show
+        super().__init__(self.turns, self.rows, MODES)
+        self.turns.judge = self.judge
+        self.fit = self.predict
+        self.fits: list[tuple[str, tuple[int, ...], int]] = []
+
+    def predict(self, workload: str, batches: tuple[int, ...], rows: Profile) -> Mapping[int, Prediction]:
+        self.fits.append((workload, batches, len(rows)))
+        power_mw = np.array([4e3, 7e3, 20e3])
+        return {batch: Prediction(np.array([40.0, 20.0, 10.0]) * batch, power_mw, NONE, NONE) for batch in batches}
+
+    def front(self) -> Front:
+        fitted = FittedModes(MODES, TRAINING, {}, KNOWN)
+        return fitted.front(KNOWN, np.ones(3, dtype=bool), 0.0, self.beside)[0]
+
+    def modes_of_front(self) -> set[PowerMode]:
+        return set(array_to_modes(self.front().modes))
+
+
+@pytest.fixture
+def planning(tmp_path: Path) -> Planning:
+    """On a board with a measured row, to which an inference server is connected."""
+    planning = Planning(tmp_path)
+    planning.turns.server_connected(1)
+    planning.rows.add("camera", Profile.of([Measurement(FAST, 10.0, 20e3, 1)], Task.INFERENCE))
+    return planning
+
+
+def duty(latency_ms: float, per_s: float = 1.0) -> Duty:
+    return Duty("camera", ConstantArrivals(per_s), latency_ms)
+
+
+def test_without_a_duty_a_front_is_that_of_training_alone(planning: Planning) -> None:
+    assert (planning.front().epoch_s.tolist(), planning.fits) == ([2.0, 4.0, 8.0], [])
+
+
+def test_a_front_has_only_modes_that_keep_the_duty_with_the_time_that_is_left(planning: Planning) -> None:
+    """An answer may wait for one minibatch: 30, 60 and 120 ms in all at most, and another cycle at most."""
+    planning.turns.duty = duty(100.0)
+    assert planning.modes_of_front() == {HALF, FAST}
+    front = planning.front()
+    assert (front.epoch_s > [2.0, 4.0]).all(), "inference takes a part of the time"
+    assert front.power_w.tolist() == [20.0, 9.0], "the larger watts of inference and training"
+    planning.turns.duty = duty(10_000.0)
+    assert planning.modes_of_front() == {SLOW, HALF, FAST}
+    assert planning.front().epoch_s[0] == pytest.approx(2.0, rel=0.02), "hardly any request, and much time for it"
+    planning.turns.duty = None
+    assert planning.front().epoch_s.tolist() == [2.0, 4.0, 8.0]
+    assert planning.fits == [("camera", (1,), 1)], "predicted once"
+
+
+def test_a_duty_that_takes_the_whole_board_leaves_no_front_but_a_reason(planning: Planning) -> None:
+    planning.turns.duty = duty(25.0)
+    with pytest.raises(NoFrontError, match="the duty takes the whole board: 95 % of 1 requests a second within 25 ms"):
+        planning.front()
+    assert [planning.turns.keeps_duty(mode) for mode in (SLOW, HALF, FAST)] == [False, True, True]
+
+
+def test_a_training_that_is_hardly_known_leaves_no_front_but_a_remedy(planning: Planning) -> None:
+    """At the median, its minibatches of 20 ms fit; with a probability of 95 % they take up to 104 ms."""
+    planning.turns.duty = duty(100.0)
+    unsure = Prediction(TRAINING.minibatch_ms, TRAINING.power_mw, np.ones(3), NONE)
+    with pytest.raises(NoFrontError, match="too little was measured of the training .* `wattfleet agent profile`"):
+        planning.beside(MODES, unsure)
+
+
+@pytest.mark.parametrize(("wanted", "why"), [(duty(9.0), "no mode answers"), (duty(900.0, 500.0), "are more than")])
+def test_a_duty_that_no_mode_keeps_leaves_no_front_but_a_reason(planning: Planning, wanted: Duty, why: str) -> None:
+    planning.turns.duty = wanted
+    with pytest.raises(NoFrontError, match=f"the duty cannot be kept: .*{why}"):
+        planning.front()
+    assert not any(planning.turns.keeps_duty(mode) for mode in (SLOW, HALF, FAST))
+
+
+def test_an_unknown_inference_leaves_no_front_until_it_was_seen(tmp_path: Path) -> None:
+    planning = Planning(tmp_path)
+    planning.turns.duty = duty(100.0)
+    with pytest.raises(NoFrontError, match="nothing is known of the inference of 'camera' yet: have it answer"):
+        planning.front()
+    planning.turns.server_connected(1)
+    for _ in range(8):
+        planning.times.batch_answered(FAST, 1, 10.0, False)
+    assert planning.modes_of_front() == {HALF, FAST}
+
+
+def test_an_inference_that_cannot_be_predicted_leaves_no_front(planning: Planning) -> None:
+    def fails(*_: object) -> Mapping[int, Prediction]:
+        raise InvalidInputError("out of order")
+
+    planning.turns.duty = duty(100.0)
+    for planning.fit, why in ((fails, "out of order"), (None, "has no reference yet")):
+        with pytest.raises(NoFrontError, match=f"the inference of 'camera' cannot be predicted: .*{why}"):
+            planning.front()
+
+
+def test_live_times_that_are_longer_take_modes_from_the_front(planning: Planning) -> None:
+    planning.turns.duty = duty(100.0)
+    assert planning.modes_of_front() == {HALF, FAST}
+    for _ in range(8):
+        planning.times.batch_answered(FAST, 1, 25.0, False)
+    assert planning.modes_of_front() == {FAST}
+
+
+def test_rows_and_servers_that_change_are_predicted_anew(planning: Planning) -> None:
+    planning.turns.duty = duty(1_000.0)
+    planning.front()
+    planning.turns.server_connected(6)
+    planning.rows.add("camera", Profile.of([Measurement(HALF, 20.0, 7e3, 2)], Task.INFERENCE))
+    planning.front()
+    assert planning.fits == [("camera", (1,), 1), ("camera", (1, 2, 4, 6), 2)]
+
+
+def test_without_a_server_the_measured_batches_count(tmp_path: Path) -> None:
+    planning = Planning(tmp_path)
+    planning.rows.add("camera", Profile.of([Measurement(FAST, 40.0, 20e3, 4)], Task.INFERENCE))
+    planning.turns.duty = duty(1_000.0)
+    planning.front()
+    assert planning.fits == [("camera", (1, 2, 4), 1)]
+
+
+def test_a_mode_that_is_not_predicted_is_judged_by_measured_times(planning: Planning) -> None:
+    other = FAST._replace(cores=4)
+    planning.turns.in_mode(FAST)
+    planning.turns.duty = duty(100.0)
+    planning.front()
+    assert not planning.turns.keeps_duty(other), "nothing is known of it"
+    planning.times.batch_answered(other, 1, 10.0, False)
+    assert planning.turns.keeps_duty(other)
+    planning.turns.duty = duty(79.0)
+    assert not planning.turns.keeps_duty(SLOW) and planning.turns.keeps_duty(FAST), "another duty: measured times"
+
+
+NOW = DutyNow(duty(100.0), 20.0, 8, 1.0, {FAST: {1: 10.0, 4: 20.0}})
+
+
+@pytest.mark.parametrize(
+    ("later", "differs"),
+    [
+        (NOW, False),
+        (replace(NOW, duty=duty(99.0)), True),
+        (replace(NOW, largest_batch=None), True),
+        (replace(NOW, arrivals_per_s=22.0), False),  # within three standard deviations: 17 %
+        (replace(NOW, arrivals_per_s=26.0), True),
+        (replace(NOW, arrivals_per_s=15.0), True),
+        (replace(NOW, live={FAST: {1: 11.0, 4: 20.0}}), False),
+        (replace(NOW, live={FAST: {1: 15.0, 4: 20.0}}), True),
+        (replace(NOW, live={FAST: {1: 10.0}}), True),
+        (replace(NOW, switch_ms=2.0), False),
+    ],
+)
+def test_fronts_are_due_again_after_more_than_a_chance_change(later: DutyNow, differs: bool) -> None:
+    assert later.differs_from(NOW) is differs
+
+
+def test_a_rate_of_many_requests_counts_from_a_change_of_ten_percent() -> None:
+    many = replace(NOW, arrivals_per_s=2_000.0)
+    assert not replace(many, arrivals_per_s=2_180.0).differs_from(many)
+    assert replace(many, arrivals_per_s=2_220.0).differs_from(many)
+    silent = replace(NOW, arrivals_per_s=0.0)
+    assert not silent.differs_from(silent) and silent.demand().arrival_per_s == 0.1
+
+
+def test_a_change_is_told_once(planning: Planning) -> None:
+    assert not planning.has_changed()
+    planning.turns.duty = duty(100.0)
+    assert [planning.has_changed(), planning.has_changed()] == [True, False]
+    planning.turns.server_connected(4)
+    assert [planning.has_changed(), planning.has_changed()] == [True, False]
+    planning.turns.duty = None
+    assert [planning.has_changed(), planning.has_changed()] == [True, False]
+
+
+def test_the_measured_rate_counts_if_it_is_above_the_expected_one(planning: Planning) -> None:
+    def rate(expected: Duty) -> float:
+        planning.turns.duty = expected
+        now = planning.turns.duty_now()
+        assert now is not None
+        return now.arrivals_per_s
+
+    assert rate(duty(100.0, 5.0)) == 5.0
+    planning.turns.batch_answered(1, [10.0], 0)
+    planning.now_s = 10.0
+    planning.turns.batch_answered(199, [10.0], 0)
+    assert rate(duty(100.0, 5.0)) == 20.0
+    assert rate(duty(100.0, 50.0)) == 50.0
+    assert rate(Duty("camera", MeasuredArrivals(50.0), 100.0)) == 20.0
