@@ -292,7 +292,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             measured = measured_from_messages(report.measured)
             if report.no_front:
                 name = EVERY_WORKLOAD if workload is None else workload.name
-                return self._fleet.agents.report_no_front(device_id, report.no_front, name)
+                return self._fleet.agents.report_no_front(device_id, report.no_front, report.idle_w, name)
             try:
                 reported = self._fleet.agents.report_front(
                     device_id,

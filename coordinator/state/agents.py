@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import sys
 from collections.abc import Collection, Sequence
@@ -210,7 +211,9 @@ class Agents:
         self._rounds.is_trim_due = True
         return self._put(after)
 
-    def report_no_front(self, device_id: str, reason: str, workload: str = EVERY_WORKLOAD) -> DeviceRecord:
+    def report_no_front(
+        self, device_id: str, reason: str, idle_w: float, workload: str = EVERY_WORKLOAD
+    ) -> DeviceRecord:
         """Take a device's reason why it has no front for a workload now; its earlier one ends.
 
         Rounds in flight go on as they were planned. New ones leave the device out, until it reports a front.
@@ -218,9 +221,17 @@ class Agents:
         Args:
             device_id: the device.
             reason: for people.
+            idle_w: watts while parked.
             workload: name of the workload; `EVERY_WORKLOAD` if its one front counts for all.
+
+        Raises:
+            ImplausibleError: no board of its kind draws so many idle watts.
+            InvalidInputError: the idle power is negative or not finite.
         """
-        after = self._without_front(self.get(device_id), workload)
+        if not 0 <= idle_w < math.inf:
+            raise InvalidInputError(f"{device_id}: the idle power must be finite and at least 0 W, not {idle_w:g}")
+        self.claims.require_plausible_front(self.get(device_id), None, idle_w)
+        after = replace(self._without_front(self.get(device_id), workload), idle_w=idle_w)
         self.claims.front_refused(device_id, workload, reason[:LONGEST_TEXT])
         self._rounds.is_trim_due = True
         return self._put(after)

@@ -81,8 +81,8 @@ class Claims:
 
     # --- reports ------------------------------------------------------------------------------------------------
 
-    def require_plausible_front(self, device: DeviceRecord, front: Front, idle_w: float) -> None:
-        """Check a front and the idle power against the kind of board.
+    def require_plausible_front(self, device: DeviceRecord, front: Front | None, idle_w: float) -> None:
+        """Check a front, if there is one, and the idle power against the kind of board.
 
         Raises:
             ImplausibleError: no board of its kind draws as much.

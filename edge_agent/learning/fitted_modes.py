@@ -20,6 +20,10 @@ Beside = Callable[[ModeArray, Prediction], tuple[ModeArray, Prediction]]
 """Makes of `[n, 4]` modes and the predictions of a training alone those beside a device's other duties."""
 
 
+class NoFrontError(InvalidInputError):
+    """The device's duty leaves nothing to plan a training with; the message says why."""
+
+
 def alone(modes: ModeArray, prediction: Prediction) -> tuple[ModeArray, Prediction]:
     """Leave them as they are, since the device has no other duties."""
     return modes, prediction
@@ -78,18 +82,26 @@ class FittedModes:
 
         Raises:
             ImplausibleError: no mode's prediction is plausible.
+            NoFrontError: no batch size leaves anything beside the device's other duties.
         """
         by_batch = self.by_batch
         if not by_batch or tuple(by_batch) != known.offered_batches:
             return self.front_of_own_batch(known, allowed, first_gcycles, beside), self.basis.workload
-        modes_beside, beside_by_batch = zip(
-            *(beside(self.modes[allowed], each.among(allowed)) for each in by_batch.values()), strict=True
-        )
-        counts = [len(each) for each in modes_beside]
-        per_epoch = np.repeat([known.minibatches_of(batch) for batch in by_batch], counts)
-        batch = np.repeat(list(by_batch), counts)
-        prediction = Prediction.joined(beside_by_batch)
-        return predicted_front(np.vstack(modes_beside), prediction, per_epoch, first_gcycles, batch), known.workload
+        left: dict[int, tuple[ModeArray, Prediction]] = {}
+        why_none: NoFrontError | None = None
+        for size, each in by_batch.items():
+            try:
+                left[size] = beside(self.modes[allowed], each.among(allowed))
+            except NoFrontError as error:
+                why_none = why_none or error
+        if why_none is not None and not left:
+            raise why_none
+        counts = [len(modes) for modes, _ in left.values()]
+        per_epoch = np.repeat([known.minibatches_of(size) for size in left], counts)
+        batch = np.repeat(list(left), counts)
+        modes = np.vstack([modes for modes, _ in left.values()])
+        prediction = Prediction.joined([each for _, each in left.values()])
+        return predicted_front(modes, prediction, per_epoch, first_gcycles, batch), known.workload
 
     def front_of_own_batch(
         self, known: KnownWorkload, allowed: Mask, first_gcycles: float, beside: Beside = alone

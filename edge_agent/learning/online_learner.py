@@ -29,7 +29,7 @@ from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchOptions, Measurement, PowerMode, Profile, Workload, array_to_modes
-from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
+from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
 
@@ -369,14 +369,6 @@ class OnlineLearner:
             # The app waits for every fit, so none is repeated before there is new data.
             self._settled = (known, power_limit_w)
         return ProductiveProfiler(self._device, chosen, self._journal)
-
-    def predicted_in(self, mode: PowerMode) -> Prediction:
-        """The prediction of a training alone in one mode.
-
-        Raises:
-            InvalidInputError: the device does not offer it.
-        """
-        return self._fitted.at(mode, self.known)
 
     def granted_mode(self, mode: PowerMode, power_limit_w: float) -> PowerMode:
         """The mode to train in under a grant.

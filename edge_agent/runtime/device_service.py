@@ -24,7 +24,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of
+from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of, takes_no_front
 from edge_agent.session.references import ReferenceRefusedError, reference_of_digest, remove_old_references
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
@@ -164,6 +164,7 @@ class DeviceService:
             removed,
             self._resting,
             self._duty,
+            takes_no_front(welcome),
         )
         work = asyncio.create_task(making, name="make ready")
         try:
@@ -238,12 +239,16 @@ class DeviceService:
         """Report other fronts once the duty has changed, and end a training whose mode does not keep it any more."""
         while True:
             await asyncio.sleep(_FRONT_INTERVAL_S)
-            if not self._duty.has_changed():
-                continue
-            await supervisor.report_fronts()
-            mode = self._turns.mode
-            if supervisor.state is DeviceState.TRAINING and mode is not None and not self._turns.keeps_duty(mode):
-                await self._session.grants.stop("its mode does not keep the device's duty, which has changed")
+            try:
+                if not self._duty.has_changed():
+                    continue
+                await supervisor.report_fronts()
+                mode = self._turns.mode
+                if supervisor.state is DeviceState.TRAINING and mode is not None and not self._turns.keeps_duty(mode):
+                    await self._session.grants.stop("its mode does not keep the device's duty, which has changed")
+            except Exception:
+                # An unexpected error must not end all later reports.
+                _log.exception("the fronts beside the duty could not be reported")
 
 
 async def _discard(work: asyncio.Task[Readiness]) -> None:

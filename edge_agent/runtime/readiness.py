@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.learning.fitted_modes import alone
+from edge_agent.learning.fitted_modes import NoFrontError, alone
 from edge_agent.learning.fitting import Fitting
 from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.inference_fitting import InferenceFitting
@@ -24,7 +24,7 @@ from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, built_in_workload
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.workload_folders import WorkloadFolders
-from edge_agent.serving.duty_planning import DutyPlanning, NoFrontError
+from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.settings import AgentSettings
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -51,6 +51,7 @@ class Readiness:
         is_announcing: whether the coordinator announces workloads, from protocol 2.1 on.
         ahead: modes to measure before the first round.
         share_modes: measured modes that a report of a front has, for other devices of this kind.
+        takes_no_front: whether the coordinator takes the reason why there is no front, from protocol 2.5 on.
     """
 
     workloads: Workloads
@@ -60,6 +61,7 @@ class Readiness:
     is_announcing: bool
     ahead: int
     share_modes: int = 0
+    takes_no_front: bool = True
     _announced: dict[str, set[str]] = field(default_factory=dict)
     _reported: dict[tuple[str, str], session_pb2.FrontReport] = field(default_factory=dict)
     _reporting: threading.Lock = field(default_factory=threading.Lock)
@@ -137,6 +139,8 @@ class Readiness:
             predicted, workload = learner.predicted_front()
             front = front_to_message(predicted)
         except NoFrontError as error:
+            if not self.takes_no_front:
+                raise
             no_front, workload = plain_text(str(error), MAX_REASON_LENGTH), learner.known.workload
         report = session_pb2.FrontReport(
             front=front,
@@ -166,6 +170,7 @@ def make_ready(
     removed: Callable[[str], None] = lambda name: None,
     resting: Callable[[PowerMode], PowerMode] = lambda parked: parked,
     duty: DutyPlanning | None = None,
+    takes_no_front: bool = True,
 ) -> Readiness:
     """Open the device's workloads, measure some modes if that was asked for, and measure idle power.
 
@@ -181,6 +186,7 @@ def make_ready(
         report: called after every step.
         stopping: once set, measuring and fitting raise `StoppedError`, also later in the learners.
         is_announcing: whether the coordinator announces workloads. Otherwise the default workload is profiled first.
+        takes_no_front: whether it takes the reason why there is no front.
         share_modes: measured modes that a report of a front has, for other devices of this kind.
         removed: called with the name of a workload that was removed, as the device stores too many.
         resting: makes the parking mode the one in which the device rests while it answers requests.
@@ -227,7 +233,7 @@ def make_ready(
     except BaseException:
         workloads.close()
         raise
-    return Readiness(workloads, idle_w, parked, references[0].digest, is_announcing, ahead, share_modes)
+    return Readiness(workloads, idle_w, parked, references[0].digest, is_announcing, ahead, share_modes, takes_no_front)
 
 
 @dataclass(frozen=True)

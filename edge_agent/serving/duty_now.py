@@ -36,9 +36,12 @@ class DutyNow:
     live: LiveBatches
 
     def demand(self) -> Demand:
-        """The requests to plan with. The rate is rounded to two digits, so that reasons stay the same for a while."""
+        """The requests to plan with. The rate is rounded up to two digits: reasons stay the same for a while."""
         per_s = max(self.arrivals_per_s, LEAST_ARRIVALS_PER_S)
-        return Demand(float(f"{per_s:.2g}"), self.duty.latency_ms, self.duty.quantile)
+        digit = 10.0 ** (math.floor(math.log10(per_s)) - 1)
+        # A rounding error must not count as another digit.
+        rounded = math.ceil(per_s / digit - 1e-9) * digit
+        return Demand(float(f"{rounded:.2g}"), self.duty.latency_ms, self.duty.quantile)
 
     def differs_from(self, other: DutyNow) -> bool:
         """Whether other modes may keep the duty now than then: more than a chance change of rate or times."""
@@ -47,10 +50,10 @@ class DutyNow:
         rates = max(self.arrivals_per_s, LEAST_ARRIVALS_PER_S), max(other.arrivals_per_s, LEAST_ARRIVALS_PER_S)
         # Requests at random vary from one half minute, in which they are counted, to the next.
         by_chance = _DEVIATIONS * math.sqrt(2 / (min(rates) * _WINDOW_S))
-        if abs(rates[0] / rates[1] - 1) > max(_RATE_CHANGE, by_chance):
+        if max(rates) / min(rates) - 1 > max(_RATE_CHANGE, by_chance):
             return True
-        ratios = [took_ms / other.live[mode][batch] for mode, of in self.live.items() for batch, took_ms in of.items()]
-        return any(abs(math.log(ratio)) > _TIME_CHANGE for ratio in ratios)
+        pairs = [(took_ms, other.live[mode][batch]) for mode, of in self.live.items() for batch, took_ms in of.items()]
+        return any(max(pair) > math.exp(_TIME_CHANGE) * min(pair) for pair in pairs)
 
 
 def _keys(now: DutyNow) -> set[tuple[object, int]]:

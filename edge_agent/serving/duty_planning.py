@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_agent.learning.fitted_modes import NoFrontError
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_modes import DutyModes, KnownDutyModes, MeasuredDutyModes
@@ -29,10 +30,7 @@ FitInference = Callable[[str, tuple[int, ...], Profile], Mapping[int, Prediction
 
 
 _MEDIAN = 0.5
-
-
-class NoFrontError(InvalidInputError):
-    """The device's duty leaves nothing to plan a training with; the message says why."""
+_RETRY_QUESTIONS = 30
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,23 @@ class DutyPlanning:
         self._fitted: tuple[object, Mapping[int, Prediction]] | None = None
         self._kept: _Kept | None = None
         self._seen: DutyNow | None = None
+        self._seen_rows = rows.revision
+        self._questions_since_failure: int | None = None
 
     def has_changed(self) -> bool:
-        """Whether the duty has changed since this was asked last, so that fronts are due."""
-        now, seen = self._turns.duty_now(), self._seen
+        """Whether the duty or its measured rows have changed since this was asked last, so that fronts are due.
+
+        After a failure that may pass, such as of a process that was killed, also once it was asked 30 times.
+        """
+        now, seen, rows = self._turns.duty_now(), self._seen, self._rows.revision
         is_same = now is None if seen is None else now is not None and not now.differs_from(seen)
-        if not is_same:
-            self._seen = now
-        return not is_same
+        if self._questions_since_failure is not None:
+            self._questions_since_failure += 1
+        has_rows = now is not None and rows != self._seen_rows
+        is_due = not is_same or has_rows or (self._questions_since_failure or 0) >= _RETRY_QUESTIONS
+        if is_due:
+            self._seen, self._seen_rows, self._questions_since_failure = now, rows, None
+        return is_due
 
     def beside(self, modes: ModeArray, prediction: Prediction) -> tuple[ModeArray, Prediction]:
         """Predictions of training with the duty kept, without the modes that cannot keep it; the same without a duty.
@@ -99,6 +106,7 @@ class DutyPlanning:
             self._kept = _Kept(now.duty, _set_of(modes), frozenset())
             raise NoFrontError(f"the duty cannot be kept: {error}") from None
         except WattfleetError as error:
+            self._failed()
             raise NoFrontError(f"no training can be planned beside the duty: {error}") from None
         self._kept = _Kept(now.duty, _set_of(modes), _set_of(kept.alone.modes))
         found = kept.beside
@@ -106,6 +114,10 @@ class DutyPlanning:
             raise NoFrontError(self._why_none(now, KnownModes.of(modes, prediction), known))
         beside = Prediction(found.minibatch_ms, found.power_mw, found.time_log_sd, found.power_log_sd)
         return found.modes, beside
+
+    def _failed(self) -> None:
+        """Note a failure that may pass; modes are judged by measured times meanwhile."""
+        self._questions_since_failure, self._kept = 0, None
 
     def _why_none(self, now: DutyNow, training: KnownModes, inference: KnownModes) -> str:
         """Why no mode keeps the duty beside training."""
@@ -139,10 +151,12 @@ class DutyPlanning:
                 f"nothing is known of the inference of {now.duty.workload!r} yet: have it answer requests, or state"
                 " measured rows with `wattfleet agent duty set --measured`"
             )
-        batches = batch_sizes(now.largest_batch or max(rows.batches, default=1))
+        seen = {*rows.batches, *(batch for of_mode in now.live.values() for batch in of_mode)}
+        batches = batch_sizes(now.largest_batch or max(seen, default=1))
         try:
             return known_inference(self._modes, self._predicted(now.duty.workload, batches, rows), rows, now.live)
         except (WattfleetError, StoppedError) as error:
+            self._failed()
             why = str(error) or "the agent is stopping"
             raise NoFrontError(f"the inference of {now.duty.workload!r} cannot be predicted: {why}") from None
 

@@ -33,10 +33,14 @@ class InferenceRows:
 
     Args:
         state_directory: the agent's.
+
+    Attributes:
+        revision: rises whenever rows are stored.
     """
 
     def __init__(self, state_directory: Path) -> None:
         self._folder = state_directory / INFERENCE_DIRECTORY
+        self.revision = 0
 
     def read(self, workload: str) -> Profile:
         """The rows of a workload; none if there is no file.
@@ -87,6 +91,7 @@ class InferenceRows:
             self._remove_oldest()
         except OSError as error:
             raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+        self.revision += 1
 
     def _path(self, workload: str) -> Path:
         return self._folder / f"{folder_name(workload)}.csv"

@@ -17,6 +17,7 @@ from wattfleet_proto.version import common_version
 _log = logging.getLogger(__name__)
 
 _ANNOUNCING_MINOR = 1
+_DUTIES_MINOR = 5
 _MAX_SHOWN = 200
 """Characters of a damaged file in the log."""
 
@@ -135,6 +136,11 @@ class LatestWelcome:
 def announces_workloads(welcome: session_pb2.Welcome) -> bool:
     """Whether the coordinator announces the workloads of its runs, as from protocol 2.1 on."""
     return common_version(welcome.protocol).minor >= _ANNOUNCING_MINOR
+
+
+def takes_no_front(welcome: session_pb2.Welcome) -> bool:
+    """Whether the coordinator takes the reason why a device has no front, as from protocol 2.5 on."""
+    return common_version(welcome.protocol).minor >= _DUTIES_MINOR
 
 
 def references_of(welcome: session_pb2.Welcome) -> tuple[str, ...]:

@@ -52,13 +52,13 @@ POWER_RANGES: Mapping[str, PowerRange] = {
 """By kind of board; from NVIDIA's presets, `MAXN` included. A host is a workstation without power modes."""
 
 
-def require_plausible_power(device_id: str, board: str, front: Front, idle_w: float, others: PowerRange) -> None:
+def require_plausible_power(device_id: str, board: str, front: Front | None, idle_w: float, others: PowerRange) -> None:
     """Check the watts that a device reports against its kind of board.
 
     Args:
         device_id: the device.
         board: its kind.
-        front: its front.
+        front: its front; None if it has none now.
         idle_w: watts while parked, not negative.
         others: the range of unknown kinds.
 
@@ -68,7 +68,7 @@ def require_plausible_power(device_id: str, board: str, front: Front, idle_w: fl
     most = POWER_RANGES.get(board, others)
     for name, watts, most_w in (
         ("idle power", idle_w, most.idle_w),
-        ("largest planned power", front.max_planned_w, most.training_w),
+        ("largest planned power", 0.0 if front is None else front.max_planned_w, most.training_w),
     ):
         if watts > most_w:
             raise ImplausibleError(

@@ -76,7 +76,7 @@ def test_a_board_does_not_seem_slower_after_rounds_beside_requests(tmp_path: Pat
     """Each round takes three times as long as alone, which would otherwise count as drift after a few."""
     bench = Bench(tmp_path / "profile.jsonl")
     mode = array_to_modes(bench.device.modes)[1234]
-    alone = bench.learner.predicted_in(mode).minibatch_ms[0]
+    alone = bench.learner._fitted.at(mode, bench.learner.known).minibatch_ms[0]  # noqa: SLF001 - before any round
     records, front = len(bench.journal.measurements), bench.learner.predicted_front()[0]
     per_epoch = bench.learner.minibatches_per_epoch
     for _ in range(6):

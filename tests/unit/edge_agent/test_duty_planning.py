@@ -9,17 +9,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.learning.fitted_modes import FittedModes
+from edge_agent.learning.fitted_modes import FittedModes, NoFrontError
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_now import DutyNow
-from edge_agent.serving.duty_planning import DutyPlanning, NoFrontError
+from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.live_times import LiveTimes
 from wattfleet.choosing import Front
-from wattfleet.duties import ConstantArrivals, Duty, MeasuredArrivals
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, PowerMode, Profile, Task, Workload, array_to_modes, modes_to_array
+from wattfleet.duties import ConstantArrivals, Duty, MeasuredArrivals, ModesWithDuty
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import (
+    BatchOptions,
+    Measurement,
+    PowerMode,
+    Profile,
+    Task,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    modes_to_array,
+)
 from wattfleet.prediction import Prediction
 
 SLOW = PowerMode(8, 2_000_000, 250_000_000, 3_000_000_000)
@@ -223,3 +233,61 @@ def test_the_measured_rate_counts_if_it_is_above_the_expected_one(planning: Plan
     assert rate(duty(100.0, 5.0)) == 20.0
     assert rate(duty(100.0, 50.0)) == 50.0
     assert rate(Duty("camera", MeasuredArrivals(50.0), 100.0)) == 20.0
+
+
+@pytest.mark.parametrize(("before", "after"), [(10.0, 0.0), (10.0, 0.4), (30.0, 0.5), (0.0, 10.0)])
+def test_a_rate_that_nearly_ceases_counts_as_a_change(before: float, after: float) -> None:
+    assert replace(NOW, arrivals_per_s=after).differs_from(replace(NOW, arrivals_per_s=before))
+
+
+@pytest.mark.parametrize(
+    ("per_s", "planned"), [(10.49, 11.0), (10.0, 10.0), (0.31, 0.31), (99.2, 100.0), (1234.0, 1300.0)]
+)
+def test_the_rate_to_plan_with_is_rounded_up(per_s: float, planned: float) -> None:
+    assert replace(NOW, arrivals_per_s=per_s).demand().arrival_per_s == pytest.approx(planned)
+
+
+def test_a_batch_that_does_not_fit_leaves_the_front_of_the_others(planning: Planning) -> None:
+    planning.turns.duty = duty(100.0)
+    options = BatchOptions((16, 64), (1.0, 1.0))
+    known = KnownWorkload(Workload("digits", WorkloadFacts(batch=16), options), 100)
+    slower = Prediction(50 * TRAINING.minibatch_ms, TRAINING.power_mw, NONE, NONE)
+    fitted = FittedModes(MODES, TRAINING, {16: TRAINING, 64: slower}, known)
+    front = fitted.front(known, np.ones(3, dtype=bool), 0.0, planning.beside)[0]
+    assert front.batch is not None and set(front.batch.tolist()) == {16}
+    with pytest.raises(NoFrontError):
+        replace(fitted, by_batch={16: slower, 64: slower}).front(known, np.ones(3, dtype=bool), 0.0, planning.beside)
+
+
+def test_the_front_stays_while_the_server_restarts(planning: Planning) -> None:
+    planning.fit = lambda workload, batches, rows: {
+        batch: Prediction(np.full(3, 9.0 + batch), np.full(3, 15e3), NONE, NONE) for batch in batches
+    }
+    planning.turns.duty = duty(500.0, 120.0)
+    server = planning.turns.server_connected(8)
+    for _ in range(8):
+        planning.times.batch_answered(FAST, 8, 17.0, False)
+    before = planning.modes_of_front()
+    planning.turns.server_gone(server)
+    assert planning.modes_of_front() == before
+
+
+def test_further_measured_rows_lead_to_another_front(planning: Planning) -> None:
+    planning.turns.duty = duty(100.0)
+    assert [planning.has_changed(), planning.has_changed()] == [True, False]
+    planning.rows.add("camera", Profile.of([Measurement(SLOW, 12.0, 9e3, 1)], Task.INFERENCE))
+    assert [planning.has_changed(), planning.has_changed()] == [True, False]
+
+
+def test_a_failure_that_may_pass_is_tried_again_after_a_while(planning: Planning) -> None:
+    def killed(*arguments: object) -> ModesWithDuty:
+        raise WattfleetError("the process was killed")
+
+    planning.turns.duty = duty(100.0)
+    assert planning.has_changed()
+    keep, planning.keep = planning.keep, killed
+    with pytest.raises(NoFrontError, match="killed"):
+        planning.front()
+    assert [planning.has_changed() for _ in range(31)].count(True) == 1
+    planning.keep = keep
+    planning.front()

@@ -13,6 +13,7 @@ from edge_agent.runtime.local_socket import STATUS
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_service import DutyServicer, TooManyAppsError
+from edge_agent.serving.inference_rows import InferenceRows
 from tests.fakes.duty_agent import LiveBoard, duty
 from tests.fakes.real_time_board import MODE
 from wattfleet_io.tasks import stop_tasks
@@ -38,7 +39,7 @@ def turns() -> DeviceTurns:
 @pytest.fixture
 def servicer(turns, tmp_path) -> DutyServicer:
     board: Any = LiveBoard()
-    return DutyServicer(board, turns, DutyFile(tmp_path))
+    return DutyServicer(board, turns, DutyFile(tmp_path), InferenceRows(tmp_path))
 
 
 @pytest.mark.parametrize(("method", "says"), [("Serve", HELLO), ("Share", WANTED)], ids=["Serve", "Share"])
@@ -68,7 +69,7 @@ def test_a_batch_that_was_retried_one_by_one_tells_nothing_of_later_ones(tmp_pat
     turns = DeviceTurns(lambda: time_s)
     turns.in_mode(MODE)
     board: Any = LiveBoard()
-    servicer = DutyServicer(board, turns, DutyFile(tmp_path))
+    servicer = DutyServicer(board, turns, DutyFile(tmp_path), InferenceRows(tmp_path))
     kept = []
 
     async def answers() -> None:
