@@ -123,9 +123,12 @@ class Agent:
             self._note(await self._read())
         return orders.pop(0)
 
-    async def trained(self) -> None:
-        """Take the grant of a round and say that its training is over."""
-        await self.lease(GrantPhase.OVER, await self.grant())
+    async def trained(self, plan_id: str = "") -> None:
+        """Take the grant of a round, the next one unless its plan is named, and say that its training is over."""
+        grant = await self.grant()
+        while plan_id and grant.plan_id != plan_id:
+            grant = await self.grant()
+        await self.lease(GrantPhase.OVER, grant)
 
     async def obey(self, phase: GrantPhase = GrantPhase.WAITING) -> None:
         """Put the newest grant in force, if one has come, and say how far its training is."""

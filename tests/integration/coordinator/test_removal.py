@@ -208,10 +208,11 @@ async def test_a_run_is_ended_and_deleted_once_no_device_trains_for_it(config: C
 async def test_a_run_with_more_rounds_than_one_transaction_deletes_is_deleted(config: CoordinatorSettings) -> None:
 
     async with served_with_shell(config) as (client, shell):
-        _agents = await client.two_ready()
+        agents = dict(zip(("orin", "nano"), await client.two_ready(), strict=True))
         for number in range(1, 20):
             plan = await client.plan(number)
-            await client.end_trainings()
+            for each in plan.assignments:
+                await agents[each.device_id].trained(plan.plan_id)
             await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0))
         assert (await shell("delete", RUN, "--end")).stdout == f"run {RUN}: deleted\n"
         streamed = client.view.StreamRounds(view_pb2.StreamRoundsRequest(run_id=RUN))
