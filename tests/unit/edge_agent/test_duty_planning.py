@@ -265,6 +265,7 @@ def test_the_front_stays_while_the_server_restarts(planning: Planning) -> None:
     }
     planning.turns.duty = duty(500.0, 120.0)
     server = planning.turns.server_connected(8)
+    planning.turns.server_gone(1)
     for _ in range(8):
         planning.times.batch_answered(FAST, 8, 17.0, False)
     before = planning.modes_of_front()
