@@ -19,6 +19,8 @@ from typing import Any, BinaryIO
 from wattfleet.errors import WattfleetError
 
 _CHECK_EVERY_S = 0.1
+# An app or a profiled workload may train at the same time, and is being measured.
+_NICENESS = 10
 
 
 class ChildEndedError(Exception):
@@ -168,3 +170,9 @@ def python_process(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 def _absolute(search_path: str) -> str:
     """A search path with absolute folders; without empty entries, which stand for the current folder."""
     return os.pathsep.join(os.path.abspath(folder) for folder in search_path.split(os.pathsep) if folder)
+
+
+def give_way() -> None:
+    """Lower this process's priority, if it is allowed to; the service's unit does not allow it."""
+    with suppress(OSError):
+        os.nice(_NICENESS)

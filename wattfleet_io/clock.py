@@ -32,7 +32,7 @@ class SystemClock:
 
 
 def utc_now() -> datetime:
-    """The time of day, for schedules only: nothing may be timed by it, since it can be set at any moment."""
+    """The date and time, for schedules and records: no duration is timed by it, since it can be set at any moment."""
     return datetime.now(timezone.utc)
 
 

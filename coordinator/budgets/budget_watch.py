@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 
@@ -17,6 +17,7 @@ from coordinator.clocks import Moment, jump_s, jump_text
 from coordinator.errors import BudgetSourceError, UnknownRecordError
 from coordinator.settings import SiteSettings
 from wattfleet.budgets import InForce, Override, Reading
+from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import background_task, stop_tasks
 
 _log = logging.getLogger(__name__)
@@ -39,10 +40,6 @@ class BudgetStatus:
     override: Override | None
 
 
-def _utc_now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 class BudgetWatch:
     """The watts in force at every supply, from `start` to `stop`.
 
@@ -54,7 +51,7 @@ class BudgetWatch:
         self,
         budgets: Mapping[str, AnyBudget],
         on_change: Callable[[str, InForce], None],
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = utc_now,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         query: Callable[[PrometheusBudget], Awaitable[Reading]] | None = None,
         overrides: Mapping[str, Override] | None = None,

@@ -17,9 +17,9 @@ from coordinator.settings import RoundSettings
 from coordinator.state.names import require_metrics, require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
 from coordinator.state.rounds.unplanned import reported
-from coordinator.store.store import utc_now
 from wattfleet.errors import InvalidInputError, first_few
 from wattfleet.planning import plausible_examples, plausible_loss
+from wattfleet_io.clock import utc_now
 from wattfleet_proto.convert import (
     assignment_to_message,
     epochs_of_request,

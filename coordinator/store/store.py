@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import URL, Connection
@@ -46,13 +46,9 @@ from coordinator.store.statements import Statements
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.upgrade import newest_version, upgrade, version_of
 from wattfleet.planning import History
+from wattfleet_io.clock import utc_now
 
 _log = logging.getLogger(__name__)
-
-
-def utc_now() -> datetime:
-    """The date and time."""
-    return datetime.now(timezone.utc)
 
 
 class Store:

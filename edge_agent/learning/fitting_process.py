@@ -6,11 +6,10 @@ requests one after the other. It ends when its standard input is closed, so also
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from edge_agent.learning.fitting import Fitted, FittingHere, OpenFitting
@@ -19,14 +18,11 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Profile
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, ParentConnection, parent_connection
+from wattfleet_io.child_process import ChildEndedError, ChildProcess, ParentConnection, give_way, parent_connection
 from wattfleet_io.logs import start_logging
 
 ANSWERS_WITHIN_S = 600.0
 """Default limit on one answer. One core at its lowest clock needs about a minute."""
-
-# An app or a profiled workload may train at the same time, and is being measured.
-_NICENESS = 10
 
 
 class FittingFailedError(WattfleetError):
@@ -107,12 +103,6 @@ def _serve(parent: ParentConnection) -> None:
             parent.answer(getattr(fitting, method)(*arguments))
         except WattfleetError as error:
             parent.answer(error)
-
-
-def give_way() -> None:
-    """Lower this process's priority, if it is allowed to; the service's unit does not allow it."""
-    with suppress(OSError):
-        os.nice(_NICENESS)
 
 
 def main() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
-from contextlib import suppress
 
 from wattfleet.choosing import PROBABILITY, KnownModes
 from wattfleet.duties import Demand, ModesWithDuty, keep_duty
 from wattfleet.errors import WattfleetError
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
+from wattfleet_io.child_process import ChildEndedError, ChildProcess, give_way, parent_connection
 from wattfleet_io.logs import start_logging
 
 _WITHIN_S = 120.0
-_NICENESS = 10
 
 
 class DutyProcessError(WattfleetError):
@@ -47,8 +44,7 @@ def keep_duty_aside(
 
 def main() -> None:
     """Serve the agent that started this process."""
-    with suppress(OSError):
-        os.nice(_NICENESS)
+    give_way()
     start_logging()
     with parent_connection() as parent:
         for arguments in parent.requests():

@@ -124,7 +124,7 @@ class Grants:
         return self._held.must_stop(self._now_s())
 
     async def stop(self, reason: str) -> None:
-        """The training has to stop, as the device cannot keep it within its watts; `next_change` says so."""
+        """The training has to stop for a reason of the device's own, such as its duty; `next_change` says so."""
         async with self._changed:
             self._held.stop(reason)
             self._changed.notify_all()

@@ -122,7 +122,7 @@ class HeldGrant:
         return self._newest
 
     def stop(self, reason: str) -> None:
-        """Have the training stop: the device itself cannot keep it within its watts."""
+        """Have the training stop for a reason of the device's own, such as its watts or its duty."""
         self._stop_reason = reason
 
     def must_stop(self, now_s: float) -> str | None:

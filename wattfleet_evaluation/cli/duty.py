@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from wattfleet.choosing import Objective
 from wattfleet_evaluation.cli.figures_table import print_figures
-from wattfleet_evaluation.cli.pair_options import DEFAULT_REFERENCE, fit_named, require_measurements, require_task
+from wattfleet_evaluation.cli.pair_options import (
+    ArrivalOption,
+    BudgetsOption,
+    InferenceOption,
+    JsonOption,
+    ReferenceOption,
+    SeedOption,
+    fit_named,
+    problems_of,
+    require_measurements,
+    require_task,
+)
 from wattfleet_evaluation.cli.ranges import parse_range
 
 
 def duty(
-    inference: Annotated[
-        Path, typer.Option(help="Answer requests with the workload whose measured modes and batches are in this CSV.")
-    ],
+    inference: InferenceOption,
     latency_ms: Annotated[
         str,
         typer.Option(
@@ -26,19 +34,8 @@ def duty(
             show_default=False,
         ),
     ] = "50:2000:50",
-    arrival_per_s: Annotated[
-        str,
-        typer.Option(
-            help="Evaluate all arrival rates FIRST:LAST:STEP, in requests a second. Default: 30:120:10.",
-            show_default=False,
-        ),
-    ] = "30:120:10",
-    budgets: Annotated[
-        str,
-        typer.Option(
-            help="Evaluate all power budgets FIRST:LAST:STEP, in watts. Default: 10:50:1.", show_default=False
-        ),
-    ] = "10:50:1",
+    arrival_per_s: ArrivalOption = "30:120:10",
+    budgets: BudgetsOption = "10:50:1",
     measure: Annotated[
         int,
         typer.Option(
@@ -60,16 +57,9 @@ def duty(
             help="Choose by the least power or the most samples a second. Default: least-power.", show_default=False
         ),
     ] = Objective.LEAST_POWER,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Let wattfleet transfer from this shipped reference, without the network that is evaluated, or from"
-            f" one trained on the corpus in this CSV. Repeatable. Default: {DEFAULT_REFERENCE}.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Set the seed of random draws. Default: 0.", show_default=False)] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    reference: ReferenceOption = None,
+    seed: SeedOption = 0,
+    json_: JsonOption = False,
 ) -> None:
     """Choose a power mode and a batch for a board that answers requests within a latency and a power budget.
 
@@ -78,19 +68,13 @@ def duty(
     """
     from rich.console import Console
 
-    from wattfleet.choosing import ServiceLimits
     from wattfleet.modes import Task, read_profile
     from wattfleet_evaluation.judging.audited_target import audited
     from wattfleet_evaluation.judging.serving import evaluate_serving
     from wattfleet_evaluation.serving_methods.registry import serving_method_named
 
     require_measurements(measure, seed, fewest=1)
-    problems = [
-        ServiceLimits(limit_ms, rate, 1e3 * budget_w)
-        for limit_ms in parse_range("--latency-ms", latency_ms, 50)
-        for rate in parse_range("--arrival-per-s", arrival_per_s, 10)
-        for budget_w in parse_range("--budgets", budgets, 1)
-    ]
+    problems = problems_of(parse_range("--latency-ms", latency_ms, 50), arrival_per_s, budgets)
     corpus = read_profile(inference)
     require_task("--inference", corpus, Task.INFERENCE)
     method = serving_method_named(strategy, lambda: fit_named(inference, corpus, reference), chooses_measured=True)

@@ -10,7 +10,18 @@ import typer
 
 from wattfleet.choosing import InterleavingObjective
 from wattfleet_evaluation.cli.figures_table import print_figures
-from wattfleet_evaluation.cli.pair_options import DEFAULT_REFERENCE, fit_named, require_measurements, require_task
+from wattfleet_evaluation.cli.pair_options import (
+    ArrivalOption,
+    BudgetsOption,
+    InferenceOption,
+    JsonOption,
+    ReferenceOption,
+    SeedOption,
+    fit_named,
+    problems_of,
+    require_measurements,
+    require_task,
+)
 from wattfleet_evaluation.cli.ranges import parse_range
 
 if TYPE_CHECKING:
@@ -23,28 +34,15 @@ if TYPE_CHECKING:
 
 def interleave(
     training: Annotated[Path, typer.Option(help="Train the workload whose measured modes are in this CSV.")],
-    inference: Annotated[
-        Path, typer.Option(help="Answer requests with the workload whose measured modes and batches are in this CSV.")
-    ],
+    inference: InferenceOption,
     latency_s: Annotated[
         str,
         typer.Option(
             help="Evaluate all latency limits FIRST:LAST:STEP, in seconds. Default: 0.5:2:0.1.", show_default=False
         ),
     ] = "0.5:2:0.1",
-    arrival_per_s: Annotated[
-        str,
-        typer.Option(
-            help="Evaluate all arrival rates FIRST:LAST:STEP, in requests a second. Default: 30:120:10.",
-            show_default=False,
-        ),
-    ] = "30:120:10",
-    budgets: Annotated[
-        str,
-        typer.Option(
-            help="Evaluate all power budgets FIRST:LAST:STEP, in watts. Default: 10:50:1.", show_default=False
-        ),
-    ] = "10:50:1",
+    arrival_per_s: ArrivalOption = "30:120:10",
+    budgets: BudgetsOption = "10:50:1",
     measure: Annotated[
         int,
         typer.Option(
@@ -75,16 +73,9 @@ def interleave(
             show_default=False,
         ),
     ] = InterleavingObjective.MOST_PER_WINDOW,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Let wattfleet transfer from this shipped reference, without the network that is evaluated, or from"
-            f" one trained on the corpus in this CSV. Repeatable. Default: {DEFAULT_REFERENCE}.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Set the seed of random draws. Default: 0.", show_default=False)] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    reference: ReferenceOption = None,
+    seed: SeedOption = 0,
+    json_: JsonOption = False,
 ) -> None:
     """Choose a power mode and an inference batch for a board that trains and answers requests.
 
@@ -94,19 +85,14 @@ def interleave(
     from rich.console import Console
     from rich.progress import Progress
 
-    from wattfleet.choosing import ServiceLimits
     from wattfleet.modes import Task, read_profile
     from wattfleet_evaluation.interleaving_methods.registry import interleaving_method_named
     from wattfleet_evaluation.interleaving_methods.session import PairCorpora
     from wattfleet_evaluation.judging.interleaving import evaluate_interleaving
 
     require_measurements(measure, seed, fewest=2)
-    problems = [
-        ServiceLimits(1e3 * limit_s, rate, 1e3 * budget_w)
-        for limit_s in parse_range("--latency-s", latency_s, 0.1)
-        for rate in parse_range("--arrival-per-s", arrival_per_s, 10)
-        for budget_w in parse_range("--budgets", budgets, 1)
-    ]
+    latencies_ms = [1e3 * limit_s for limit_s in parse_range("--latency-s", latency_s, 0.1)]
+    problems = problems_of(latencies_ms, arrival_per_s, budgets)
     files = {Task.TRAINING: (training, read_profile(training)), Task.INFERENCE: (inference, read_profile(inference))}
     for task, (_, profile) in files.items():
         require_task(f"--{task}", profile, task)

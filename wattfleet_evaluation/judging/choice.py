@@ -18,6 +18,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, array_to_modes
 from wattfleet_evaluation.choice_methods.choice_method import ChoiceMethod
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
+from wattfleet_evaluation.judging.rounding import rounded
 
 Values = NDArray[np.float64]
 Report = Callable[[int], None]
@@ -72,9 +73,9 @@ class ChoiceCases:
                 found |= {f"{name}_passing": value for name, value in passing.items()}
         return {
             **found,
-            "signed_penalty_pct": _rounded(np.median(self.signed_penalty_pct)),
-            "excess_w": _rounded(self.excess_w.mean()),
-            "modes_measured": _rounded(self.modes_measured.mean()),
+            "signed_penalty_pct": rounded(np.median(self.signed_penalty_pct)),
+            "excess_w": rounded(self.excess_w.mean()),
+            "modes_measured": rounded(self.modes_measured.mean()),
             "budgets": {"evaluated": len(self.budgets_w), "left_out": self.left_out},
         }
 
@@ -82,17 +83,13 @@ class ChoiceCases:
 def _figures(penalty_pct: Values, excess_w: Values) -> dict[str, object]:
     return {
         "time_penalty_pct": {
-            "median": _rounded(np.median(penalty_pct)),
-            "mean": _rounded(penalty_pct.mean()),
-            "p90": _rounded(np.quantile(penalty_pct, 0.9)),
+            "median": rounded(np.median(penalty_pct)),
+            "mean": rounded(penalty_pct.mean()),
+            "p90": rounded(np.quantile(penalty_pct, 0.9)),
         },
-        "over_budget_pct": _rounded(100 * (excess_w > 0).mean()),
-        "over_budget_1w_pct": _rounded(100 * (excess_w > 1).mean()),
+        "over_budget_pct": rounded(100 * (excess_w > 0).mean()),
+        "over_budget_1w_pct": rounded(100 * (excess_w > 1).mean()),
     }
-
-
-def _rounded(value: np.floating) -> float:
-    return round(float(value), 4)
 
 
 def evaluate_choice(

@@ -17,6 +17,7 @@ from wattfleet.choosing import InterleavingObjective, PairedModes, ServiceLimits
 from wattfleet.errors import InvalidInputError
 from wattfleet_evaluation.interleaving_methods.interleaving_method import Choose, InterleavingMethod
 from wattfleet_evaluation.interleaving_methods.session import InterleavingSession, PairCorpora
+from wattfleet_evaluation.judging.rounding import rounded
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -64,13 +65,13 @@ class InterleavingCases:
             "problems": self.problems,
             "solvable": len(self.found),
             "with_training": int(np.isfinite(self.training_share).sum()),
-            "found_pct": _rounded(100 * self.found.mean()),
+            "found_pct": rounded(100 * self.found.mean()),
             "training_share": _shares(self.training_share),
             "rate_share": _shares(self.rate_share),
-            "over_budget_pct": _rounded(100 * (self.excess_w > 0).mean()),
-            "over_budget_1w_pct": _rounded(100 * (self.excess_w > 1).mean()),
-            "latency_broken_pct": _rounded(100 * self.latency_broken.mean()),
-            "measured": {"mean": _rounded(self.measured.mean()), "most": int(self.measured.max())},
+            "over_budget_pct": rounded(100 * (self.excess_w > 0).mean()),
+            "over_budget_1w_pct": rounded(100 * (self.excess_w > 1).mean()),
+            "latency_broken_pct": rounded(100 * self.latency_broken.mean()),
+            "measured": {"mean": rounded(self.measured.mean()), "most": int(self.measured.max())},
         }
         if self.passing_share is not None:
             figures["training_share_passing"] = _shares(self.passing_share)
@@ -82,14 +83,10 @@ def _shares(shares: Values) -> dict[str, float] | None:
     if not len(known):
         return None
     return {
-        "median": _rounded(np.median(known)),
-        "p10": _rounded(np.quantile(known, 0.1)),
-        "mean": _rounded(known.mean()),
+        "median": rounded(np.median(known)),
+        "p10": rounded(np.quantile(known, 0.1)),
+        "mean": rounded(known.mean()),
     }
-
-
-def _rounded(value: np.floating) -> float:
-    return round(float(value), 4)
 
 
 def evaluate_interleaving(

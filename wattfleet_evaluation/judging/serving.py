@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from wattfleet.choosing import Objective, ServiceLimits
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchArray, PowerMode, Profile, array_to_modes
+from wattfleet_evaluation.judging.rounding import rounded
 from wattfleet_evaluation.serving_methods.serving_method import ServingMethod
 from wattfleet_evaluation.serving_methods.serving_session import ServingSession
 
@@ -63,13 +64,13 @@ class ServingCases:
         With an audit, `loss_pct_passing` has the loss over the rows that pass.
         """
         figures: dict[str, object] = {
-            "found_pct": _rounded(100 * self.found.mean()),
+            "found_pct": rounded(100 * self.found.mean()),
             "loss_pct": _loss(self.loss_pct),
-            "over_budget_pct": _rounded(100 * (self.excess_w > 0).mean()),
-            "over_budget_1w_pct": _rounded(100 * (self.excess_w > 1).mean()),
-            "latency_broken_pct": _rounded(100 * self.latency_broken.mean()),
-            "excess_w": _rounded(self.excess_w.mean()),
-            "rows_measured": _rounded(self.rows_measured.mean()),
+            "over_budget_pct": rounded(100 * (self.excess_w > 0).mean()),
+            "over_budget_1w_pct": rounded(100 * (self.excess_w > 1).mean()),
+            "latency_broken_pct": rounded(100 * self.latency_broken.mean()),
+            "excess_w": rounded(self.excess_w.mean()),
+            "rows_measured": rounded(self.rows_measured.mean()),
             "problems": {"evaluated": self.found.shape[1], "left_out": self.left_out},
         }
         if self.loss_passing_pct is not None:
@@ -81,7 +82,7 @@ class ServingCases:
         figures = self.figures()
         del figures["problems"], figures["rows_measured"]
         evaluated = self.found.shape[1]
-        measured = {"mean": _rounded(self.rows_measured.mean()), "most": int(self.rows_measured.max())}
+        measured = {"mean": rounded(self.rows_measured.mean()), "most": int(self.rows_measured.max())}
         return {"problems": evaluated + self.left_out, "solvable": evaluated, **figures, "measured": measured}
 
 
@@ -91,14 +92,10 @@ def _loss(loss_pct: Values) -> dict[str, float] | None:
     if not len(known):
         return None
     return {
-        "median": _rounded(np.median(known)),
-        "mean": _rounded(known.mean()),
-        "p90": _rounded(np.quantile(known, 0.9)),
+        "median": rounded(np.median(known)),
+        "mean": rounded(known.mean()),
+        "p90": rounded(np.quantile(known, 0.9)),
     }
-
-
-def _rounded(value: np.floating) -> float:
-    return round(float(value), 4)
 
 
 def evaluate_serving(

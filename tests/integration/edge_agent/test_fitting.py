@@ -16,14 +16,14 @@ import pytest
 import reference_models
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
-from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process, give_way
+from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process
 from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.modes import Profile, modes_to_array
 from wattfleet.prediction import pack_artefact, read_artefact, restore_predictor
-from wattfleet_io.child_process import python_process
+from wattfleet_io.child_process import give_way, python_process
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
