@@ -265,7 +265,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         except InvalidInputError as error:
             _log.debug("%s: %s", device_id, error)
             return
-        self._fleet.duties.report(device_id, kept)
+        if self._fleet.duties.report(device_id, kept):
+            self._fleet.rounds.is_trim_due = True  # its front beside the duty may have arrived before
 
     def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
         """Take a device's word on which grant is in force; returns whether this grant is renewed."""
@@ -273,7 +274,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         # From now on, as the device counts from before it sent this lease.
         grants.renew(device_id, self._now_s())
         phase = phase_from_message(lease.phase) if lease.grant_id else GrantPhase.OVER
-        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase)
+        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase, self._now_s())
         is_renewed = grants.may_be_renewed(device_id)
         self._orders.send_due(device_id)
         return is_renewed

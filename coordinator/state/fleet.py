@@ -34,7 +34,16 @@ from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
 from coordinator.state.waiting_runs import WaitingRuns
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
-from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
+from wattfleet.planning import (
+    Allowance,
+    InFlight,
+    InTraining,
+    Offer,
+    Selection,
+    TrimmedPlan,
+    review_epochs,
+    trim_rounds,
+)
 from wattfleet.planning.policies import Policy
 
 
@@ -231,39 +240,66 @@ class Fleet:
                 )
 
     def trim(self) -> list[RoundRecord]:
-        """Trim the rounds in flight to the budgets, where devices draw more than their plans took into account.
+        """Review the rounds in flight: for duties that leave less time, and where devices draw more than was planned.
 
         Trainings that nobody waits for are stopped first. A device's limit is never raised: others may not have
         confirmed their lower limits yet. A device that is disconnected, or does not confirm its grant, cannot be told
         anything: it counts with what it may draw, and the others are planned around it.
 
         Returns:
-            The rounds that were trimmed.
+            The rounds that were changed.
         """
         self.rounds.trim_count += 1
-        trimmed: list[RoundRecord] = []
+        trimmed = self._review_duties()
+        self._trim_to_budgets(trimmed)
+        self._trimmed()
+        return list(trimmed.values())
+
+    def _trim_to_budgets(self, trimmed: dict[str, RoundRecord]) -> None:
+        """Trim the rounds in flight to the budgets; adds those that are changed to `trimmed`, by plan."""
         expected = {device_id for device_id in self.rounds.grants.of_training() if self._obeys(device_id)}
         if not (exceeded := self._exceeded(expected)):
-            self._trimmed()
-            return trimmed
+            return
         in_flight = self._offers_in_flight()
         offered = {offer.device_id for offers in in_flight.values() for offer in offers}
         self._stop_given_up(expected, exceeded)
         if not in_flight:
-            self._trimmed()
-            return trimmed
+            return
         rounds = [InFlight(self.rounds.records[plan_id].plan, offers) for plan_id, offers in in_flight.items()]
         allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(offered, expected))
         for plan_id, trim in zip(in_flight, trim_rounds(rounds, allowance), strict=True):
-            if trim is None:
-                continue
-            before = self.rounds.records[plan_id]
-            stopped_w = sum(self.agents.devices[device_id].idle_w or 0.0 for device_id in trim.ended)
-            record = replace(before, plan=trim.plan, idle_w=before.idle_w + stopped_w)
-            self.rounds.replace_plan(record, trim.changed + trim.ended)
-            trimmed.append(record)
-        self._trimmed()
-        return trimmed
+            if trim is not None:
+                trimmed[plan_id] = self._replace_plan(plan_id, trim)
+
+    def _review_duties(self) -> dict[str, RoundRecord]:
+        """Replan the devices in flight whose duty leaves less time than their rounds count with.
+
+        Returns:
+            The rounds that were changed, by plan.
+        """
+        changed: dict[str, RoundRecord] = {}
+        if not self.duties.devices:
+            return changed
+        grants, now_s = self.rounds.grants, self._now_s()
+        for plan_id, offers in self._offers_in_flight(self.duties.devices).items():
+            known = {offer.device_id: grants.of(offer.device_id) for offer in offers}
+            devices = [
+                InTraining(offer, grant.elapsed_s(now_s))
+                for offer in offers
+                if (grant := known[offer.device_id]) is not None and not grant.is_late
+            ]
+            elsewhere_w = self.draw.elsewhere_w({each.offer.device_id for each in devices})
+            allowance = replace(self.operator.allowance, elsewhere_w=elsewhere_w)
+            if (trim := review_epochs(self.rounds.records[plan_id].plan, devices, allowance)) is not None:
+                changed[plan_id] = self._replace_plan(plan_id, trim)
+        return changed
+
+    def _replace_plan(self, plan_id: str, trim: TrimmedPlan) -> RoundRecord:
+        before = self.rounds.records[plan_id]
+        stopped_w = sum(self.agents.devices[device_id].idle_w or 0.0 for device_id in trim.ended)
+        record = replace(before, plan=trim.plan, idle_w=before.idle_w + stopped_w)
+        self.rounds.replace_plan(record, trim.changed + trim.ended)
+        return record
 
     def _trimmed(self) -> None:
         """Note that rounds were trimmed; what was never sent waits while other devices have yet to obey."""
@@ -314,14 +350,20 @@ class Fleet:
             return grants.is_controllable(device_id, now_s)
         return grants.is_expected_back(device_id, now_s)
 
-    def _offers_in_flight(self) -> dict[str, list[Offer]]:
-        """What the devices in flight can be planned with, by plan."""
+    def _offers_in_flight(self, only: Collection[str] | None = None) -> dict[str, list[Offer]]:
+        """What the devices in flight can be planned with, by plan.
+
+        Args:
+            only: the only devices to look at; None for all.
+        """
         offers: dict[str, list[Offer]] = {}
         lengths = self.agents.usual_lengths()
         for device_id, grant in self.rounds.grants.in_flight():
             device = self.agents.devices.get(device_id)
             # A device that profiles sets its own power modes.
             if grant.assignment is None or device is None or self.agents.is_profiling(device_id):
+                continue
+            if only is not None and device_id not in only:
                 continue
             if not self._obeys(device_id) or not self.agents.is_connected(device_id):
                 continue

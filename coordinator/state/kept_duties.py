@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from wattfleet.duties import KeptDuty
 
@@ -13,12 +13,19 @@ class KeptDuties:
     def __init__(self) -> None:
         self._by_device: dict[str, KeptDuty] = {}
 
-    def report(self, device_id: str, kept: KeptDuty | None) -> None:
-        """Take a device's figures; None if it has no duty."""
+    def report(self, device_id: str, kept: KeptDuty | None) -> bool:
+        """Take a device's figures; None if it has no duty. Returns whether it had none before."""
         if kept is None:
             self._by_device.pop(device_id, None)
-        else:
-            self._by_device[device_id] = kept
+            return False
+        is_new = device_id not in self._by_device
+        self._by_device[device_id] = kept
+        return is_new
+
+    @property
+    def devices(self) -> Collection[str]:
+        """The ids of the devices with a duty."""
+        return self._by_device.keys()
 
     def of(self, device_id: str) -> KeptDuty | None:
         """A device's latest figures; None if it has reported no duty."""

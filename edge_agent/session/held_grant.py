@@ -132,7 +132,7 @@ class HeldGrant:
         if self._newest is not None and self._newest.plan_id != self.in_force.plan_id:
             return "the coordinator has withdrawn its watts"
         if self._newest is not None and self._newest.mode is None:
-            return "its watts were withdrawn: the budget fell, or its round is over"
+            return "its watts were withdrawn: the budget fell, its duty leaves too little time, or its round is over"
         if now_s >= self.lapses_s:
             return "the agent has lost the coordinator for too long"
         if now_s - self._began_s >= self.in_force.longest_s:

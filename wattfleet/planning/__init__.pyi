@@ -9,6 +9,8 @@ from .history import History as History
 from .history import Participation as Participation
 from .history import PastRound as PastRound
 from .least_whole import least_whole as least_whole
+from .longer_epochs import InTraining as InTraining
+from .longer_epochs import review_epochs as review_epochs
 from .makespan import Allocation as Allocation
 from .makespan import min_makespan as min_makespan
 from .offers import SITE as SITE

@@ -15,6 +15,9 @@ from wattfleet.planning.over_selection import fewer_than
 from wattfleet.planning.plan import assignment_at
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
 
+_MOVED = "moved to another mode because the budget fell"
+_STOPPED = "stopped early because the budget fell"
+
 
 @dataclass(frozen=True)
 class InFlight:
@@ -32,7 +35,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class TrimmedPlan:
-    """A plan that fits the current budgets.
+    """A plan that replaces that of a round in flight.
 
     Attributes:
         plan: the plan that replaces the old one. Stopped devices have no assignment in it.
@@ -59,7 +62,7 @@ def trim_rounds(rounds: Sequence[InFlight], allowance: Allowance) -> list[Trimme
         For each round, the trimmed plan; None if it stays unchanged.
     """
     offers = [offer for each in rounds for offer in each.offers]
-    exceeded = allowance.exceeded(allowance.use(offers, _extra_w(offers, _assignments(rounds))))
+    exceeded = allowance.exceeded(allowance.use(offers, extra_w(offers, _assignments(rounds))))
     is_affected = [
         any(exceeded.intersection(allowance.supplies.path(offer.supply)) for offer in each.offers) for each in rounds
     ]
@@ -105,7 +108,7 @@ class _Replanned:
             allowance=allowance,
             assignments=assignments,
             time_s={device_id: float(curves.time_s[step]) for device_id, (_, step) in continuing.items()},
-            use=allowance.use(offers, _extra_w(offers, assignments)),
+            use=allowance.use(offers, extra_w(offers, assignments)),
         )
 
     def plan_of(self, round_: InFlight) -> TrimmedPlan | None:
@@ -117,22 +120,49 @@ class _Replanned:
         ended = tuple(device_id for device_id in own if device_id not in kept)
         if not changed and not ended:
             return None
-        after = {device_id: each for device_id, each in (before | kept).items() if device_id not in ended}
-        return TrimmedPlan(
-            plan=replace(
-                round_.plan,
-                assignments=tuple(after[device_id] for device_id in sorted(after)),
-                decisions=tuple(_updated(decision, changed, ended) for decision in round_.plan.decisions),
-                duration_s=max((self.time_s[device_id] for device_id in kept), default=round_.plan.duration_s),
-                planned_w=self.allowance.at_sites_w(self.use),
-                site_budget_w=self.allowance.site_budget_w,
-                supplies=self.use,
-                first_planned=replace(round_.plan.original, decisions=()),
-                enough_replies=fewer_than(len(after), round_.plan.enough_replies),
-            ),
-            changed=changed,
-            ended=ended,
-        )
+        reasons = dict.fromkeys(changed, _MOVED) | dict.fromkeys(ended, _STOPPED)
+        duration_s = max((self.time_s[device_id] for device_id in kept), default=round_.plan.duration_s)
+        moved = {device_id: kept[device_id] for device_id in changed}
+        return replanned(round_.plan, moved, ended, reasons, duration_s, self.allowance, self.use)
+
+
+def replanned(
+    plan: RoundPlan,
+    changed: Mapping[str, Assignment],
+    ended: Sequence[str],
+    reasons: Mapping[str, str],
+    duration_s: float,
+    allowance: Allowance,
+    use: tuple[SupplyUse, ...],
+) -> TrimmedPlan:
+    """A plan in flight with other assignments of some devices, and without those of others.
+
+    Args:
+        plan: the current plan.
+        changed: new assignments, by device id.
+        ended: ids of devices that must stop training.
+        reasons: what is added to the reasons of these devices.
+        duration_s: the new makespan.
+        allowance: current power of the supplies.
+        use: allocated power of every supply.
+    """
+    assignments = {**{each.device_id: each for each in plan.assignments}, **changed}
+    after = {device_id: each for device_id, each in assignments.items() if device_id not in ended}
+    return TrimmedPlan(
+        plan=replace(
+            plan,
+            assignments=tuple(after[device_id] for device_id in sorted(after)),
+            decisions=tuple(_updated(decision, reasons) for decision in plan.decisions),
+            duration_s=duration_s,
+            planned_w=allowance.at_sites_w(use),
+            site_budget_w=allowance.site_budget_w,
+            supplies=use,
+            first_planned=replace(plan.original, decisions=()),
+            enough_replies=fewer_than(len(after), plan.enough_replies),
+        ),
+        changed=tuple(changed),
+        ended=tuple(ended),
+    )
 
 
 def _assignments(rounds: Sequence[InFlight]) -> dict[str, Assignment]:
@@ -144,7 +174,7 @@ def _assignments(rounds: Sequence[InFlight]) -> dict[str, Assignment]:
     return found
 
 
-def _extra_w(offers: Sequence[Offer], assignments: Mapping[str, Assignment]) -> dict[str, float]:
+def extra_w(offers: Sequence[Offer], assignments: Mapping[str, Assignment]) -> dict[str, float]:
     """Watts above idle, by device id; 0 for a device whose idle power has risen above its limit."""
     return {
         offer.device_id: max(0.0, assignments[offer.device_id].power_limit_w - offer.idle_w)
@@ -162,9 +192,8 @@ def _with_drawn(rounds: Sequence[InFlight], allowance: Allowance) -> Allowance:
     return replace(allowance, elsewhere_w=elsewhere_w)
 
 
-def _updated(decision: Decision, changed: Sequence[str], ended: Sequence[str]) -> Decision:
-    if decision.device_id in ended:
-        return replace(decision, reason=f"{decision.reason}; stopped early because the budget fell")
-    if decision.device_id in changed:
-        return replace(decision, reason=f"{decision.reason}; moved to another mode because the budget fell")
-    return decision
+def _updated(decision: Decision, reasons: Mapping[str, str]) -> Decision:
+    added = reasons.get(decision.device_id)
+    if added is None or decision.reason.endswith(added):
+        return decision
+    return replace(decision, reason=f"{decision.reason}; {added}")

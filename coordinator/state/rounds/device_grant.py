@@ -46,6 +46,8 @@ class DeviceGrant:
         is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
         is_rogue: the device acts on a grant that is not known, until it confirms this one.
         is_late: the round has ended without the training, and a later round uses its update.
+        began_s: when the device was first known to train by the plan; None before, and if an earlier process of the
+            coordinator may have sent the grant.
     """
 
     grant: Grant
@@ -59,6 +61,7 @@ class DeviceGrant:
     is_given_up: bool = False
     is_rogue: bool = False
     is_late: bool = False
+    began_s: float | None = None
 
     @property
     def plan_id(self) -> str:
@@ -113,6 +116,7 @@ class DeviceGrant:
             is_given_up=is_of_plan and self.is_given_up,
             is_rogue=self.is_rogue,
             is_late=is_of_plan and self.is_late,
+            began_s=self.began_s if is_of_plan else None,
         )
 
     def sent(self, now_s: float) -> DeviceGrant:
@@ -120,24 +124,32 @@ class DeviceGrant:
         sent_s = self.sent_s if self.was_sent else now_s
         return replace(self, was_sent=True, is_in_session=True, is_on_its_way=True, sent_s=sent_s)
 
-    def confirmed(self, phase: GrantPhase) -> DeviceGrant:
+    def elapsed_s(self, now_s: float) -> float | None:
+        """Seconds since the training began, 0 before it; None if that is unknown."""
+        if self.began_s is not None:
+            return now_s - self.began_s
+        return 0.0 if self.phase is GrantPhase.WAITING and self.was_sent else None
+
+    def confirmed(self, phase: GrantPhase, now_s: float | None = None) -> DeviceGrant:
         """The device's state after a lease that names this grant.
 
         Args:
             phase: how far the device is with its training.
+            now_s: the time now; None if nobody asks when trainings began.
         """
         is_stopped = self.assignment is None and phase is not GrantPhase.TRAINING
         return replace(
             self,
             superseded_w=0.0,
             phase=GrantPhase.OVER if is_stopped else phase,
+            began_s=self._began_s(phase, now_s),
             was_sent=True,
             is_confirmed=True,
             is_on_its_way=False,
             is_rogue=False,
         )
 
-    def not_in_force(self, plan_id: str, phase: GrantPhase) -> DeviceGrant:
+    def not_in_force(self, plan_id: str, phase: GrantPhase, now_s: float | None = None) -> DeviceGrant:
         """The device's state after a lease that names no grant, or another one.
 
         The other grant is older than this one, or an earlier process sent and never stored it.
@@ -145,14 +157,21 @@ class DeviceGrant:
         Args:
             plan_id: the plan of the grant that the lease names.
             phase: how far the device is with the training of that plan.
+            now_s: the time now; None if nobody asks when trainings began.
         """
         is_of_plan = plan_id == self.plan_id
         if phase is not GrantPhase.OVER:
             is_begun = is_of_plan and phase is GrantPhase.TRAINING
-            return replace(self, phase=phase if is_begun else self.phase, is_rogue=self.is_rogue or not is_of_plan)
+            if is_begun:
+                return replace(self, phase=phase, began_s=self._began_s(phase, now_s))
+            return replace(self, is_rogue=self.is_rogue or not is_of_plan)
         if self.is_on_its_way:
             return self
         # It acts on no grant, and none is on its way: a trim may lower this one, as if it was never sent.
         # Its training of this plan is over, or shall not begin.
         phase = GrantPhase.OVER if is_of_plan or self.is_given_up else GrantPhase.WAITING
         return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_confirmed=False, is_rogue=False)
+
+    def _began_s(self, phase: GrantPhase, now_s: float | None) -> float | None:
+        is_begun_now = phase is GrantPhase.TRAINING and self.phase is GrantPhase.WAITING and self.was_sent
+        return now_s if is_begun_now else self.began_s

@@ -239,7 +239,9 @@ class Grants:
         """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
         self._lapses_s[device_id] = max(now_s + self._lasts_s(self._settings.lifetime_s), self._earlier_until_s)
 
-    def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
+    def confirm(
+        self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase, now_s: float | None = None
+    ) -> None:
         """Take a device's word on which grant is in force, and how far it is.
 
         Args:
@@ -247,6 +249,7 @@ class Grants:
             grant_id: the grant in force; 0 for none.
             plan_id: the plan of that grant.
             phase: how far the device is with its training.
+            now_s: the time now; None if nobody asks when trainings began.
         """
         self.pending.heard(device_id)
         known = self._grants.get(device_id)
@@ -257,11 +260,11 @@ class Grants:
                 self.pending.review(device_id)
         elif grant_id == known.grant.grant_id:
             self.pending.confirmed(device_id)
-            self._grants[device_id] = known.confirmed(phase)
+            self._grants[device_id] = known.confirmed(phase, now_s)
             if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
                 self.stop(device_id)
         else:
-            self._grants[device_id] = known = known.not_in_force(plan_id, phase)
+            self._grants[device_id] = known = known.not_in_force(plan_id, phase, now_s)
             if not known.is_in_session and not known.is_over:
                 self.pending.send(device_id)
 
