@@ -231,7 +231,7 @@ def _duty_families(duties: KeptDuties, device_ids: Sequence[str]) -> Iterator[Me
 
 
 def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeMetricFamily]:
-    """Each supply's budget in force, and the watts that the newest round set aside behind it."""
+    """Each supply's budget in force, the watts that the newest round set aside behind it, and those reserved now."""
     power = GaugeMetricFamily(
         "wattfleet_supply_power_watts",
         "Power behind each supply in watts, including idle devices",
@@ -246,4 +246,7 @@ def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeM
     if rounds:
         for use in rounds[-1].plan.supplies:
             power.add_metric([use.supply, "planned"], use.planned_w)
+    if any(device.idle_w is not None for device in list(fleet.agents.devices.values())):
+        for supply, reserved_w in fleet.draw.reserved_w().items():
+            power.add_metric([supply, "reserved"], reserved_w)
     yield from (power, fallback)

@@ -293,7 +293,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             measured = measured_from_messages(report.measured)
             if report.no_front:
                 name = EVERY_WORKLOAD if workload is None else workload.name
-                return self._fleet.agents.report_no_front(device_id, report.no_front, report.idle_w, name)
+                return self._fleet.agents.report_no_front(
+                    device_id, report.no_front, report.idle_w, name, report.is_idle_with_duty
+                )
             try:
                 reported = self._fleet.agents.report_front(
                     device_id,
@@ -303,6 +305,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     report.reference_digest,
                     workload,
                     report.minibatches_per_epoch if report.HasField("minibatches_per_epoch") else None,
+                    report.is_idle_with_duty,
                 )
             except ImplausibleError as error:
                 name = EVERY_WORKLOAD if workload is None else workload.name
@@ -318,7 +321,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)
             try:
                 await self._repository.load_round(seen.plan_id)
-                return self._fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w)
+                return self._fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w, seen.beside_duty)
             except UnknownRecordError as error:
                 # For example after the store was replaced. If refused, the agent would repeat it forever.
                 _log.warning("%s: an observation is dropped: %s", device_id, error)

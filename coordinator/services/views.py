@@ -249,7 +249,9 @@ def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: 
         epochs=record.epochs,
         plan=plan_to_message(record.plan_id, plan, record.nodes),
         observations=[
-            view_pb2.DeviceObservation(device_id=seen.device_id, epoch_s=seen.epoch_s, power_w=seen.power_w)
+            view_pb2.DeviceObservation(
+                device_id=seen.device_id, epoch_s=seen.epoch_s, power_w=seen.power_w, beside_duty=seen.beside_duty
+            )
             for seen in record.observations.values()
             if with_devices
         ],

@@ -161,6 +161,7 @@ class Agents:
         reference_digest: str,
         workload: Workload | None = None,
         minibatches_per_epoch: int | None = None,
+        is_idle_with_duty: bool = False,
     ) -> DeviceRecord:
         """Take a device's predicted front for a workload, and its idle power.
 
@@ -174,6 +175,7 @@ class Agents:
             reference_digest: digest of the reference predictor behind the front; empty for none.
             workload: as the device knows it; None if the front counts for every workload.
             minibatches_per_epoch: in one pass over the device's data; None if it is unknown.
+            is_idle_with_duty: while parked, the device answers requests.
 
         Raises:
             ImplausibleError: no board of its kind draws so many watts.
@@ -182,7 +184,7 @@ class Agents:
         """
         before = self.get(device_id)
         Offer(device_id, front, idle_w)  # checks the planner's own conditions before anything is stored
-        self.claims.require_plausible_front(before, front, idle_w)
+        self.claims.require_plausible_front(before, front, idle_w, is_idle_with_duty)
         if not _DIGEST.fullmatch(reference_digest):
             raise InvalidInputError(
                 f"{device_id}: a reference's digest must have 64 hexadecimal digits, not {abbreviate(reference_digest)}"
@@ -212,7 +214,12 @@ class Agents:
         return self._put(after)
 
     def report_no_front(
-        self, device_id: str, reason: str, idle_w: float, workload: str = EVERY_WORKLOAD
+        self,
+        device_id: str,
+        reason: str,
+        idle_w: float,
+        workload: str = EVERY_WORKLOAD,
+        is_idle_with_duty: bool = False,
     ) -> DeviceRecord:
         """Take a device's reason why it has no front for a workload now; its earlier one ends.
 
@@ -223,6 +230,7 @@ class Agents:
             reason: for people.
             idle_w: watts while parked.
             workload: name of the workload; `EVERY_WORKLOAD` if its one front counts for all.
+            is_idle_with_duty: while parked, the device answers requests.
 
         Raises:
             ImplausibleError: no board of its kind draws so many idle watts.
@@ -230,7 +238,7 @@ class Agents:
         """
         if not 0 <= idle_w < math.inf:
             raise InvalidInputError(f"{device_id}: the idle power must be finite and at least 0 W, not {idle_w:g}")
-        self.claims.require_plausible_front(self.get(device_id), None, idle_w)
+        self.claims.require_plausible_front(self.get(device_id), None, idle_w, is_idle_with_duty)
         after = replace(self._without_front(self.get(device_id), workload), idle_w=idle_w)
         self.claims.front_refused(device_id, workload, reason[:LONGEST_TEXT])
         self._rounds.is_trim_due = True

@@ -81,13 +81,21 @@ class Claims:
 
     # --- reports ------------------------------------------------------------------------------------------------
 
-    def require_plausible_front(self, device: DeviceRecord, front: Front | None, idle_w: float) -> None:
+    def require_plausible_front(
+        self, device: DeviceRecord, front: Front | None, idle_w: float, is_idle_with_duty: bool = False
+    ) -> None:
         """Check a front, if there is one, and the idle power against the kind of board.
+
+        Args:
+            device: the device.
+            front: its front; None if it has none now.
+            idle_w: watts at rest.
+            is_idle_with_duty: the device answers requests at rest.
 
         Raises:
             ImplausibleError: no board of its kind draws as much.
         """
-        require_plausible_power(device.device_id, device.board, front, idle_w, self._others)
+        require_plausible_power(device.device_id, device.board, front, idle_w, self._others, is_idle_with_duty)
 
     def front_refused(self, device_id: str, workload: str, reason: str) -> None:
         """Leave a device out of a workload's rounds until it reports a plausible front."""
@@ -113,7 +121,8 @@ class Claims:
     def observed(self, device: DeviceRecord, workload: str, record: RoundRecord, seen: ObservedTraining) -> None:
         """Compare an observation with the device's prediction for the round.
 
-        A training whose mode was changed by a trim is not compared: its observation is of several modes.
+        A training whose mode was changed by a trim is not compared: its observation is of several modes. Of a training
+        beside a duty, only the watts are compared.
 
         Args:
             device: the device.
@@ -125,7 +134,7 @@ class Claims:
         first = record.plan.original.assignment_of(device.device_id)
         if assignment is None or first is None or assignment.mode != first.mode:
             return
-        contradiction = contradiction_of(assignment, seen.epoch_s, seen.power_w)
+        contradiction = contradiction_of(assignment, seen.epoch_s, seen.power_w, seen.beside_duty)
         trust = self._trust.get(device.device_id, {}).get(workload, Trust())
         _put(self._trust, device.device_id, workload, trust.after(contradiction))
 

@@ -133,8 +133,17 @@ class Fleet:
         copied.flower = self.flower.copy(copied.agents, copied.operator, copied.rounds, copied.draw)
         return copied
 
-    def observe(self, device_id: str, plan_id: str, epoch_s: float, power_w: float) -> RoundObservation:
+    def observe(
+        self, device_id: str, plan_id: str, epoch_s: float, power_w: float, beside_duty: bool = False
+    ) -> RoundObservation:
         """Add a device's observation of its training; a repeated report changes nothing.
+
+        Args:
+            device_id: the device.
+            plan_id: the plan that it trained by.
+            epoch_s: seconds per epoch.
+            power_w: mean watts while training.
+            beside_duty: the device answered requests meanwhile.
 
         Raises:
             UnknownRecordError: no such plan, or the device is not part of it.
@@ -142,7 +151,7 @@ class Fleet:
         """
         device = self.agents.get(device_id)
         self.agents.claims.require_plausible_observation(device, epoch_s, power_w)
-        seen = ObservedTraining(device_id, epoch_s, power_w)
+        seen = ObservedTraining(device_id, epoch_s, power_w, beside_duty)
         is_new = device_id not in self.rounds.get(plan_id).observations
         observation = self.rounds.observe(plan_id, seen)
         if is_new:

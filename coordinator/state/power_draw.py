@@ -94,7 +94,7 @@ class PowerDraw:
             expected: ids of devices that count with what they are told, although they have not confirmed it yet.
         """
         elsewhere_w = dict.fromkeys(self._operator.allowance.supplies.names, 0.0)
-        for device in self._agents.devices.values():
+        for device in list(self._agents.devices.values()):  # also read by the thread that exports metrics
             if device.device_id in offered:
                 continue
             grant = self._grants.of(device.device_id)

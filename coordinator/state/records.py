@@ -161,11 +161,13 @@ class ObservedTraining:
         device_id: the device.
         epoch_s: seconds per epoch.
         power_w: mean watts while training.
+        beside_duty: the device answered requests meanwhile. Its seconds then depend on how many arrived.
     """
 
     device_id: str
     epoch_s: float
     power_w: float
+    beside_duty: bool = False
 
     def __post_init__(self) -> None:
         if not (0 < self.epoch_s < float("inf") and 0 < self.power_w < float("inf")):

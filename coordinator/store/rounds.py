@@ -30,7 +30,10 @@ def round_of(connection: Connection, plan_id: str) -> RoundRecord | None:
     if row is None:
         return None
     observed = connection.execute(select(Observation.__table__).where(Observation.plan_id == plan_id))
-    return rows.round_record(row, [ObservedTraining(each.device_id, each.epoch_s, each.power_w) for each in observed])
+    return rows.round_record(
+        row,
+        [ObservedTraining(each.device_id, each.epoch_s, each.power_w, each.beside_duty) for each in observed],
+    )
 
 
 def unplanned(connection: Connection) -> list[tuple[str, int]]:

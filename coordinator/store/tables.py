@@ -155,6 +155,7 @@ class Observation(Base):
     epoch_s: Mapped[float]
     power_w: Mapped[float]
     checksum: Mapped[int | None]
+    beside_duty: Mapped[bool]
 
 
 class UnplannedRoundRow(Base):

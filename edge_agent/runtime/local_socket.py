@@ -306,7 +306,12 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         if observed is None:
             return local_pb2.TrainingFinished(), None
         self._session.report_observation(
-            session_pb2.Observation(plan_id=assignment.plan_id, epoch_s=observed.epoch_s, power_w=observed.power_w)
+            session_pb2.Observation(
+                plan_id=assignment.plan_id,
+                epoch_s=observed.epoch_s,
+                power_w=observed.power_w,
+                beside_duty=observed.is_shared,
+            )
         )
         return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
 

@@ -81,7 +81,9 @@ async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.Pl
     """One that the Orin finished and the Nano did not."""
     plan = await client.plan(number)
     await orin.obey(GrantPhase.OVER)
-    await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
+    await orin.send(
+        observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25, beside_duty=True)
+    )
     results = [
         planning_pb2.DeviceResult(device_id="orin", num_examples=96, loss=0.125, share=1.0),
         planning_pb2.DeviceResult(device_id="nano", failure="the node, is gone\nfor good", share=0.0),

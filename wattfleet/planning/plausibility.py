@@ -52,7 +52,14 @@ POWER_RANGES: Mapping[str, PowerRange] = {
 """By kind of board; from NVIDIA's presets, `MAXN` included. A host is a workstation without power modes."""
 
 
-def require_plausible_power(device_id: str, board: str, front: Front | None, idle_w: float, others: PowerRange) -> None:
+def require_plausible_power(
+    device_id: str,
+    board: str,
+    front: Front | None,
+    idle_w: float,
+    others: PowerRange,
+    is_idle_with_duty: bool = False,
+) -> None:
     """Check the watts that a device reports against its kind of board.
 
     Args:
@@ -61,13 +68,14 @@ def require_plausible_power(device_id: str, board: str, front: Front | None, idl
         front: its front; None if it has none now.
         idle_w: watts while parked, not negative.
         others: the range of unknown kinds.
+        is_idle_with_duty: the idle power is that at rest with a duty. Answering requests may take as much as training.
 
     Raises:
         ImplausibleError: no board of its kind draws as much.
     """
     most = POWER_RANGES.get(board, others)
     for name, watts, most_w in (
-        ("idle power", idle_w, most.idle_w),
+        ("idle power", idle_w, most.training_w if is_idle_with_duty else most.idle_w),
         ("largest planned power", 0.0 if front is None else front.max_planned_w, most.training_w),
     ):
         if watts > most_w:

@@ -87,19 +87,23 @@ class Trust:
         )
 
 
-def contradiction_of(assignment: Assignment, epoch_s: float, power_w: float) -> Contradiction | None:
+def contradiction_of(
+    assignment: Assignment, epoch_s: float, power_w: float, beside_duty: bool = False
+) -> Contradiction | None:
     """How an observation contradicts a device's prediction; None if it is close enough.
 
     Seconds contradict if they differ by a factor of 3, or of 3 standard deviations of the prediction if that is more.
     Watts contradict if they exceed what was set aside by half. Fewer watts harm nobody. While the number of minibatches
-    in the device's epoch is unknown, its seconds contradict nothing.
+    in the device's epoch is unknown, its seconds contradict nothing. Nor do those of a training beside a duty: they
+    depend on the requests that arrived meanwhile, of which the prediction has assumed a rate.
 
     Args:
         assignment: what was predicted for the round, and the watts that were set aside.
         epoch_s: observed seconds per epoch.
         power_w: observed mean watts.
+        beside_duty: the device answered requests while it trained.
     """
-    seen_s = None if assignment.is_length_assumed else epoch_s
+    seen_s = None if assignment.is_length_assumed or beside_duty else epoch_s
     text = _compared(assignment.epoch_s, assignment.epoch_log_sd, assignment.power_limit_w, seen_s, power_w)
     return None if text is None else Contradiction(assignment.mode, seen_s, power_w, text)
 

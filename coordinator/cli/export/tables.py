@@ -138,7 +138,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         **{f"trimmed_{name}": dtype for name, dtype in _PART.items()},
     },
     "decisions": {**_ROUND, "device_id": _TEXT, "selected": _FLAG, "reason": _TEXT},
-    "observations": {**_ROUND, "device_id": _TEXT, "epoch_s": _NUMBER, "power_w": _NUMBER},
+    "observations": {**_ROUND, "device_id": _TEXT, "epoch_s": _NUMBER, "power_w": _NUMBER, "beside_duty": _FLAG},
     "results": {
         **_ROUND,
         "device_id": _TEXT,
@@ -206,7 +206,9 @@ class Tables:
         self._add_metrics(key, view.metrics)
         if not view.unplanned:
             self._add_plan(key, view.plan, view.epochs)
-        self.rows["observations"] += [(*key, seen.device_id, seen.epoch_s, seen.power_w) for seen in view.observations]
+        self.rows["observations"] += [
+            (*key, seen.device_id, seen.epoch_s, seen.power_w, seen.beside_duty) for seen in view.observations
+        ]
         self.rows["results"] += [
             (
                 *(*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss")),

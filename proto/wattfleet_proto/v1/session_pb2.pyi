@@ -202,6 +202,7 @@ class FrontReport(_message.Message):
     MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     NO_FRONT_FIELD_NUMBER: _builtins.int
+    IS_IDLE_WITH_DUTY_FIELD_NUMBER: _builtins.int
     idle_w: _builtins.float
     """watts while parked and not training"""
     profiled_modes: _builtins.int
@@ -212,6 +213,8 @@ class FrontReport(_message.Message):
     """
     no_front: _builtins.str
     """Why the device has no front now, for people, from protocol 2.5 on: the report then ends its front of the workload."""
+    is_idle_with_duty: _builtins.bool
+    """The idle watts are those at rest with a duty, in which the device answers requests; from protocol 2.6 on."""
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
     @_builtins.property
@@ -235,10 +238,11 @@ class FrontReport(_message.Message):
         minibatches_per_epoch: _builtins.int | None = ...,
         measured: _abc.Iterable[Global___MeasuredMode] | None = ...,
         no_front: _builtins.str = ...,
+        is_idle_with_duty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "measured", b"measured", "minibatches_per_epoch", b"minibatches_per_epoch", "no_front", b"no_front", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "is_idle_with_duty", b"is_idle_with_duty", "measured", b"measured", "minibatches_per_epoch", b"minibatches_per_epoch", "no_front", b"no_front", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
     _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015
@@ -278,19 +282,23 @@ class Observation(_message.Message):
     PLAN_ID_FIELD_NUMBER: _builtins.int
     EPOCH_S_FIELD_NUMBER: _builtins.int
     POWER_W_FIELD_NUMBER: _builtins.int
+    BESIDE_DUTY_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     epoch_s: _builtins.float
     power_w: _builtins.float
+    beside_duty: _builtins.bool
+    """the device answered requests meanwhile; from protocol 2.6 on"""
     def __init__(
         self,
         *,
         plan_id: _builtins.str = ...,
         epoch_s: _builtins.float = ...,
         power_w: _builtins.float = ...,
+        beside_duty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_s", b"epoch_s", "plan_id", b"plan_id", "power_w", b"power_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside_duty", b"beside_duty", "epoch_s", b"epoch_s", "plan_id", b"plan_id", "power_w", b"power_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -692,19 +692,23 @@ class DeviceObservation(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_S_FIELD_NUMBER: _builtins.int
     POWER_W_FIELD_NUMBER: _builtins.int
+    BESIDE_DUTY_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     epoch_s: _builtins.float
     power_w: _builtins.float
+    beside_duty: _builtins.bool
+    """the device answered requests meanwhile"""
     def __init__(
         self,
         *,
         device_id: _builtins.str = ...,
         epoch_s: _builtins.float = ...,
         power_w: _builtins.float = ...,
+        beside_duty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epoch_s", b"epoch_s", "power_w", b"power_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside_duty", b"beside_duty", "device_id", b"device_id", "epoch_s", b"epoch_s", "power_w", b"power_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,3 +44,15 @@ async def test_figures_that_no_device_can_have_are_left_out_and_the_session_last
         assert shown["state"] == "ready" and shown["duty"]["missed"] == 2
         await orin.send(lease=session_pb2.Lease(number=3))
         assert (await asked(shell, "device", "orin"))["duty"] is None
+
+
+async def test_watts_at_rest_that_change_in_a_session_are_reserved(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        before = (await asked(shell, "budget", "show"))[0]["set_aside_w"]
+        for watts, added in ((40.0, 35.0), (12.0, 7.0)):
+            # Over 35 W only with a duty.
+            report = session_pb2.FrontReport(no_front="the duty takes the board", idle_w=watts, is_idle_with_duty=True)
+            await orin.send(front=report)
+            assert (await asked(shell, "device", "orin"))["idle_w"] == watts
+            assert (await asked(shell, "budget", "show"))[0]["set_aside_w"] == before + added

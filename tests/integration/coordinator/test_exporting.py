@@ -95,7 +95,7 @@ async def test_what_is_exported_is_what_is_known(config: CoordinatorSettings, tm
             (each.device_id, each.selected, each.reason) for each in plan.decisions
         ]
         assert tables["observations"] == [
-            {"run_id": RUN, "round": 1, "device_id": "orin", "epoch_s": 20.5, "power_w": 31.25}
+            {"run_id": RUN, "round": 1, "device_id": "orin", "epoch_s": 20.5, "power_w": 31.25, "beside_duty": True}
         ]
         assert {row["device_id"]: (row["failure"], row["num_examples"], row["loss"]) for row in tables["results"]} == {
             "orin": (empty, 96.0, 0.125),

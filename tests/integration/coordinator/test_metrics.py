@@ -132,7 +132,11 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
         ("observed",): 31 + 14.5 + 2.5,
         ("allowed_then",): 90,
     }
-    assert of(samples, "wattfleet_supply_power_watts") == {("allowed", "site"): 90, ("planned", "site"): 30 + 15 + 2.5}
+    assert of(samples, "wattfleet_supply_power_watts") == {
+        ("allowed", "site"): 90,
+        ("planned", "site"): 30 + 15 + 2.5,
+        ("reserved", "site"): 5 + 3 + 2.5,  # all devices rest
+    }
     assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
 
 

@@ -241,7 +241,7 @@ def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callabl
     first, second = planned_round(1), planned_round(2)
     store.save(first, second)
     store.save(RoundObservation(first.plan_id, ObservedTraining("orin", 1.0, 2.0)))
-    store.save(RoundObservation(second.plan_id, ObservedTraining("orin", 3.0, 4.0)))
+    store.save(RoundObservation(second.plan_id, ObservedTraining("orin", 3.0, 4.0, beside_duty=True)))
     store.save(RoundObservation(second.plan_id, ObservedTraining("nano", 5.0, 6.0)))
     store.save(dataclasses.replace(second, results=(DeviceResult("nano"),)))
     kept = rounds_of(reopen(), RUN)
@@ -249,6 +249,7 @@ def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callabl
         {"orin": 2.0},
         {"orin": 4.0, "nano": 6.0},
     ]
+    assert [name for name, seen in kept[1].observations.items() if seen.beside_duty] == ["orin"]
 
 
 # --- what replaces what -------------------------------------------------------------------------------------------

@@ -178,6 +178,9 @@ def test_a_round_is_trained_in_turns_beside_the_requests(tmp_path, coordinator, 
             assert running.round("7/1", mode, train)
             ended.set()
             client.join()
+        until(lambda: coordinator.observed == ["7/1"])
+        [seen] = [each.observation for each in list(coordinator.reports) if each.HasField("observation")]
+        assert seen.beside_duty
     assert trained == list(range(100))
     assert len(latencies) > 10
     assert board.overlaps == 0

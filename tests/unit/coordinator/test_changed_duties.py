@@ -14,6 +14,7 @@ from tests.fakes.small_fleet import NODES, RUN, restarted, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.duties import KeptDuty
+from wattfleet.errors import ImplausibleError
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1)
@@ -149,3 +150,15 @@ def test_idle_watts_over_the_whole_budget_are_shown_as_reserved() -> None:
         fleet.agents.report_no_front(device_id, "the duty takes the whole board", 25.0)
     fleet.trim()
     assert fleet.draw.reserved_w() == {"site": 50.0}
+
+
+def test_watts_at_rest_with_a_duty_may_be_those_of_a_training() -> None:
+    """An AGX Orin idles at 35 W or less, and draws up to 150 W."""
+    fleet = small_fleet()
+    with pytest.raises(ImplausibleError, match="40 W as its idle power"):
+        fleet.agents.report_front("orin", SLOWER, 40.0, 50, "")
+    fleet.agents.report_front("orin", SLOWER, 40.0, 50, "", is_idle_with_duty=True)
+    assert fleet.agents.get("orin").idle_w == 40.0
+    assert fleet.agents.report_no_front("orin", "no time", 45.0, is_idle_with_duty=True).idle_w == 45.0
+    with pytest.raises(ImplausibleError, match="151 W as its idle power"):
+        fleet.agents.report_no_front("orin", "no time", 151.0, is_idle_with_duty=True)

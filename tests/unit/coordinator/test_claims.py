@@ -58,6 +58,27 @@ def test_a_front_that_agrees_with_the_observations_ends_the_exclusion() -> None:
     assert "nano" in train(fleet, 4).nodes
 
 
+def test_seconds_of_trainings_beside_a_duty_contradict_nothing() -> None:
+    fleet = lying_fleet()
+    for number in range(1, 5):
+        record = fleet.flower.plan(RUN, number, NODES, 1.0)
+        fleet.observe("nano", record.plan_id, 30.0, 20.0, beside_duty=True)
+        assert "nano" in record.nodes
+        fleet.rounds.finish(record.plan_id, [DeviceResult(each) for each in record.nodes], 40.0)
+    assert fleet.agents.claims.trust_of("nano") == 1.0
+
+
+def test_watts_beside_a_duty_still_count() -> None:
+    fleet = small_fleet()
+    for number in (1, 2, 3):
+        record = fleet.flower.plan(RUN, number, NODES, 1.0)
+        fleet.observe("nano", record.plan_id, 35.0, 25.0, beside_duty=True)  # within 15 W, as planned
+        fleet.rounds.finish(record.plan_id, [DeviceResult(each) for each in record.nodes], 40.0)
+    assert fleet.agents.claims.trust_of("nano") == 0.625
+    reason = fleet.agents.claims.exclusion_reason(fleet.agents.get("nano"))
+    assert reason is not None and "25.0 W, at most 15.0 W planned" in reason
+
+
 def test_the_operator_can_end_the_exclusion() -> None:
     fleet = lying_fleet()
     for number in (1, 2, 3):
