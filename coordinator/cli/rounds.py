@@ -122,7 +122,7 @@ def _devices(each: dict[str, Any]) -> Text:
 
 
 def _trim(each: dict[str, Any]) -> Text:
-    """How a round was trimmed when its budget fell."""
+    """How a round was planned again in flight: its budget fell, or its devices' duties left less time."""
     from rich.text import Text
 
     changes = [
@@ -130,6 +130,9 @@ def _trim(each: dict[str, Any]) -> Text:
         for count, words in ((each["in_other_mode"], "continued in another mode"), (each["stopped"], "stopped"))
         if count
     ]
+    if not changes:
+        longer = f"{duration_text(each['trimmed_s'])} instead of {duration_text(each['planned_s'])}"
+        return Text(f"round {each['round']} takes up to {longer}: epochs take longer beside a duty", style="yellow")
     return Text(
         f"round {each['round']} trimmed to {number(each['trimmed_planned_w'])} of"
         f" {number(each['trimmed_site_budget_w'])} W: {', '.join(changes)}",

@@ -125,7 +125,8 @@ class DutyPlanning:
         if len(likely.beside.modes):
             return (
                 f"too little was measured of the training to be sure that {now.demand()} are answered beside it:"
-                " measure its modes ahead with `wattfleet agent profile`, or allow a higher latency"
+                " measure its modes ahead with `wattfleet agent profile`, set the duty after a few rounds, or allow a"
+                " higher latency"
             )
         return (
             f"the duty takes the whole board: {now.demand()} are answered only while nothing is trained; allow a"

@@ -156,8 +156,8 @@ In the tables `workloads` and `fronts`, an empty workload is that of an agent wh
 A round that is `unplanned` trained without a plan while its Flower server could not reach the coordinator, so that no
 budget was kept; its columns of the plan are empty.
 
-Plans are listed as first made. Columns named `trimmed_...` hold what replaced them when the budget fell, and are empty
-otherwise. The column `became` of an assignment is empty, `other mode` or `stopped`.
+Plans are listed as first made. Columns named `trimmed_...` hold what replaced them in flight, when the budget fell or a
+duty left less time, and are empty otherwise. The column `became` of an assignment is empty, `other mode` or `stopped`.
 """
 
 _FORMULA_SIGNS = ("=", "+", "-", "@")

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.settings import CoordinatorSettings
+from tests.fakes.fronts import front
 from tests.fakes.shell import asked, served_with_shell
 from wattfleet.duties import KeptDuty
-from wattfleet_proto.convert import kept_duty_from_message, kept_duty_to_message
+from wattfleet_proto.convert import front_to_message, kept_duty_from_message, kept_duty_to_message
 from wattfleet_proto.v1 import duty_pb2, session_pb2
 
 KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1, "too long")
@@ -56,3 +57,29 @@ async def test_watts_at_rest_that_change_in_a_session_are_reserved(config: Coord
             await orin.send(front=report)
             assert (await asked(shell, "device", "orin"))["idle_w"] == watts
             assert (await asked(shell, "budget", "show"))[0]["set_aside_w"] == before + added
+
+
+async def test_a_training_that_a_duty_makes_longer_gets_a_longer_grant(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        await client.plan()
+        granted = await orin.grant()
+        training = session_pb2.Lease(
+            number=1,
+            grant_id=granted.id,
+            plan_id=granted.plan_id,
+            phase=session_pb2.GRANT_PHASE_TRAINING,
+            duty=kept_duty_to_message(KEPT),
+        )
+        await orin.send(lease=training)
+        slower = front_to_message(front((30, 50), (60, 30), (120, 20)))
+        await orin.send(front=session_pb2.FrontReport(front=slower, idle_w=5.0))
+        longer = await orin.grant()
+        assert (longer.plan_id, longer.mode, longer.power_limit_w) == (
+            granted.plan_id,
+            granted.mode,
+            granted.power_limit_w,
+        )
+        assert longer.longest_s > granted.longest_s
+        said = (await shell("rounds")).stdout
+        assert "round 1 takes up to 60.0 s instead of 35.0 s: epochs take longer beside a duty" in said

@@ -109,7 +109,7 @@ def test_a_training_that_is_hardly_known_leaves_no_front_but_a_remedy(planning: 
     """At the median, its minibatches of 20 ms fit; with a probability of 95 % they take up to 104 ms."""
     planning.turns.duty = duty(100.0)
     unsure = Prediction(TRAINING.minibatch_ms, TRAINING.power_mw, np.ones(3), NONE)
-    with pytest.raises(NoFrontError, match="too little was measured of the training .* `wattfleet agent profile`"):
+    with pytest.raises(NoFrontError, match="too little was measured .* `wattfleet agent profile`, set the duty after"):
         planning.beside(MODES, unsure)
 
 
