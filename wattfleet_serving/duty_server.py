@@ -50,8 +50,9 @@ class DutyServer(Generic[Input, Output]):
     """Answers requests with the app's own model; close it at the end, or use it as a context manager.
 
     The model runs in one thread of this server, with one batch at a time. A batch has as many requests as have
-    arrived, up to `largest_batch`, or as the agent has chosen. If the model raises for a batch, its requests are tried
-    one by one, so that only those with an error get it. Without an agent, batches are answered at once.
+    arrived, up to `largest_batch`, or up to fewer that the agent's plan counts with, until requests are late. If the
+    model raises for a batch, its requests are tried one by one, so that only those with an error get it. Without an
+    agent, batches are answered at once.
 
     Args:
         model: takes a list of inputs, and returns a list of as many outputs.
@@ -190,7 +191,7 @@ class DutyServer(Generic[Input, Output]):
         while self._waiting and not self._is_closed:
             wait_s = self._batching.wait_ms / 1e3 if self._stream.is_open else 0.0
             left_s = self._waiting[0].arrived_s + wait_s - time.monotonic()
-            if len(self._waiting) >= (self._batching.batch or 1) or left_s <= 0:
+            if len(self._waiting) >= min(self._batching.batch or 1, self._largest_batch) or left_s <= 0:
                 return
             self._stream.send(duty_pb2.ServeRequest(waiting=self._message()))
             self._changed.wait(left_s)
@@ -220,13 +221,23 @@ class DutyServer(Generic[Input, Output]):
 
     def _taken(self) -> list[_Request[Input, Output]]:
         """The requests of the next batch; clients that went away are left out."""
-        most = min(self._largest_batch, self._batching.batch or self._largest_batch)
+        most = self._largest_batch
+        if self._batching.batch and not self._is_late():
+            most = min(most, self._batching.batch)
         taken: list[_Request[Input, Output]] = []
         while self._waiting and len(taken) < most:
             request = self._waiting.popleft()
             if request.answer.set_running_or_notify_cancel():
                 taken.append(request)
         return taken
+
+    def _is_late(self) -> bool:
+        """Whether the oldest request misses the limit: more arrive than was planned for, and small batches fall behind.
+
+        Without a limit, none is late.
+        """
+        limit_s = self._batching.latency_ms / 1e3
+        return bool(self._waiting and limit_s) and time.monotonic() - self._waiting[0].arrived_s > limit_s
 
     def _answer_all(self, batch: list[_Request[Input, Output]]) -> int:
         """Answer a batch; returns how many of its requests got an error."""

@@ -72,7 +72,8 @@ async def _run_with_device(
     state_directory = settings.device.state_dir
     turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
     board, planning = DutyDevice(device, turns), DutyPlanning(turns, rows, device.modes)
-    turns.judge, planning.keep = planning.judge, keep_duty_aside
+    turns.judge, turns.plan_batching = planning.judge, planning.batching
+    planning.keep = partial(keep_duty_aside, lambda: turns.measuring_ends.is_set())
     connect = connects_to(settings.session.coordinator)
     hello = session_pb2.Hello(
         device_id=settings.device.id,

@@ -196,7 +196,15 @@ class DeviceService:
         """Serve a ready device's trainings until `changed` is done and the current training has ended."""
         with closing(ready.workloads):
             workloads, device_id = ready.workloads, self._settings.device.id
-            watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing)
+
+            def granted(power_limit_w: float | None) -> None:
+                learner = workloads.latest
+                if power_limit_w is None or learner is None:
+                    self._duty.trains(None)
+                else:
+                    self._duty.trains(learner.trained_alone, power_limit_w)
+
+            watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing, granted)
             supervisor = RecoverySupervisor(
                 watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
             )
@@ -231,7 +239,7 @@ class DeviceService:
         while True:
             await self._turns.changed.wait()
             self._turns.changed.clear()
-            if not self._turns.is_rested(parked, self._device.modes):
+            if supervisor.state is DeviceState.READY and not self._turns.is_rested(parked, self._device.modes):
                 await supervisor.rest()
             await asyncio.sleep(_REST_INTERVAL_S)
 

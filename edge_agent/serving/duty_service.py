@@ -15,7 +15,7 @@ from edge_agent.serving.turns import Kind
 from wattfleet.duties import Duty
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.clock import VirtualClock
-from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet_io.tasks import background_task, shield_until_done, stop_tasks
 from wattfleet_proto.convert import batches_from_messages, kept_duty_to_message
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 
@@ -49,6 +49,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._rows = rows
         self._streams: set[_ServerStream] = set()
         self._trainings = 0
+        self._one_change = asyncio.Lock()
         turns.batching_changed = self._tell_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
@@ -127,12 +128,19 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         Raises:
             InvalidInputError: it or a measured row is invalid, the device cannot keep one, or it cannot be stored.
         """
-        duty, measured = Duty.from_json(request.duty), batches_from_messages(request.measured)
+        duty = Duty.from_json(request.duty)
         require_live_time(self._device)
-        if len(measured):
-            self._rows.add(duty.workload, measured)
-        self._file.write(duty)
-        self._turns.duty = duty
+
+        def store() -> None:
+            measured = batches_from_messages(request.measured)
+            if len(measured):
+                self._rows.add(duty.workload, measured)
+            self._file.write(duty)
+
+        async with self._one_change:
+            # Thousands of rows would delay the turns of requests here.
+            await shield_until_done(store)
+            self._turns.duty = duty
         return duty_pb2.SetDutyResponse()
 
     async def ShowDuty(  # noqa: N802 - named by the protocol
@@ -152,9 +160,10 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         Raises:
             InvalidInputError: its file cannot be removed.
         """
-        was_set = self._turns.duty is not None
-        self._file.write(None)
-        self._turns.duty = None
+        async with self._one_change:
+            was_set = self._turns.duty is not None
+            self._file.write(None)
+            self._turns.duty = None
         return duty_pb2.ClearDutyResponse(was_set=was_set)
 
     def _tell_batching(self) -> None:

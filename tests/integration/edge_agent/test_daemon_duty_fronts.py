@@ -39,7 +39,7 @@ def measured(board, batch_ms):
     """Rows of inference in every fiftieth mode, with batches of 1 and 2."""
     modes = np.repeat(board.modes[::50], 2, axis=0)
     batch = np.resize([1, 2], len(modes))
-    return Profile(modes, batch_ms * batch * 1.0, np.full(len(modes), 5e3), batch, Task.INFERENCE)
+    return Profile(modes, batch_ms * batch * 1.0, np.full(len(modes), 9e3), batch, Task.INFERENCE)
 
 
 def announced_front(coordinator):
@@ -60,6 +60,7 @@ def test_a_front_beside_a_duty_ends_with_the_duty(tmp_path, coordinator, board):
         assert DutyClient(running.settings.device.socket).clear()
         until(lambda: coordinator.fronts[-1].front != beside.front)
     alone = front_from_message(coordinator.fronts[-1].front)
+    assert beside.idle_w > 8 > coordinator.fronts[-1].idle_w, "what requests take, and rest alone"
     # A quarter of the time goes to 5 requests of 50 ms a second.
     ratio = front_from_message(beside.front).epoch_s.min() / alone.epoch_s.min()
     assert 1.1 < ratio < 2.0
