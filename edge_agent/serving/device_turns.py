@@ -7,12 +7,13 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from concurrent.futures import TimeoutError as NotDoneError
+from concurrent.futures import wait
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edge_agent.devices.device import DutyNotKeptError
 from edge_agent.profiling.profiled_workload import StoppedError
@@ -279,9 +280,11 @@ class DeviceTurns:
             return None
         return self.figures.kept(duty, self._now_s(), self.servers, self.why_training_waits())
 
-    async def take(self, kind: Kind, is_first: bool = False, server: int | None = None) -> int:
+    async def take(
+        self, kind: Kind, is_first: bool = False, server: int | None = None, work_ms: float | None = None
+    ) -> int:
         """Wait for a turn; returns its ticket, for `give_back`. A cancellation withdraws the question."""
-        ticket = self._turns.ask(kind, self._now_s(), is_first, server)
+        ticket = self._turns.ask(kind, self._now_s(), is_first, server, work_ms)
         begun = self._begun[ticket] = asyncio.get_running_loop().create_future()
         self._advance()
         try:
@@ -335,6 +338,22 @@ class DeviceTurns:
                 loop.call_soon_threadsafe(
                     lambda: self.give_back(ticket, is_complete=is_complete, trained=kind is Kind.MINIBATCH)
                 )
+
+    def measured(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Await some work of a measurement on the event loop, in a thread of the agent.
+
+        Raises:
+            StoppedError: `measuring_ends` was set meanwhile, or no turns are handed out any more.
+        """
+        loop = self._loop
+        if loop is None:
+            raise StoppedError
+        working = asyncio.run_coroutine_threadsafe(work(), loop)
+        while not wait([working], _STOP_CHECK_S).done:
+            if self._loop is None or self.measuring_ends.is_set():
+                working.cancel()
+                raise StoppedError
+        return working.result()
 
     def _later(self, work: Callable[[], None]) -> None:
         """Do some work on the event loop's thread: now, if this is it, or else soon."""

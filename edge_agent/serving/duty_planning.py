@@ -189,6 +189,13 @@ class DutyPlanning:
             return Batching()
         return Batching(shared.batch, shared.gather_ms)
 
+    def keeping(self) -> ModesWithDuty | None:
+        """The modes that keep the duty, and their batches, once a training can be planned beside it; None before."""
+        kept = self._kept
+        if kept is None or kept.modes is None or kept.duty != self._turns.duty or not len(kept.modes.beside.modes):
+            return None
+        return kept.modes
+
     def resting_w(self) -> float:
         """What the device may draw at rest while it answers requests, W; 0 without a duty, or while it is unknown.
 

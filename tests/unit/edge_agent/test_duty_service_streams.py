@@ -15,6 +15,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_service import DutyServicer, TooManyAppsError
 from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.server_stream import ServerGoneError
 from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import LiveBoard, duty
 from tests.fakes.real_time_board import MODE
@@ -95,6 +96,31 @@ def test_turns_are_handed_out_while_measured_rows_are_stored(servicer, turns, mo
         turns.stop()
 
     asyncio.run(stores())
+
+
+@pytest.mark.parametrize("measures", [False, True], ids=["protocol 2.5", "protocol 2.6"])
+def test_only_a_server_that_measures_is_asked_to(servicer, turns, measures):
+    async def answers() -> None:
+        turns.serve_here()
+        says: asyncio.Queue[Any] = asyncio.Queue()
+        says.put_nowait(duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=4, measures=measures)))
+        says.put_nowait(duty_pb2.ServeRequest(measured=duty_pb2.BatchMeasured(number=1)))  # nobody has asked for it
+        says.put_nowait(duty_pb2.ServeRequest(answered=duty_pb2.BatchAnswered(batch=1, latency_ms=[1.0])))
+
+        async def requests() -> AsyncIterator[Any]:
+            while True:
+                yield await says.get()
+
+        async with aclosing(servicer.Serve(requests(), None)) as stream:
+            await anext(stream)
+            await asyncio.sleep(0.01)
+            assert servicer.largest_measured == (4 if measures else 0)
+            if not measures:
+                with pytest.raises(ServerGoneError, match="no inference server is connected that could measure"):
+                    await servicer.measured_ms(2, 10.0)
+        turns.stop()
+
+    asyncio.run(answers())
 
 
 def test_a_batch_that_was_retried_one_by_one_tells_nothing_of_later_ones(tmp_path):
