@@ -114,11 +114,11 @@ def test_modes_that_keep_the_duty_are_measured_with_two_batches(bench: Bench) ->
 
 
 def test_only_batches_that_leave_time_for_requests_are_measured(bench: Bench) -> None:
-    bench.planning.turns.duty = duty(170.0)
+    bench.planning.turns.duty = duty(158.0)
     bench.planning.front()
     bench.measure()
-    # 40, 20 and 10 ms a request are predicted.
-    assert set(bench.servers.asked) == {(SLOW, 1), (SLOW, 2), (HALF, 1), (HALF, 4), (FAST, 1), (FAST, 4)}
+    # 40, 20 and 10 ms a request are predicted. Twice 80 ms is too long, although 95 % of the requests would be in time.
+    assert set(bench.servers.asked) == {(SLOW, 1), (HALF, 1), (HALF, 2), (FAST, 1), (FAST, 4)}
 
 
 def test_no_more_modes_are_measured_than_asked_for_and_profiled_ones_first(tmp_path: Path) -> None:
