@@ -62,6 +62,14 @@ class ProfileSettings(Group):
         ge=0,
         lt=1,
     )
+    inference_modes: int = setting(
+        6,
+        "Measure the inference of a duty in so many power modes, with two batch sizes each, once it has answered"
+        " requests. Rows that were stated with the duty count. 0 measures none.",
+        option="--inference-modes",
+        ge=0,
+        le=1_000,
+    )
     idle_s: float = setting(IDLE_S, "Measure idle power for this time, on the device's clock.", unit="s", gt=0)
     fit_timeout_s: float = setting(
         600.0,

@@ -32,6 +32,8 @@ _LEAST_WAIT_S = 0.1
 
 _UNKNOWN: Any = object()
 
+_MAX_PROBLEM = 200
+
 
 @dataclass
 class _Request(Generic[Input, Output]):
@@ -50,8 +52,10 @@ class DutyServer(Generic[Input, Output]):
     """Answers requests with the app's own model; close it at the end, or use it as a context manager.
 
     The model runs in one thread of this server, with one batch at a time. A batch has as many requests as have
-    arrived, up to `largest_batch`, or as the agent has chosen. If the model raises for a batch, its requests are tried
-    one by one, so that only those with an error get it. Without an agent, batches are answered at once.
+    arrived, up to `largest_batch`, or up to fewer that the agent's plan counts with, until requests are late. If the
+    model raises for a batch, its requests are tried one by one, so that only those with an error get it. Without an
+    agent, batches are answered at once. While the agent measures the device, the model also answers copies of the
+    latest request, which nobody gets the answers of.
 
     Args:
         model: takes a list of inputs, and returns a list of as many outputs.
@@ -83,6 +87,8 @@ class DutyServer(Generic[Input, Output]):
         self._waiting: deque[_Request[Input, Output]] = deque()
         self._arrived = 0
         self._shape: Hashable = _UNKNOWN
+        self._latest_input: Any = _UNKNOWN
+        self._to_measure: duty_pb2.MeasureBatch | None = None
         self._batching = duty_pb2.Batching()
         self._asked = self._granted = 0
         self._agent_answers = True
@@ -172,7 +178,7 @@ class DutyServer(Generic[Input, Output]):
         while True:
             with self._changed:
                 while not self._waiting and not self._is_closed:
-                    self._changed.wait()
+                    self._wait()
                 if self._is_closed:
                     return
                 self._gather()
@@ -190,10 +196,37 @@ class DutyServer(Generic[Input, Output]):
         while self._waiting and not self._is_closed:
             wait_s = self._batching.wait_ms / 1e3 if self._stream.is_open else 0.0
             left_s = self._waiting[0].arrived_s + wait_s - time.monotonic()
-            if len(self._waiting) >= (self._batching.batch or 1) or left_s <= 0:
+            if len(self._waiting) >= min(self._batching.batch or 1, self._largest_batch) or left_s <= 0:
                 return
             self._stream.send(duty_pb2.ServeRequest(waiting=self._message()))
-            self._changed.wait(left_s)
+            self._wait(left_s)
+
+    def _wait(self, timeout_s: float | None = None) -> None:
+        """Wait for a change, with the lock held; what the agent wants to measure is answered meanwhile."""
+        if self._to_measure is None:
+            self._changed.wait(timeout_s)
+        wanted, self._to_measure = self._to_measure, None
+        if wanted is None:
+            return
+        self._changed.release()
+        try:
+            problem = self._why_not_measured(wanted.batch)
+        finally:
+            self._changed.acquire()
+        if self._waiting:  # first, so that the agent begins no further batch that would make them late
+            self._stream.send(duty_pb2.ServeRequest(waiting=self._message()))
+        measured = duty_pb2.BatchMeasured(number=wanted.number, problem=problem)
+        self._stream.send(duty_pb2.ServeRequest(measured=measured))
+
+    def _why_not_measured(self, batch: int) -> str:
+        """Have the model answer copies of the latest request; returns why it could not, or an empty text."""
+        if self._latest_input is _UNKNOWN or not 1 <= batch <= self._largest_batch:
+            return f"a batch of {batch} cannot be made of requests that were answered"
+        try:
+            self._model([self._latest_input] * batch)
+        except BaseException as error:  # as in `_answer_all`
+            return f"{type(error).__name__}: {error}"[:_MAX_PROBLEM]
+        return ""
 
     def _wait_for_turn(self) -> None:
         """Ask for a turn, and wait for it as long as the requests can wait; not for an agent that is gone."""
@@ -215,18 +248,28 @@ class DutyServer(Generic[Input, Output]):
                     self._has_warned = True
                     self._agent_answers = False
                     return
-                self._changed.wait(left_s)
+                self._wait(left_s)
             self._has_warned &= self._granted != self._asked
 
     def _taken(self) -> list[_Request[Input, Output]]:
         """The requests of the next batch; clients that went away are left out."""
-        most = min(self._largest_batch, self._batching.batch or self._largest_batch)
+        most = self._largest_batch
+        if self._batching.batch and not self._is_late():
+            most = min(most, self._batching.batch)
         taken: list[_Request[Input, Output]] = []
         while self._waiting and len(taken) < most:
             request = self._waiting.popleft()
             if request.answer.set_running_or_notify_cancel():
                 taken.append(request)
         return taken
+
+    def _is_late(self) -> bool:
+        """Whether the oldest request misses the limit: more arrive than was planned for, and small batches fall behind.
+
+        Without a limit, none is late.
+        """
+        limit_s = self._batching.latency_ms / 1e3
+        return bool(self._waiting and limit_s) and time.monotonic() - self._waiting[0].arrived_s > limit_s
 
     def _answer_all(self, batch: list[_Request[Input, Output]]) -> int:
         """Answer a batch; returns how many of its requests got an error."""
@@ -241,6 +284,8 @@ class DutyServer(Generic[Input, Output]):
         if batch and self._shape is _UNKNOWN:
             with self._changed:
                 self._shape = self._shape_of(batch[0].input)
+        if batch:
+            self._latest_input = batch[-1].input
         for request, output in zip(batch, outputs, strict=True):
             request.answer.set_result(output)
         return 0
@@ -275,12 +320,14 @@ class DutyServer(Generic[Input, Output]):
         )
 
     def _greeting(self) -> list[duty_pb2.ServeRequest]:
-        return [duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=self._largest_batch))]
+        return [duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=self._largest_batch, measures=True))]
 
     def _receive(self, response: Any) -> None:
         with self._changed:
             if response.HasField("batching"):
                 self._batching = response.batching
+            elif response.HasField("measure"):
+                self._to_measure = response.measure
             else:
                 self._granted = response.turn.number
                 self._agent_answers = True
@@ -288,4 +335,5 @@ class DutyServer(Generic[Input, Output]):
 
     def _lost(self) -> None:
         with self._changed:
+            self._to_measure = None
             self._changed.notify_all()

@@ -107,8 +107,12 @@ class FittedModes:
         self, known: KnownWorkload, allowed: Mask, first_gcycles: float, beside: Beside = alone
     ) -> Front:
         """The front over modes alone, with the batch size of the latest training; see `front`."""
-        modes, prediction = beside(self.modes[allowed], self.prediction(known).among(allowed))
+        modes, prediction = beside(*self.of_own_batch(known, allowed))
         return predicted_front(modes, prediction, known.counted_minibatches, first_gcycles)
+
+    def of_own_batch(self, known: KnownWorkload, allowed: Mask) -> tuple[ModeArray, Prediction]:
+        """The allowed modes, and the prediction of each with the batch size of the latest training."""
+        return self.modes[allowed], self.prediction(known).among(allowed)
 
 
 def _dependencies(known: KnownWorkload) -> tuple[Workload, tuple[int, ...]]:

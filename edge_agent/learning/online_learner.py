@@ -28,8 +28,8 @@ from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BatchOptions, Measurement, PowerMode, Profile, Workload, array_to_modes
-from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Residual, detect_drift
+from wattfleet.modes import BatchOptions, Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
+from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
 
@@ -168,6 +168,11 @@ class OnlineLearner:
         with self._state:
             fitted, known = self._fitted, self.known
         return fitted.front(known, self._allowed, self.first_gcycles, self._beside)
+
+    def trained_alone(self) -> tuple[ModeArray, Prediction]:
+        """Modes that do not overload the board, with the prediction of a training alone, with its latest batch size."""
+        with self._state:
+            return self._fitted.of_own_batch(self.known, self._allowed)
 
     def loader_seen(
         self,

@@ -20,6 +20,7 @@ from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.serving.duty_process import keep_duty_aside
 from edge_agent.serving.duty_service import DutyServicer
+from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.turns import Kind
 from edge_agent.session.connection import connects_to
@@ -31,6 +32,7 @@ from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import backed_up
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import require_own_folder
+from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import kept_duty_to_message, provenance_to_message
 from wattfleet_proto.v1 import duty_pb2, session_pb2
@@ -72,7 +74,8 @@ async def _run_with_device(
     state_directory = settings.device.state_dir
     turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
     board, planning = DutyDevice(device, turns), DutyPlanning(turns, rows, device.modes)
-    turns.judge, planning.keep = planning.judge, keep_duty_aside
+    turns.judge, turns.plan_batching = planning.judge, planning.batching
+    planning.keep = partial(keep_duty_aside, lambda: turns.measuring_ends.is_set())
     connect = connects_to(settings.session.coordinator)
     hello = session_pb2.Hello(
         device_id=settings.device.id,
@@ -90,6 +93,10 @@ async def _run_with_device(
     session.duty_figures = partial(_duty_figures, turns)
     if device.built_in_workload() is None:
         profiled = profiled.in_turns(partial(turns.from_thread, Kind.MINIBATCH))
+    servicer = DutyServicer(device, turns, duty_file, rows)
+    # On a virtual clock, no time passes while a server answers a batch.
+    modes = 0 if isinstance(device.clock, VirtualClock) else settings.profile.inference_modes
+    measuring = InferenceMeasuring(board, turns, planning, rows, servicer, modes)
     service = DeviceService(
         settings,
         board,
@@ -100,10 +107,11 @@ async def _run_with_device(
         trainings,
         turns,
         planning,
+        measuring,
     )
     turns.serve_here()
     take_up_duty(turns, duty_file, device)
-    async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file, rows)):
+    async with serve_socket(settings.device.socket, trainings, servicer):
         try:
             await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
         finally:

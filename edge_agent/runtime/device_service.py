@@ -7,10 +7,12 @@ import logging
 import threading
 from collections.abc import Coroutine
 from contextlib import aclosing, closing, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from edge_agent.devices.device import Device
 from edge_agent.learning.profiling_plan import Progress
+from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import REFERENCES_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
 from edge_agent.runtime.app_trainings import AppTrainings
@@ -22,6 +24,7 @@ from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_planning import DutyPlanning
+from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of, takes_no_front
@@ -47,6 +50,9 @@ _REST_INTERVAL_S = 1.0
 _FRONT_INTERVAL_S = 2.0
 """How often a change of the duty is looked for."""
 
+_MEASURE_INTERVAL_S = 5.0
+"""How often it is looked whether there is inference to measure."""
+
 _REQUEST_CHANGED = "preparing again: the coordinator asks for another reference, number of modes or protocol"
 
 
@@ -63,6 +69,7 @@ class DeviceService:
         trainings: of apps, which it runs once the device is ready.
         turns: of the device, between requests and training.
         duty: plans trainings beside the device's duty.
+        measuring: measures the duty's inference.
     """
 
     def __init__(
@@ -76,6 +83,7 @@ class DeviceService:
         trainings: AppTrainings,
         turns: DeviceTurns,
         duty: DutyPlanning,
+        measuring: InferenceMeasuring,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -86,6 +94,7 @@ class DeviceService:
         self._trainings = trainings
         self._turns = turns
         self._duty = duty
+        self._measuring = measuring
         self._reporter = StateReporter(session)
         self._has_warned = False
 
@@ -196,7 +205,15 @@ class DeviceService:
         """Serve a ready device's trainings until `changed` is done and the current training has ended."""
         with closing(ready.workloads):
             workloads, device_id = ready.workloads, self._settings.device.id
-            watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing)
+
+            def granted(power_limit_w: float | None) -> None:
+                learner = workloads.latest
+                if power_limit_w is None or learner is None:
+                    self._duty.trains(None)
+                else:
+                    self._duty.trains(learner.trained_alone, power_limit_w)
+
+            watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing, granted)
             supervisor = RecoverySupervisor(
                 watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
             )
@@ -209,17 +226,19 @@ class DeviceService:
             async with aclosing(supervisor), self._trainings.served_by(servicer):
                 resting: asyncio.Task[None] | None = None
                 planning: asyncio.Task[None] | None = None
+                measuring: asyncio.Task[None] | None = None
                 try:
                     await supervisor.start()
                     resting = background_task(
                         "rest in a mode that keeps the duty", self._rest_anew(supervisor, ready.parked)
                     )
                     planning = background_task("fronts beside the duty", self._report_anew(supervisor))
+                    measuring = background_task("inference of the duty", self._measure_inference(supervisor, workloads))
                     _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)
                     await requests.serve_until(changed)
                 finally:
                     stopping.set()
-                    await run_uncancelled(stop_tasks(resting, planning))
+                    await run_uncancelled(stop_tasks(resting, planning, measuring))
                 await supervisor.retire(_REQUEST_CHANGED)
 
     def _resting(self, parked: PowerMode) -> PowerMode:
@@ -231,7 +250,7 @@ class DeviceService:
         while True:
             await self._turns.changed.wait()
             self._turns.changed.clear()
-            if not self._turns.is_rested(parked, self._device.modes):
+            if supervisor.state is DeviceState.READY and not self._turns.is_rested(parked, self._device.modes):
                 await supervisor.rest()
             await asyncio.sleep(_REST_INTERVAL_S)
 
@@ -249,6 +268,21 @@ class DeviceService:
             except Exception:
                 # An unexpected error must not end all later reports.
                 _log.exception("the fronts beside the duty could not be reported")
+
+    async def _measure_inference(self, supervisor: RecoverySupervisor, workloads: Workloads) -> None:
+        """Measure the inference of the duty between trainings, while there is anything left to measure."""
+        while True:
+            await asyncio.sleep(_MEASURE_INTERVAL_S)
+            latest = workloads.latest
+            profiled = [] if latest is None else [each.mode for each in latest.measurements]
+            try:
+                modes = await asyncio.to_thread(self._measuring.wanted, profiled)
+                if modes and supervisor.state is DeviceState.READY:
+                    reason = "measuring the inference of the requests that the device has to answer"
+                    await supervisor.profile_ahead(reason, partial(self._measuring.measure, modes))
+            except Exception:
+                # An unexpected error must not end all later measurements.
+                _log.exception("the inference of the duty could not be measured")
 
 
 async def _discard(work: asyncio.Task[Readiness]) -> None:

@@ -34,7 +34,7 @@ from wattfleet.prediction.roofline import BASE_BATCH
 from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import front_to_message, measured_to_message, workload_to_message
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import power_pb2, session_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Readiness:
         ahead: modes to measure before the first round.
         share_modes: measured modes that a report of a front has, for other devices of this kind.
         takes_no_front: whether the coordinator takes the reason why there is no front, from protocol 2.5 on.
+        resting_w: tells what the device may draw at rest while it answers requests, W; 0 if it has none to answer.
     """
 
     workloads: Workloads
@@ -62,6 +63,7 @@ class Readiness:
     ahead: int
     share_modes: int = 0
     takes_no_front: bool = True
+    resting_w: Callable[[], float] = lambda: 0.0
     _announced: dict[str, set[str]] = field(default_factory=dict)
     _reported: dict[tuple[str, str], session_pb2.FrontReport] = field(default_factory=dict)
     _reporting: threading.Lock = field(default_factory=threading.Lock)
@@ -102,7 +104,8 @@ class Readiness:
     def _due_of(self, learner: OnlineLearner) -> list[session_pb2.FrontReport]:
         own, is_latest = learner.known.workload.name, learner is self.workloads.latest
         try:
-            reports = {name: self._report(learner, name) for name in sorted(self._names_of(learner))}
+            predicted = self._predicted(learner)
+            reports = {name: self._report(learner, name, *predicted) for name in sorted(self._names_of(learner))}
         except WattfleetError as error:
             _log.error("the front of the workload %r cannot be reported: %s", own, error)
             return []
@@ -133,19 +136,25 @@ class Readiness:
             return {""}
         return self._announced.get(own) or {own}
 
-    def _report(self, learner: OnlineLearner, name: str) -> session_pb2.FrontReport:
-        front, no_front = None, ""
+    def _predicted(self, learner: OnlineLearner) -> tuple[power_pb2.Front | None, str, Workload]:
+        """The front of a workload, or else why there is none, and the workload as it was predicted."""
         try:
-            predicted, workload = learner.predicted_front()
-            front = front_to_message(predicted)
+            front, workload = learner.predicted_front()
         except NoFrontError as error:
             if not self.takes_no_front:
                 raise
-            no_front, workload = plain_text(str(error), MAX_REASON_LENGTH), learner.known.workload
+            return None, plain_text(str(error), MAX_REASON_LENGTH), learner.known.workload
+        return front_to_message(front), "", workload
+
+    def _report(
+        self, learner: OnlineLearner, name: str, front: power_pb2.Front | None, no_front: str, workload: Workload
+    ) -> session_pb2.FrontReport:
+        resting_w = self.resting_w()
         report = session_pb2.FrontReport(
             front=front,
             no_front=no_front,
-            idle_w=self.idle_w,
+            idle_w=max(self.idle_w, resting_w),
+            is_idle_with_duty=resting_w > self.idle_w,
             profiled_modes=learner.profiled_modes,
             reference_digest=self.reference_digest,
         )
@@ -233,7 +242,17 @@ def make_ready(
     except BaseException:
         workloads.close()
         raise
-    return Readiness(workloads, idle_w, parked, references[0].digest, is_announcing, ahead, share_modes, takes_no_front)
+    return Readiness(
+        workloads,
+        idle_w,
+        parked,
+        references[0].digest,
+        is_announcing,
+        ahead,
+        share_modes,
+        takes_no_front,
+        (lambda: 0.0) if duty is None else duty.resting_w,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,19 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from concurrent.futures import TimeoutError as NotDoneError
+from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from edge_agent.devices.device import DutyNotKeptError
 from edge_agent.profiling.profiled_workload import StoppedError
+from edge_agent.serving.batching import Batching
 from edge_agent.serving.duty_figures import DutyFigures
-from edge_agent.serving.duty_modes import DutyModes, MeasuredDutyModes, lowest_keeping
+from edge_agent.serving.duty_modes import DutyModes, MeasuredDutyModes, highest_mode, lowest_keeping
 from edge_agent.serving.duty_now import DutyNow
 from edge_agent.serving.live_times import LiveTimes
 from edge_agent.serving.turns import Kind, Turns
@@ -39,19 +38,6 @@ JudgeModes = Callable[[Duty, LiveTimes, int, float, PowerMode | None], DutyModes
 """Makes the judge of modes, of a duty, live times, the largest batch, requests per second, and the mode in force."""
 
 
-@dataclass(frozen=True)
-class Batching:
-    """How inference servers gather requests.
-
-    Attributes:
-        batch: gather so many; 0 for as many as have arrived.
-        wait_ms: but let no request wait longer than this before its batch is to be answered.
-    """
-
-    batch: int = 0
-    wait_ms: float = 0.0
-
-
 class DeviceTurns:
     """The turns of one device. All of it belongs to the event loop's thread, except where it says otherwise.
 
@@ -65,7 +51,8 @@ class DeviceTurns:
         judge: as given.
         changed: set when the duty, the servers or the figures have changed.
         measuring_ends: ends the agent's own measurements that wait for a turn, once it is set.
-        batching: how servers gather requests, as chosen last.
+        plan_batching: tells how servers gather requests in a mode, in any thread.
+        batching: how they gather them, as chosen last.
         batching_changed: called when the batching or the duty has changed.
     """
 
@@ -90,6 +77,8 @@ class DeviceTurns:
         self._server_numbers = itertools.count(1)
         self.changed = asyncio.Event()
         self.measuring_ends = threading.Event()
+        self._choosing = threading.Lock()
+        self.plan_batching: Callable[[PowerMode | None], Batching] = lambda mode: Batching()
         self.batching = Batching()
         self.batching_changed: Callable[[], None] = lambda: None
 
@@ -116,15 +105,26 @@ class DeviceTurns:
     def duty(self, duty: Duty | None) -> None:
         self._turns.duty = duty
         self.figures.restart()
-        self.batching = Batching()
+        self.batching = self.plan_batching(self._turns.mode)
         self.batching_changed()
         self._advance()
         self._tell()
 
-    def choose_batching(self, batching: Batching) -> None:
-        """Have servers gather requests in another way from now on."""
-        self.batching = batching
-        self.batching_changed()
+    def choose_batching(self) -> None:
+        """Have servers gather requests as is planned for the mode in force, in any thread."""
+        with self._choosing:  # so that the latest choice is taken last
+            chosen = self.plan_batching(self._turns.mode)
+            self._later(partial(self._take_batching, chosen))
+
+    def _take_batching(self, chosen: Batching) -> None:
+        if chosen != self.batching:
+            self.batching = chosen
+            self.batching_changed()
+
+    def plan_changed(self) -> None:
+        """Note that other modes, or other batches, may be planned for the duty from now on, in any thread."""
+        self.choose_batching()
+        self._later(self._tell)
 
     def duty_now(self) -> DutyNow | None:
         """The duty, and what was seen of its requests, in any thread; None without a duty."""
@@ -198,8 +198,11 @@ class DeviceTurns:
         duty = self.duty
         if duty is None or not self._servers:
             return True
-        turns, arrivals_per_s = self._turns, self._arrivals_per_s()
-        return self.judge(duty, turns.times, turns.largest_batch, arrivals_per_s, turns.mode).keeps_duty(mode)
+        return self._judge_of(duty).keeps_duty(mode)
+
+    def _judge_of(self, duty: Duty) -> DutyModes:
+        turns = self._turns
+        return self.judge(duty, turns.times, turns.largest_batch, self._arrivals_per_s(), turns.mode)
 
     def require_kept(self, mode: PowerMode) -> None:
         """Check that a mode keeps the duty, or is the one to rest in, as none is known to keep it; in any thread.
@@ -226,9 +229,13 @@ class DeviceTurns:
     def in_mode(self, mode: PowerMode | None) -> None:
         """Note the mode that is in force, in any thread; None if it is unknown."""
         self._turns.mode = mode
+        self.choose_batching()
 
     def resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
-        """The mode in which nothing is trained, in any thread: the parking mode, or the lowest that keeps the duty.
+        """The mode in which nothing is trained, in any thread.
+
+        It is the parking mode, or with a duty the one that keeps it with the least power; while too little is known of
+        that, the lowest that keeps it.
 
         Args:
             parked: without a duty.
@@ -238,21 +245,29 @@ class DeviceTurns:
         return self._rest
 
     def _resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
+        if (planned := self._planned_rest()) is not None:
+            return planned
         if self.keeps_duty(parked):
             return parked
         spread = array_to_modes(modes[:: max(1, len(modes) // _RESTING_MODES)])
-        highest = array_to_modes(modes[[int(np.lexsort((modes[:, 0], modes[:, 3], modes[:, 1], modes[:, 2]))[-1])]])
-        return lowest_keeping([*spread, *highest], self.keeps_duty)
+        return lowest_keeping([*spread, highest_mode(modes)], self.keeps_duty)
+
+    def _planned_rest(self) -> PowerMode | None:
+        """The mode to answer requests in with the least power; None if there are none, or too little is known."""
+        duty = self.duty
+        return None if duty is None or not self._servers else self._judge_of(duty).rest
 
     def is_rested(self, parked: PowerMode, modes: ModeArray) -> bool:
-        """Whether the mode in force keeps the duty, as far as is known, or none does and it is the one to rest in.
+        """Whether the mode in force is the one to rest in, or keeps the duty while it is unknown which draws the least.
 
         Args:
             parked: the mode to rest in without a duty.
             modes: `[n, 4]` modes that the device offers.
         """
-        mode = self._turns.mode
-        return mode is None or self.keeps_duty(mode) or self.resting_mode(parked, modes) == mode
+        mode, planned = self._turns.mode, self._planned_rest()
+        if mode is None or planned is not None:
+            return mode in (None, planned)
+        return self.keeps_duty(mode) or self.resting_mode(parked, modes) == mode
 
     def why_training_waits(self) -> str | None:
         """Why a minibatch gets no turn, for people; None if none waits."""
@@ -265,9 +280,11 @@ class DeviceTurns:
             return None
         return self.figures.kept(duty, self._now_s(), self.servers, self.why_training_waits())
 
-    async def take(self, kind: Kind, is_first: bool = False, server: int | None = None) -> int:
+    async def take(
+        self, kind: Kind, is_first: bool = False, server: int | None = None, work_ms: float | None = None
+    ) -> int:
         """Wait for a turn; returns its ticket, for `give_back`. A cancellation withdraws the question."""
-        ticket = self._turns.ask(kind, self._now_s(), is_first, server)
+        ticket = self._turns.ask(kind, self._now_s(), is_first, server, work_ms)
         begun = self._begun[ticket] = asyncio.get_running_loop().create_future()
         self._advance()
         try:
@@ -321,6 +338,30 @@ class DeviceTurns:
                 loop.call_soon_threadsafe(
                     lambda: self.give_back(ticket, is_complete=is_complete, trained=kind is Kind.MINIBATCH)
                 )
+
+    def measured(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Await some work of a measurement on the event loop, in a thread of the agent.
+
+        Raises:
+            StoppedError: `measuring_ends` was set meanwhile, or no turns are handed out any more.
+        """
+        loop = self._loop
+        if loop is None:
+            raise StoppedError
+        working = asyncio.run_coroutine_threadsafe(work(), loop)
+        while not wait([working], _STOP_CHECK_S).done:
+            if self._loop is None or self.measuring_ends.is_set():
+                working.cancel()
+                raise StoppedError
+        return working.result()
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Do some work on the event loop's thread: now, if this is it, or else soon."""
+        loop = self._loop
+        if loop is None or threading.get_ident() == self._thread:
+            work()
+        else:
+            loop.call_soon_threadsafe(work)
 
     def _on_loop(self, work: Callable[[], Result]) -> Result:
         """Do some work on the event loop's thread, from any thread."""

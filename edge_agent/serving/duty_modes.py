@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
+import numpy as np
+
 from edge_agent.serving.live_times import LiveTimes
 from wattfleet.duties import Duty
-from wattfleet.modes import PowerMode
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 
 
 class DutyModes(Protocol):
-    """Knows which power modes keep a duty."""
+    """Knows which power modes keep a duty.
+
+    Attributes:
+        rest: the one that draws the least while nothing is trained; None if too little is known.
+    """
+
+    @property
+    def rest(self) -> PowerMode | None:
+        """See the attribute."""
+        ...
 
     def keeps_duty(self, mode: PowerMode) -> bool:
         """Whether requests are answered in time in a mode while nothing is trained, as far as is known."""
@@ -28,7 +39,12 @@ class MeasuredDutyModes:
         arrivals_per_s: of requests.
         in_force: the mode in force. While no batch was measured, it and higher modes count as keeping the duty; None if
             it is unknown, and then any mode does.
+
+    Attributes:
+        rest: None, as no power was measured.
     """
+
+    rest: PowerMode | None = None
 
     def __init__(
         self, duty: Duty, times: LiveTimes, largest_batch: int, arrivals_per_s: float, in_force: PowerMode | None
@@ -65,9 +81,16 @@ class KnownDutyModes:
         known: the modes that are predicted.
         keeping: those of them that keep the duty.
         measured: judges the others.
+        rest: the one that draws the least of those that keep the duty; None if none does.
+
+    Attributes:
+        rest: as given.
     """
 
-    def __init__(self, known: Set[PowerMode], keeping: Set[PowerMode], measured: DutyModes) -> None:
+    def __init__(
+        self, known: Set[PowerMode], keeping: Set[PowerMode], measured: DutyModes, rest: PowerMode | None
+    ) -> None:
+        self.rest = rest
         self._known = known
         self._keeping = keeping
         self._measured = measured
@@ -77,8 +100,14 @@ class KnownDutyModes:
         return mode in self._keeping if mode in self._known else self._measured.keeps_duty(mode)
 
 
+def highest_mode(modes: ModeArray) -> PowerMode:
+    """The highest of `[n, 4]` modes: by the clocks of the GPU, the CPU and the memory, and then the cores."""
+    (highest,) = array_to_modes(modes[[int(np.lexsort((modes[:, 0], modes[:, 3], modes[:, 1], modes[:, 2]))[-1])]])
+    return highest
+
+
 def lowest_keeping(modes: Sequence[PowerMode], keeps_duty: Callable[[PowerMode], bool]) -> PowerMode:
-    """The mode in which a device rests with a duty: the lowest that keeps it, or else the highest of all.
+    """The mode in which a device rests while its draw is unknown: the lowest that keeps it, or else the highest.
 
     Args:
         modes: that the device offers.

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from edge_agent.learning.fitted_modes import NoFrontError
 from edge_agent.profiling.profiled_workload import StoppedError
+from edge_agent.serving.batching import Batching
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_modes import DutyModes, KnownDutyModes, MeasuredDutyModes
+from edge_agent.serving.duty_modes import DutyModes, KnownDutyModes, MeasuredDutyModes, highest_mode
 from edge_agent.serving.duty_now import DutyNow
 from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.known_inference import batch_sizes, known_inference
 from edge_agent.serving.live_times import LiveTimes
-from wattfleet.choosing import KnownModes
-from wattfleet.duties import Duty, ModesWithDuty, UnkeptDutyError, keep_duty
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.choosing import POWER_QUANTILE, KnownModes
+from wattfleet.duties import Duty, ModesWithDuty, NoTrainingTimeError, UnkeptDutyError, keep_duty
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes
 from wattfleet.prediction import Prediction
 
@@ -29,17 +32,40 @@ FitInference = Callable[[str, tuple[int, ...], Profile], Mapping[int, Prediction
 """Predicts all modes of the device by batch, of a workload's name, the batches, and the measured rows."""
 
 
+Alone = Callable[[], tuple[ModeArray, Prediction]]
+"""Tells `[n, 4]` modes, and the predictions of what is trained now, alone in each of them."""
+
 _MEDIAN = 0.5
 _RETRY_QUESTIONS = 30
+# A plan for a workload and batch size takes up to 10 MB on a board with 18,000 modes.
+_PLANS = 8
+# The watts of a plan are sums and differences, so that a mode may seem to exceed its own by the last digit.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Which modes keep a duty, as far as they are predicted."""
+    """Which modes keep a duty, as far as they are predicted.
+
+    Attributes:
+        duty: the duty.
+        known: the predicted modes.
+        modes: those of them that keep it, with their batches; None if none does.
+        rest_mw: what the device may draw in the mode in which it rests while it answers requests, mW.
+    """
 
     duty: Duty
     known: frozenset[PowerMode]
-    keeping: frozenset[PowerMode]
+    modes: ModesWithDuty | None
+    rest_mw: float
+
+    @cached_property
+    def keeping(self) -> frozenset[PowerMode]:
+        return frozenset() if self.modes is None else _set_of(self.modes.alone.modes)
+
+    @cached_property
+    def rest(self) -> PowerMode | None:
+        return None if self.modes is None else self.modes.least_power().mode
 
 
 class DutyPlanning:
@@ -64,6 +90,9 @@ class DutyPlanning:
         self._fitting = threading.Lock()
         self._fitted: tuple[object, Mapping[int, Prediction]] | None = None
         self._kept: _Kept | None = None
+        self._planning = threading.Lock()
+        self._plans: dict[str, tuple[Duty, ModesWithDuty]] = {}
+        self._training: tuple[Alone, float] | None = None
         self._seen: DutyNow | None = None
         self._seen_rows = rows.revision
         self._questions_since_failure: int | None = None
@@ -103,21 +132,86 @@ class DutyPlanning:
         try:
             kept = self.keep(KnownModes.of(modes, prediction), known, now.demand(), now.switch_ms)
         except UnkeptDutyError as error:
-            self._kept = _Kept(now.duty, _set_of(modes), frozenset())
+            in_highest = known.among((known.modes == np.array(highest_mode(self._modes))).all(axis=1))
+            rest_mw = float(in_highest.safe_power_mw(POWER_QUANTILE).max(initial=0.0))
+            self._take(_Kept(now.duty, _set_of(modes), None, rest_mw))
             raise NoFrontError(f"the duty cannot be kept: {error}") from None
-        except WattfleetError as error:
+        except (WattfleetError, StoppedError) as error:
             self._failed()
-            raise NoFrontError(f"no training can be planned beside the duty: {error}") from None
-        self._kept = _Kept(now.duty, _set_of(modes), _set_of(kept.alone.modes))
+            raise NoFrontError(f"no training can be planned beside the duty: {_why(error)}") from None
+        with self._planning:
+            self._plans.pop(key := _key(modes, prediction), None)
+            # What keeps the duty alone is the same for all trainings.
+            self._plans[key] = now.duty, replace(kept, alone=kept.alone.among(np.zeros(len(kept.alone.modes), bool)))
+            while len(self._plans) > _PLANS:
+                del self._plans[next(iter(self._plans))]
+        rest_mw = float(kept.alone.safe_power_mw(POWER_QUANTILE).min())
+        self._take(_Kept(now.duty, _set_of(modes), kept, rest_mw))
         found = kept.beside
         if not len(found.modes):
-            raise NoFrontError(self._why_none(now, KnownModes.of(modes, prediction), known))
+            try:
+                reason = self._why_none(now, KnownModes.of(modes, prediction), known)
+            except (WattfleetError, StoppedError) as error:
+                reason = f"no training can be planned beside the duty: {_why(error)}"
+            raise NoFrontError(reason)
         beside = Prediction(found.minibatch_ms, found.power_mw, found.time_log_sd, found.power_log_sd)
         return found.modes, beside
 
+    def trains(self, alone: Alone | None, power_limit_w: float = 0.0) -> None:
+        """Note what is trained from now on.
+
+        Args:
+            alone: tells its predictions; None for nothing.
+            power_limit_w: watts that are set aside for the device meanwhile.
+        """
+        self._training = None if alone is None else (alone, power_limit_w)
+        self._turns.choose_batching()
+
+    def batching(self, mode: PowerMode | None) -> Batching:
+        """How servers gather requests in a mode, as it is planned; left to them where nothing is.
+
+        Beside a training, requests gather up to the batch that the plan of its front counts with, as long as the
+        planned cycle allows. Otherwise they are answered at once, in batches up to the one that draws the least.
+        """
+        kept, training = self._kept, self._training
+        if mode is None or kept is None or kept.duty != self._turns.duty or kept.modes is None:
+            return Batching()
+        if training is None:
+            alone = kept.modes.least_power_in(mode)
+            return Batching() if alone is None else Batching(alone.batch or 0)
+        with self._planning:
+            duty, plan = self._plans.get(_key(*training[0]()), (None, None))
+        if plan is None or duty != kept.duty:
+            return Batching()
+        try:
+            shared = plan.in_mode(mode, 1e3 * training[1] * (1 + _ROUNDING), POWER_QUANTILE)
+        except (NoTrainingTimeError, InfeasibleBudgetError):
+            return Batching()
+        return Batching(shared.batch, shared.gather_ms)
+
+    def keeping(self) -> ModesWithDuty | None:
+        """The modes that keep the duty, and their batches, once a training can be planned beside it; None before."""
+        kept = self._kept
+        if kept is None or kept.modes is None or kept.duty != self._turns.duty or not len(kept.modes.beside.modes):
+            return None
+        return kept.modes
+
+    def resting_w(self) -> float:
+        """What the device may draw at rest while it answers requests, W; 0 without a duty, or while it is unknown.
+
+        It is the power of the inference, which lasts for the whole time in the worst case.
+        """
+        kept = self._kept
+        return kept.rest_mw / 1e3 if kept is not None and kept.duty == self._turns.duty else 0.0
+
+    def _take(self, kept: _Kept | None) -> None:
+        self._kept = kept
+        self._turns.plan_changed()
+
     def _failed(self) -> None:
         """Note a failure that may pass; modes are judged by measured times meanwhile."""
-        self._questions_since_failure, self._kept = 0, None
+        self._questions_since_failure = 0
+        self._take(None)
 
     def _why_none(self, now: DutyNow, training: KnownModes, inference: KnownModes) -> str:
         """Why no mode keeps the duty beside training."""
@@ -138,7 +232,9 @@ class DutyPlanning:
     ) -> DutyModes:
         """Tell which modes keep the duty: by predictions with a probability of 95 %, or else by measured times."""
         measured, kept = MeasuredDutyModes(duty, times, largest_batch, arrivals_per_s, in_force), self._kept
-        return KnownDutyModes(kept.known, kept.keeping, measured) if kept and kept.duty == duty else measured
+        if kept is None or kept.duty != duty:
+            return measured
+        return KnownDutyModes(kept.known, kept.keeping, measured, kept.rest)
 
     def _inference(self, now: DutyNow) -> KnownModes:
         """What is known of inference in all modes with all batches.
@@ -158,8 +254,7 @@ class DutyPlanning:
             return known_inference(self._modes, self._predicted(now.duty.workload, batches, rows), rows, now.live)
         except (WattfleetError, StoppedError) as error:
             self._failed()
-            why = str(error) or "the agent is stopping"
-            raise NoFrontError(f"the inference of {now.duty.workload!r} cannot be predicted: {why}") from None
+            raise NoFrontError(f"the inference of {now.duty.workload!r} cannot be predicted: {_why(error)}") from None
 
     def _predicted(self, workload: str, batches: tuple[int, ...], rows: Profile) -> Mapping[int, Prediction]:
         key = (workload, batches, rows.sha256(), self.fit)
@@ -169,6 +264,16 @@ class DutyPlanning:
                     raise InvalidInputError("the device has no reference yet")
                 self._fitted = key, self.fit(workload, batches, rows)
             return self._fitted[1]
+
+
+def _key(modes: ModeArray, prediction: Prediction) -> str:
+    """Tells trainings apart by all that a plan depends on."""
+    columns = (prediction.minibatch_ms, prediction.power_mw, prediction.time_log_sd, prediction.power_log_sd)
+    return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in (modes, *columns))).hexdigest()
+
+
+def _why(error: Exception) -> str:
+    return str(error) or "the agent is stopping"
 
 
 def _set_of(modes: ModeArray) -> frozenset[PowerMode]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
+from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import PROBABILITY, KnownModes
 from wattfleet.duties import Demand, ModesWithDuty, keep_duty
 from wattfleet.errors import WattfleetError
@@ -18,17 +20,33 @@ class DutyProcessError(WattfleetError):
 
 
 def keep_duty_aside(
-    training: KnownModes, inference: KnownModes, demand: Demand, switch_ms: float, probability: float = PROBABILITY
+    is_stopping: Callable[[], bool],
+    training: KnownModes,
+    inference: KnownModes,
+    demand: Demand,
+    switch_ms: float,
+    probability: float = PROBABILITY,
 ) -> ModesWithDuty:
     """`wattfleet.duties.keep_duty`, in a new process.
 
+    Args:
+        is_stopping: tells, at any time, whether the result is not wanted any more.
+        training: see there.
+        inference: see there.
+        demand: see there.
+        switch_ms: see there.
+        probability: see there.
+
     Raises:
         DutyProcessError: the process failed.
+        StoppedError: the result is not wanted any more.
         InvalidInputError: see there.
     """
     give_up_s = time.monotonic() + _WITHIN_S
 
     def check() -> None:
+        if is_stopping():
+            raise StoppedError
         if time.monotonic() > give_up_s:
             raise DutyProcessError(f"the modes that keep the duty were not found within {_WITHIN_S:g} s")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,19 +10,16 @@ from edge_agent.devices.device import Device
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.server_stream import ServerGoneError, ServerStream
 from edge_agent.serving.turns import Kind
 from wattfleet.duties import Duty
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.clock import VirtualClock
-from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet_io.tasks import shield_until_done, stop_tasks
 from wattfleet_proto.convert import batches_from_messages, kept_duty_to_message
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 
 _STILL_WAITING_S = 1.0
-_MAX_BATCH = 100_000
-_MAX_LATENCY_MS = 1e9
-_MAX_UNREAD = 100
-"""Answers that may wait until an inference server reads them; it asks for one turn at a time."""
 _MAX_APPS = 16
 """Inference servers that are served at once, and so many trainings beside them."""
 
@@ -47,8 +43,9 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._turns = turns
         self._file = file
         self._rows = rows
-        self._streams: set[_ServerStream] = set()
+        self._streams: set[ServerStream] = set()
         self._trainings = 0
+        self._one_change = asyncio.Lock()
         turns.batching_changed = self._tell_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
@@ -64,7 +61,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         if first is None or not first.HasField("hello"):
             raise InvalidInputError("the first message must be a ServerHello")
         _require_room("inference servers", len(self._streams))
-        stream = _ServerStream(self._turns, _count("largest_batch", first.hello.largest_batch, least=1))
+        stream = ServerStream(self._turns, first.hello)
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
         try:
@@ -127,12 +124,19 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         Raises:
             InvalidInputError: it or a measured row is invalid, the device cannot keep one, or it cannot be stored.
         """
-        duty, measured = Duty.from_json(request.duty), batches_from_messages(request.measured)
+        duty = Duty.from_json(request.duty)
         require_live_time(self._device)
-        if len(measured):
-            self._rows.add(duty.workload, measured)
-        self._file.write(duty)
-        self._turns.duty = duty
+
+        def store() -> None:
+            measured = batches_from_messages(request.measured)
+            if len(measured):
+                self._rows.add(duty.workload, measured)
+            self._file.write(duty)
+
+        async with self._one_change:
+            # Thousands of rows would delay the turns of requests here.
+            await shield_until_done(store)
+            self._turns.duty = duty
         return duty_pb2.SetDutyResponse()
 
     async def ShowDuty(  # noqa: N802 - named by the protocol
@@ -152,86 +156,42 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         Raises:
             InvalidInputError: its file cannot be removed.
         """
-        was_set = self._turns.duty is not None
-        self._file.write(None)
-        self._turns.duty = None
+        async with self._one_change:
+            was_set = self._turns.duty is not None
+            self._file.write(None)
+            self._turns.duty = None
         return duty_pb2.ClearDutyResponse(was_set=was_set)
+
+    @property
+    def largest_measured(self) -> int:
+        """The largest batch that a connected server can be asked to measure, in any thread; 0 if none can yet."""
+        return max((each.largest_batch for each in list(self._streams) if each.can_measure), default=0)
+
+    async def measured_ms(self, batch: int, work_ms: float) -> float:
+        """Have a server answer a batch of copies of an earlier request in a turn, and return how long that took, ms.
+
+        The turn is that of a minibatch: requests go before, and nothing is learned of trainings from its time.
+
+        Args:
+            batch: requests.
+            work_ms: how long it may take, as far as is known.
+
+        Raises:
+            ServerGoneError: no server can be asked, or it does not answer.
+            MeasurementError: its model has failed.
+        """
+        ticket = await self._turns.take(Kind.MINIBATCH, work_ms=work_ms)
+        try:
+            stream = next((each for each in self._streams if each.can_measure and batch <= each.largest_batch), None)
+            if stream is None:
+                raise ServerGoneError(f"no inference server is connected that could measure batches of {batch}")
+            return await stream.measured_ms(batch)
+        finally:
+            self._turns.give_back(ticket, is_complete=False)
 
     def _tell_batching(self) -> None:
         for stream in self._streams:
             stream.tell_batching()
-
-
-class _ServerStream:
-    """What one inference server says and is answered."""
-
-    def __init__(self, turns: DeviceTurns, largest_batch: int) -> None:
-        self.answers: asyncio.Queue[duty_pb2.ServeResponse | None] = asyncio.Queue()
-        self._turns = turns
-        self._server = turns.server_connected(largest_batch)
-        self._taking: asyncio.Task[int] | None = None
-        self._is_first = True
-
-    def tell_batching(self) -> None:
-        """Tell the server how to gather requests."""
-        duty, chosen = self._turns.duty, self._turns.batching
-        latency_ms = 0.0 if duty is None else duty.latency_ms
-        batching = duty_pb2.Batching(
-            has_duty=duty is not None, latency_ms=latency_ms, batch=chosen.batch, wait_ms=chosen.wait_ms
-        )
-        self.answers.put_nowait(duty_pb2.ServeResponse(batching=batching))
-
-    async def read(self, requests: AsyncIterator[duty_pb2.ServeRequest]) -> None:
-        """Follow the server's messages until it disconnects.
-
-        Raises:
-            InvalidInputError: a number is out of range, or the server does not read its answers.
-        """
-        async for request in requests:
-            if self.answers.qsize() > _MAX_UNREAD:
-                raise InvalidInputError("the inference server does not read its answers")
-            if request.HasField("answered"):
-                self._answered(request.answered)
-            elif request.HasField("waiting"):
-                self._waiting(request.waiting)
-
-    def close(self) -> None:
-        """Forget the server; nothing that it says counts any more."""
-        self._end_turn(1, is_complete=False)
-        self._turns.server_gone(self._server)
-
-    def _waiting(self, waiting: duty_pb2.RequestsWaiting) -> None:
-        count = _count("count", waiting.count)
-        self._turns.requests_waiting(self._server, count, _milliseconds("oldest_ms", waiting.oldest_ms))
-        if waiting.wants_turn and self._taking is None:
-            self._taking = background_task("turn of an inference server", self._take(waiting.number))
-
-    async def _take(self, number: int) -> int:
-        ticket = await self._turns.take(Kind.INFERENCE, self._is_first, self._server)
-        self.answers.put_nowait(duty_pb2.ServeResponse(turn=duty_pb2.Turn(number=number)))
-        return ticket
-
-    def _answered(self, answered: duty_pb2.BatchAnswered) -> None:
-        batch = _count("batch", answered.batch)
-        latencies_ms = [_milliseconds("latency_ms", each) for each in answered.latency_ms]
-        if len(latencies_ms) > _MAX_BATCH:
-            raise InvalidInputError(f"a batch has at most {_MAX_BATCH:,} requests")
-        failed = _count("failed", answered.failed)
-        self._turns.batch_answered(_count("arrived", answered.arrived), latencies_ms, failed)
-        # After an error, the requests of a batch are tried one by one, which takes longer than a batch.
-        self._end_turn(max(1, batch), is_complete=batch > 0 and not failed)
-        self._waiting(answered.waiting)
-
-    def _end_turn(self, batch: int, is_complete: bool) -> None:
-        """End the turn, or withdraw the question for it, if the server did not wait for it any longer."""
-        taking, self._taking = self._taking, None
-        if taking is None:
-            return
-        if taking.done() and not taking.cancelled():
-            self._is_first = False
-            self._turns.give_back(taking.result(), batch, is_complete)
-        else:
-            taking.cancel()
 
 
 def require_live_time(device: Device) -> None:
@@ -250,15 +210,3 @@ def require_live_time(device: Device) -> None:
 def _require_room(apps: str, connected: int) -> None:
     if connected >= _MAX_APPS:
         raise TooManyAppsError(f"{connected} {apps} are connected already: close one of them, and connect again")
-
-
-def _count(what: str, value: int, least: int = 0) -> int:
-    if not least <= value <= _MAX_BATCH:
-        raise InvalidInputError(f"{what} must be {least} to {_MAX_BATCH:,}, not {value:,}")
-    return value
-
-
-def _milliseconds(what: str, value: float) -> float:
-    if not (math.isfinite(value) and 0 <= value <= _MAX_LATENCY_MS):
-        raise InvalidInputError(f"{what} must be 0 to {_MAX_LATENCY_MS:g}, not {value:g}")
-    return value

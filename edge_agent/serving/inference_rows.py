@@ -6,6 +6,7 @@ import csv
 import io
 import logging
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ _COLUMNS = (*PowerMode._fields, "batch", "batch_ms", "power_mw")
 
 
 class InferenceRows:
-    """Stores measured inference rows, as profiles that `wattfleet.modes.read_profile` reads, too.
+    """Stores measured inference rows, as profiles that `wattfleet.modes.read_profile` reads, too; from any thread.
 
     Args:
         state_directory: the agent's.
@@ -41,6 +42,7 @@ class InferenceRows:
     def __init__(self, state_directory: Path) -> None:
         self._folder = state_directory / INFERENCE_DIRECTORY
         self.revision = 0
+        self._adding = threading.Lock()
 
     def read(self, workload: str) -> Profile:
         """The rows of a workload; none if there is no file.
@@ -79,6 +81,10 @@ class InferenceRows:
         """
         if rows.task is not Task.INFERENCE or (rows.batch is None and len(rows)):
             raise InvalidInputError("give measured rows of inference, each with its batch")
+        with self._adding:
+            self._add(workload, rows)
+
+    def _add(self, workload: str, rows: Profile) -> None:
         kept = {(each.mode, each.batch): each for each in self.usable(workload).measurements()}
         for each in rows.measurements():
             kept.pop((each.mode, each.batch), None)  # the latest are last

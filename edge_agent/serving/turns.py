@@ -53,6 +53,7 @@ class _Turn:
     is_first: bool = False
     is_trial: bool = False
     server: int | None = None
+    work_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,14 @@ class Turns:
         else:
             self._waiting[server] = _Waiting(count, oldest_s, oldest_s if heard_s is None else heard_s)
 
-    def ask(self, kind: Kind, now_s: float, is_first: bool = False, server: int | None = None) -> int:
+    def ask(
+        self,
+        kind: Kind,
+        now_s: float,
+        is_first: bool = False,
+        server: int | None = None,
+        work_ms: float | None = None,
+    ) -> int:
         """Ask for a turn; returns its ticket.
 
         Args:
@@ -119,9 +127,10 @@ class Turns:
             is_first: the first of its process, which takes longer than all later ones: that of a minibatch counts while
                 nothing else is known, and that of a batch never.
             server: the inference server that asks, if one does.
+            work_ms: how long a minibatch may take; None for as long as the recent ones.
         """
         ticket = next(self._numbers)
-        self._turns[ticket] = _Turn(kind, now_s, is_first=is_first, server=server)
+        self._turns[ticket] = _Turn(kind, now_s, is_first=is_first, server=server, work_ms=work_ms)
         return ticket
 
     def end(self, ticket: int, now_s: float, batch: int = 1, is_complete: bool = True) -> None:
@@ -208,7 +217,7 @@ class Turns:
         minibatch = self._first(Kind.MINIBATCH)
         if change is not None or minibatch is None or busy:
             return None
-        if self._why_not(self._minibatch_ms, now_s) is None:
+        if self._why_not(self._work_ms(self._turns[minibatch]), now_s) is None:
             return minibatch
         if not self._counted(now_s) and now_s >= self._next_trial_s():
             self._tried_s = now_s
@@ -308,7 +317,10 @@ class Turns:
 
     def _expected_end_s(self, turn: _Turn) -> float:
         assert turn.begun_s is not None, "a held turn has begun"
-        return turn.begun_s + (self._minibatch_ms or 0.0) / 1e3
+        return turn.begun_s + (self._work_ms(turn) or 0.0) / 1e3
+
+    def _work_ms(self, minibatch: _Turn) -> float | None:
+        return self._minibatch_ms if minibatch.work_ms is None else minibatch.work_ms
 
     def _is_pause(self, turn: _Turn, now_s: float) -> bool:
         """Whether a turn that ends was held up by a pause, so that its time tells nothing of others.

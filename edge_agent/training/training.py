@@ -84,6 +84,7 @@ class TrainingWatch:
         parked: PowerMode,
         resting: Callable[[PowerMode], PowerMode] = lambda parked: parked,
         sharing: Callable[[], Hashable] = lambda: None,
+        granted: Callable[[float | None], None] = lambda power_limit_w: None,
     ) -> None:
         """Run the trainings of one device.
 
@@ -93,11 +94,14 @@ class TrainingWatch:
             resting: makes it the mode in force between trainings, which is a higher one while requests are answered.
             sharing: tells whom trainings share the device with; None for nobody. In a shared training, no modes are
                 measured, as the app's times contain the waiting for others.
+            granted: told the watts that are set aside for the training from now on, before its mode is applied; None
+                once nothing is trained.
         """
         self._device = device
         self._sharing = sharing
         self._lowest = parked
         self._resting = resting
+        self._granted = granted
         self._running: _Running | None = None
 
     @property
@@ -125,6 +129,7 @@ class TrainingWatch:
         if not _MIN_EPOCHS <= epochs <= _MAX_EPOCHS:
             raise InvalidInputError(f"epochs must be {_MIN_EPOCHS:g} to {_MAX_EPOCHS:g}, not {epochs:g}")
         self.abandon()
+        self._granted(power_limit_w)
         self._device.apply(mode)
         app = self._device.begin_training(trained.paced)
         self._running = _Running(
@@ -241,6 +246,7 @@ class TrainingWatch:
             return  # the coordinator repeats orders when a session starts
         running.measurements_ended = True
         running.power_limit_w = power_limit_w
+        self._granted(None if mode is None else power_limit_w)
         self._go_on_in(mode or self._parked, running)
 
     def lower(self, mode: PowerMode) -> None:
@@ -408,4 +414,5 @@ class TrainingWatch:
         Raises:
             ModeNotAppliedError: another mode was read back.
         """
+        self._granted(None)
         self._device.apply(self._parked)

@@ -19,12 +19,14 @@ from tests.fuzz.remote_calls import HostileCall, methods_of
 from wattfleet_proto.v1 import duty_pb2
 
 METHODS = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.DutyService"))
-HELLO = duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=4))
+HELLO = duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=4, measures=True))
 WAITING = duty_pb2.RequestsWaiting(count=1, oldest_ms=1.0, wants_turn=True, number=1)
 ANSWERED = duty_pb2.BatchAnswered(batch=1, model_ms=2.0, latency_ms=[3.0], arrived=1)
+MEASURED = duty_pb2.BatchMeasured(number=1, problem="no room for so many")
 VALID: dict[str, list[list[Message]]] = {
     "/wattfleet.v1.DutyService/Serve": [
-        [HELLO, duty_pb2.ServeRequest(waiting=WAITING), duty_pb2.ServeRequest(answered=ANSWERED)]
+        [HELLO, duty_pb2.ServeRequest(waiting=WAITING), duty_pb2.ServeRequest(answered=ANSWERED)],
+        [HELLO, duty_pb2.ServeRequest(measured=MEASURED)],
     ],
     "/wattfleet.v1.DutyService/Share": [
         [

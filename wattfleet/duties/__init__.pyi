@@ -11,7 +11,6 @@ from .interleaving import NoTrainingTimeError as NoTrainingTimeError
 from .interleaving import SharedMode as SharedMode
 from .interleaving import TooManyRequestsError as TooManyRequestsError
 from .interleaving import UnkeptDutyError as UnkeptDutyError
-from .interleaving import duty_front as duty_front
 from .interleaving import keep_duty as keep_duty
 from .interleaving import most_minibatches as most_minibatches
 from .kept_duty import LATENCY_LIMITS_MS as LATENCY_LIMITS_MS

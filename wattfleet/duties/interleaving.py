@@ -6,8 +6,7 @@ a switch. Of all numbers of minibatches that keep the duty, the largest trains t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +15,8 @@ from wattfleet.choosing import (
     POWER_QUANTILE,
     PROBABILITY,
     ChosenMode,
-    Front,
     KnownModes,
     fastest_within_budget,
-    predicted_front,
 )
 from wattfleet.duties.cycle_limits import CycleLimits
 from wattfleet.duties.queueing import (
@@ -31,7 +28,7 @@ from wattfleet.duties.queueing import (
 )
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchArray, PowerMode
-from wattfleet.prediction import Prediction, normal_quantile
+from wattfleet.prediction import normal_quantile
 
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -98,6 +95,8 @@ class SharedMode:
         minibatch_ms: mean time from one minibatch to the next with the duty kept, ms.
         training_share: the share of the time in which training has the board.
         latency_ms: the latency that is kept at the demand's quantile, ms.
+        gather_ms: how long the oldest request may wait before its batch asks for the board, ms: as long as a cycle
+            without its last minibatch and the switches, which may still be on when it asks.
         power_mw: the larger of the powers of training and of inference, mW.
         measured: whether all times and powers were measured.
     """
@@ -108,6 +107,7 @@ class SharedMode:
     minibatch_ms: float
     training_share: float
     latency_ms: float
+    gather_ms: float
     power_mw: float
     measured: bool
 
@@ -118,6 +118,7 @@ class ModesWithDuty:
 
     Attributes:
         demand: the duty.
+        switch_ms: ms that a change between inference and training takes.
         alone: `[m]` modes and batches that keep it while nothing is trained, with the times of inference.
         beside: `[n]` modes and batches that keep it beside training, with the times of a training minibatch with the
             duty kept. The same mode may occur with several batches.
@@ -129,6 +130,7 @@ class ModesWithDuty:
     """
 
     demand: Demand
+    switch_ms: float
     alone: KnownModes
     beside: KnownModes
     minibatches: Counts
@@ -144,6 +146,11 @@ class ModesWithDuty:
             probability: probability with which an unmeasured mode must not draw more than another.
         """
         return self.alone.chosen(int(self.alone.safe_power_mw(probability).argmin()))
+
+    def least_power_in(self, mode: PowerMode, probability: float = PROBABILITY) -> ChosenMode | None:
+        """The same with the batches of one mode; None if the duty is not kept in it."""
+        is_mode = (self.alone.modes == np.array(mode)).all(axis=1)
+        return replace(self, alone=self.alone.among(is_mode)).least_power(probability) if is_mode.any() else None
 
     def fastest(self, budget_mw: float, probability: float = PROBABILITY) -> SharedMode:
         """The mode and batch that train the most within a budget.
@@ -199,51 +206,19 @@ class ModesWithDuty:
             self.demand, self.beside.stated_batch()[at], self.inference_ms[at], self.cycle_ms[at]
         )
         row = int(at[0])
+        minibatches, inference_ms = int(self.minibatches[row]), float(self.inference_ms[row])
+        careful_ms = (float(self.cycle_ms[row]) - inference_ms - 2 * self.switch_ms) / minibatches
         return SharedMode(
             mode=chosen.mode,
             batch=int(self.beside.stated_batch()[row]),
-            minibatches=int(self.minibatches[row]),
+            minibatches=minibatches,
             minibatch_ms=chosen.minibatch_ms,
             training_share=float(self.training_share[row]),
             latency_ms=float(latency_ms),
+            gather_ms=inference_ms + (minibatches - 1) * careful_ms,
             power_mw=chosen.power_mw,
             measured=chosen.measured,
         )
-
-
-def duty_front(
-    kept: Mapping[int | None, ModesWithDuty],
-    minibatches_per_epoch: Mapping[int | None, float],
-    first_gcycles: float = 0.0,
-) -> Front:
-    """The front of the seconds of an epoch with the duty kept against watts, as plans use it.
-
-    Args:
-        kept: the modes that keep the duty, by the batch size of the training; None alone if there is none to choose.
-        minibatches_per_epoch: minibatches in an epoch on the device, for each of the same batch sizes.
-        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
-
-    Raises:
-        NoTrainingTimeError: with every batch size, the duty is kept only while nothing is trained.
-        ImplausibleError: no mode's prediction is plausible.
-    """
-    trainable = {batch: each.beside for batch, each in kept.items() if len(each.beside.modes)}
-    if not trainable:
-        next(iter(kept.values())).trainable()
-    rows = [len(known.modes) for known in trainable.values()]
-    batches = [batch for batch in trainable if batch is not None]
-    return predicted_front(
-        np.concatenate([known.modes for known in trainable.values()]),
-        Prediction.joined(
-            [
-                Prediction(known.minibatch_ms, known.power_mw, known.time_log_sd, known.power_log_sd)
-                for known in trainable.values()
-            ]
-        ),
-        np.repeat([minibatches_per_epoch[batch] for batch in trainable], rows),
-        first_gcycles,
-        np.repeat(batches, rows) if batches else None,
-    )
 
 
 def keep_duty(
@@ -293,6 +268,7 @@ def keep_duty(
     beside, share = _beside(training, rows, inference.among(is_trainable), count, demand, switch_ms)
     return ModesWithDuty(
         demand,
+        switch_ms,
         inference.among(minibatches >= 0),
         beside,
         count,

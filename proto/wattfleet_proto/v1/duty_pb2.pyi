@@ -28,24 +28,30 @@ class ServeRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ServerHello: ...
     @_builtins.property
     def waiting(self) -> Global___RequestsWaiting: ...
     @_builtins.property
     def answered(self) -> Global___BatchAnswered: ...
+    @_builtins.property
+    def measured(self) -> Global___BatchMeasured:
+        """from protocol 2.6 on"""
+
     def __init__(
         self,
         *,
         hello: Global___ServerHello | None = ...,
         waiting: Global___RequestsWaiting | None = ...,
         answered: Global___BatchAnswered | None = ...,
+        measured: Global___BatchMeasured | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "body", b"body", "hello", b"hello", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "body", b"body", "hello", b"hello", "measured", b"measured", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "body", b"body", "hello", b"hello", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "body", b"body", "hello", b"hello", "measured", b"measured", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "waiting", "answered"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "waiting", "answered", "measured"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -56,16 +62,20 @@ class ServerHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LARGEST_BATCH_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
     largest_batch: _builtins.int
     """requests that the model takes at once"""
+    measures: _builtins.bool
+    """whether it answers MeasureBatch, from protocol 2.6 on"""
     def __init__(
         self,
         *,
         largest_batch: _builtins.int = ...,
+        measures: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["largest_batch", b"largest_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["largest_batch", b"largest_batch", "measures", b"measures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,30 +159,88 @@ class BatchAnswered(_message.Message):
 Global___BatchAnswered: _TypeAlias = BatchAnswered  # noqa: Y015
 
 @_typing.final
+class BatchMeasured(_message.Message):
+    """The model has answered the batch that the agent wanted, or could not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the MeasureBatch"""
+    problem: _builtins.str
+    """why not, for people; empty if it has"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchMeasured: _TypeAlias = BatchMeasured  # noqa: Y015
+
+@_typing.final
 class ServeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCHING_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batching(self) -> Global___Batching: ...
     @_builtins.property
     def turn(self) -> Global___Turn: ...
+    @_builtins.property
+    def measure(self) -> Global___MeasureBatch:
+        """only to a server that has said that it measures"""
+
     def __init__(
         self,
         *,
         batching: Global___Batching | None = ...,
         turn: Global___Turn | None = ...,
+        measure: Global___MeasureBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batching", b"batching", "body", b"body", "turn", b"turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batching", b"batching", "body", b"body", "measure", b"measure", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batching", b"batching", "body", b"body", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batching", b"batching", "body", b"body", "measure", b"measure", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["batching", "turn"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["batching", "turn", "measure"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ServeResponse: _TypeAlias = ServeResponse  # noqa: Y015
+
+@_typing.final
+class MeasureBatch(_message.Message):
+    """Have the model answer a batch of copies of a request that it has answered before, at once: the agent measures the
+    device meanwhile, and holds its turn. Nobody gets the answers.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    batch: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        batch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureBatch: _TypeAlias = MeasureBatch  # noqa: Y015
 
 @_typing.final
 class Batching(_message.Message):
@@ -186,7 +254,7 @@ class Batching(_message.Message):
     LATENCY_MS_FIELD_NUMBER: _builtins.int
     has_duty: _builtins.bool
     batch: _builtins.int
-    """gather so many; 0: as many as have arrived"""
+    """gather so many, and take no more until requests are late; 0: the server's own limit"""
     wait_ms: _builtins.float
     """but let no request wait longer than this before its batch is to be answered"""
     latency_ms: _builtins.float

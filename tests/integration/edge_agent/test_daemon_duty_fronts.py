@@ -7,14 +7,16 @@ import time
 import numpy as np
 import pytest
 
+from edge_agent.learning.profiling_plan import Progress
 from edge_agent.serving.duty_client import DutyClient
 from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.serving.inference_rows import InferenceRows
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.duty_agent import duty
 from tests.fakes.polling import until
 from tests.fakes.running_agent import fitting_here, new_board, ready_agent
-from wattfleet.modes import Profile, Task
+from wattfleet.modes import Profile, Task, array_to_modes
 from wattfleet_proto.convert import front_from_message
 from wattfleet_serving import DutyServer
 
@@ -39,7 +41,7 @@ def measured(board, batch_ms):
     """Rows of inference in every fiftieth mode, with batches of 1 and 2."""
     modes = np.repeat(board.modes[::50], 2, axis=0)
     batch = np.resize([1, 2], len(modes))
-    return Profile(modes, batch_ms * batch * 1.0, np.full(len(modes), 5e3), batch, Task.INFERENCE)
+    return Profile(modes, batch_ms * batch * 1.0, np.full(len(modes), 9e3), batch, Task.INFERENCE)
 
 
 def announced_front(coordinator):
@@ -60,6 +62,7 @@ def test_a_front_beside_a_duty_ends_with_the_duty(tmp_path, coordinator, board):
         assert DutyClient(running.settings.device.socket).clear()
         until(lambda: coordinator.fronts[-1].front != beside.front)
     alone = front_from_message(coordinator.fronts[-1].front)
+    assert beside.idle_w > 8 > coordinator.fronts[-1].idle_w, "what requests take, and rest alone"
     # A quarter of the time goes to 5 requests of 50 ms a second.
     ratio = front_from_message(beside.front).epoch_s.min() / alone.epoch_s.min()
     assert 1.1 < ratio < 2.0
@@ -81,6 +84,25 @@ def test_an_unknown_inference_leaves_no_front_until_requests_were_answered(tmp_p
 
             until(has_front)
     assert len(front_from_message(coordinator.fronts[-1].front).modes) > 1
+
+
+def test_a_ready_device_measures_the_inference_that_is_wanted(tmp_path, coordinator, board, monkeypatch):
+    """The device is not ready for trainings meanwhile, and rests again afterwards."""
+    mode, measured, wanted = array_to_modes(board.modes)[99], [], []
+
+    def measure(measuring, modes, report):
+        measured.extend(modes)
+        report(Progress(1, 1, "measured the inference"))
+        wanted.clear()
+
+    monkeypatch.setattr("edge_agent.runtime.device_service._MEASURE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(InferenceMeasuring, "wanted", lambda measuring, profiled: list(wanted))
+    monkeypatch.setattr(InferenceMeasuring, "measure", measure)
+    with ready_agent(coordinator, tmp_path, board):
+        wanted.append(mode)
+        until(lambda: "measured the inference" in coordinator.details)
+        until(coordinator.is_ready)
+    assert measured == [mode]
 
 
 def test_a_duty_that_takes_the_whole_board_is_reported_as_the_reason(tmp_path, coordinator, board):

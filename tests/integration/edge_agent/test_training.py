@@ -19,10 +19,10 @@ from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
-from tests.fakes.real_time_board import MODE, PARKED, RealTimeBoard
+from tests.fakes.real_time_board import MODE, OTHER, PARKED, RealTimeBoard
 from tests.fakes.trained import Trained
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import modes_to_array
+from wattfleet.modes import PowerMode, modes_to_array
 
 NAN = float("nan")
 
@@ -260,3 +260,18 @@ def test_a_mode_changed_by_another_process_yields_no_observation(
     assert watch.finish() is None
     assert "another process changed the mode: /sys/class/devfreq/17000000.gpu/min_freq: wanted" in caplog.text
     assert device.current_mode() == parked_mode(device)
+
+
+def test_the_watts_of_a_training_are_told_before_its_mode_is_applied() -> None:
+    board = RealTimeBoard()
+    told: list[tuple[float | None, PowerMode]] = []
+
+    def granted(power_limit_w: float | None) -> None:
+        told.append((power_limit_w, board.mode))
+
+    watch = TrainingWatch(board, PARKED, granted=granted)  # type: ignore[arg-type]
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
+    watch.reassign(OTHER, 20)
+    board.clock.sleep_s(10)
+    watch.finish()
+    assert told == [(30, PARKED), (20, MODE), (None, OTHER)]

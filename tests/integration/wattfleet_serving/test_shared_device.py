@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.devices.device import DutyNotKeptError
-from edge_agent.serving.device_turns import Batching
+from edge_agent.serving.batching import Batching
 from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
@@ -120,7 +120,8 @@ def test_requests_gather_as_the_agent_has_chosen(agent):
 
     with DutyServer(model, agent_socket=agent.socket) as server:
         server.answer_blocking(0)
-        agent.loop.call_soon_threadsafe(agent.turns.choose_batching, Batching(batch=3, wait_ms=300))
+        agent.turns.plan_batching = lambda mode: Batching(batch=3, wait_ms=300)
+        agent.turns.choose_batching()
         time.sleep(0.1)  # the server hears of it
         begun_s = time.monotonic()
         for answer in [server.submit(number) for number in (1, 2, 3)]:
@@ -130,6 +131,36 @@ def test_requests_gather_as_the_agent_has_chosen(agent):
         assert answers[1].result(10) == 5
         assert time.monotonic() - begun_s >= 0.3, "another request might have come"
     assert batches == [[0], [1, 2, 3], [4, 5]]
+
+
+def test_batches_are_as_small_as_planned_until_requests_are_late(agent):
+    batches, held = [], threading.Event()
+
+    def model(inputs):
+        batches.append(list(inputs))
+        assert held.wait(10)
+        return inputs
+
+    with DutyServer(model, largest_batch=8, agent_socket=agent.socket) as server:
+        held.set()
+        agent.turns.plan_batching = lambda mode: Batching(batch=2)
+        agent.turns.choose_batching()
+        time.sleep(0.1)  # the server hears of it
+        held.clear()
+        answers = [server.submit(0)]
+        until(lambda: batches == [[0]])
+        answers += [server.submit(number) for number in (1, 2, 3)]
+        held.set()
+        assert [answer.result(10) for answer in answers] == [0, 1, 2, 3]
+        assert batches == [[0], [1, 2], [3]]
+        held.clear()
+        answers = [server.submit(4)]
+        until(lambda: batches[3:] == [[4]])
+        answers += [server.submit(number) for number in (5, 6, 7)]
+        time.sleep(0.3)  # longer than the limit
+        held.set()
+        assert [answer.result(10) for answer in answers] == [4, 5, 6, 7]
+    assert batches[4:] == [[5, 6, 7]]
 
 
 def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, device):

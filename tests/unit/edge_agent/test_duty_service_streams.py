@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -14,9 +15,13 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_service import DutyServicer, TooManyAppsError
 from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.server_stream import ServerGoneError
+from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import LiveBoard, duty
 from tests.fakes.real_time_board import MODE
+from wattfleet.modes import Profile
 from wattfleet_io.tasks import stop_tasks
+from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import duty_pb2
 
 HELLO = duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=1))
@@ -62,6 +67,60 @@ def test_a_seventeenth_app_is_refused_until_another_has_gone(servicer, turns, me
 
     asyncio.run(seventeen())
     assert TooManyAppsError in STATUS
+
+
+def test_turns_are_handed_out_while_measured_rows_are_stored(servicer, turns, monkeypatch):
+    storing, stored = threading.Event(), threading.Event()
+
+    def add(rows: InferenceRows, workload: str, measured: Profile) -> None:
+        storing.set()
+        assert stored.wait(10)
+
+    monkeypatch.setattr(InferenceRows, "add", add)
+    row = duty_pb2.MeasuredBatch(mode=mode_to_message(MODE), batch=1, batch_ms=10.0, power_mw=5e3)
+
+    async def stores() -> None:
+        turns.serve_here()
+        setting = asyncio.create_task(
+            servicer.SetDuty(duty_pb2.SetDutyRequest(duty=duty().to_json(), measured=[row]), None)
+        )
+        assert await asyncio.to_thread(storing.wait, 10)
+        ticket = await turns.take(Kind.MINIBATCH)
+        turns.give_back(ticket)
+        assert turns.duty is None
+        clearing = asyncio.create_task(servicer.ClearDuty(duty_pb2.ClearDutyRequest(), None))
+        stored.set()
+        await setting
+        assert (await clearing).was_set, "one after the other"
+        assert turns.duty is None
+        turns.stop()
+
+    asyncio.run(stores())
+
+
+@pytest.mark.parametrize("measures", [False, True], ids=["protocol 2.5", "protocol 2.6"])
+def test_only_a_server_that_measures_is_asked_to(servicer, turns, measures):
+    async def answers() -> None:
+        turns.serve_here()
+        says: asyncio.Queue[Any] = asyncio.Queue()
+        says.put_nowait(duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=4, measures=measures)))
+        says.put_nowait(duty_pb2.ServeRequest(measured=duty_pb2.BatchMeasured(number=1)))  # nobody has asked for it
+        says.put_nowait(duty_pb2.ServeRequest(answered=duty_pb2.BatchAnswered(batch=1, latency_ms=[1.0])))
+
+        async def requests() -> AsyncIterator[Any]:
+            while True:
+                yield await says.get()
+
+        async with aclosing(servicer.Serve(requests(), None)) as stream:
+            await anext(stream)
+            await asyncio.sleep(0.01)
+            assert servicer.largest_measured == (4 if measures else 0)
+            if not measures:
+                with pytest.raises(ServerGoneError, match="no inference server is connected that could measure"):
+                    await servicer.measured_ms(2, 10.0)
+        turns.stop()
+
+    asyncio.run(answers())
 
 
 def test_a_batch_that_was_retried_one_by_one_tells_nothing_of_later_ones(tmp_path):

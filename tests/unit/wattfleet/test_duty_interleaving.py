@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wattfleet.choosing import Front, KnownModes
+from wattfleet.choosing import Front, KnownModes, predicted_front
 from wattfleet.duties import (
     ArrivalPattern,
     Demand,
@@ -18,7 +18,6 @@ from wattfleet.duties import (
     ModesWithDuty,
     NoTrainingTimeError,
     TooManyRequestsError,
-    duty_front,
     keep_duty,
     most_minibatches,
     share_in_time,
@@ -50,7 +49,10 @@ def kept(demand: Demand, switch_ms: float = SWITCH_MS) -> ModesWithDuty:
 
 
 def front_of(duty: ModesWithDuty) -> Front:
-    return duty_front({None: duty}, {None: 100})
+    """As the agent makes it of the modes beside the duty."""
+    known = duty.trainable()
+    prediction = Prediction(known.minibatch_ms, known.power_mw, known.time_log_sd, known.power_log_sd)
+    return predicted_front(known.modes, prediction, 100)
 
 
 def keeps(demand: Demand, batch: int, inference_ms: float, minibatches: int, minibatch_ms: float) -> bool:
@@ -177,29 +179,21 @@ def test_a_front_has_only_modes_that_keep_the_duty_and_the_seconds_with_it() -> 
     assert front.epoch_s[0] > 6
 
 
-def test_a_front_over_batches_of_training_is_the_best_of_each() -> None:
-    demand, inference = Demand(60, 500), known(INFERENCE)
-    # A batch twice as large takes 1.7 times as long, and half as many minibatches. With 20 times, none fits.
-    scaled = {16: 1.0, 32: 1.7, 320: 20.0}
-    duty = {
-        batch: keep_duty(
-            known([Measurement(row.mode, factor * row.minibatch_ms, row.power_mw) for row in TRAINING]),
-            inference,
-            demand,
-            SWITCH_MS,
-        )
-        for batch, factor in scaled.items()
-    }
-    epochs: dict[int | None, float] = {16: 100.0, 32: 50.0, 320: 5.0}
-    front = duty_front(dict(duty), epochs)
-    best_s = min(
-        epochs[batch] * shared.beside.minibatch_ms.min() / 1e3 for batch, shared in duty.items() if batch != 320
-    )
-    assert front.batch is not None
-    assert set(front.batch.tolist()) <= {16, 32}
-    assert front.epoch_s[0] == pytest.approx(best_s)
-    with pytest.raises(NoTrainingTimeError):
-        duty_front({320: duty[320]}, epochs)
+def test_requests_gather_as_long_as_the_planned_cycle_leaves_them() -> None:
+    """The last minibatch and the switches may be on when a batch asks; with them, it begins after a whole cycle."""
+    shared = kept(Demand(20, 1000)).in_mode(FAST, math.inf)
+    inference_ms = next(row.minibatch_ms for row in INFERENCE if (row.mode, row.batch) == (FAST, shared.batch))
+    assert shared.minibatches > 1
+    assert shared.gather_ms == pytest.approx(inference_ms + 60 * (shared.minibatches - 1))
+    assert keeps(Demand(20, 1000), shared.batch, inference_ms, shared.minibatches, 60)
+
+
+def test_the_batch_of_a_mode_without_training_draws_the_least_in_it() -> None:
+    duty = kept(Demand(60, 300))
+    found = duty.least_power_in(FAST)
+    rows = [row for row in INFERENCE if row.mode == FAST and keeps(duty.demand, row.batch or 0, row.minibatch_ms, 0, 0)]
+    assert found is not None and found.power_mw == min(row.power_mw for row in rows)
+    assert duty.least_power_in(FAST._replace(cores=2)) is None
 
 
 def test_a_higher_load_moves_the_front_and_then_drops_the_slow_mode() -> None:
