@@ -18,7 +18,7 @@ from rich.live import Live
 from coordinator.references import open_reference
 from wattfleet.errors import InvalidInputError
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
-from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables
+from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
 from wattfleet_simulation.duties import duties_named, require_kept
 from wattfleet_simulation.flower import HOST
 from wattfleet_simulation.report import build_report, write_json
@@ -99,6 +99,8 @@ def run_simulation(
     for run in report["runs"]:
         console.print(*closing_tables(run), sep="\n")
         console.print(closing_line(run) + "\n", highlight=False)
+    if report["duties"]:
+        console.print(duty_table(report["duties"]), end="\n\n")
     console.print(f"report: {out / REPORT_HTML}", highlight=False)
 
 

@@ -131,6 +131,7 @@ def report() -> dict[str, Any]:
             "policy": "fastest-k",
             "clients": None,
             "own_epochs": False,
+            "duties": [],
             "seed": 7,
             "reference": "agx_orin_resnet18",
         },
@@ -151,6 +152,7 @@ def report() -> dict[str, Any]:
                 "final_accuracy": 0.85,
             }
         ],
+        "duties": {},
         "elapsed_s": 89.2,
     }
 
@@ -380,6 +382,7 @@ def test_command_repeats_the_fleet() -> None:
         "clients": 2,
         "seed": 3,
         "own_epochs": False,
+        "duties": ["mobilenetv3:60:500", "resnet:30:300:0.9"],
         "reference": "agx_orin_resnet18",
     }
 
@@ -391,6 +394,7 @@ def test_command_repeats_the_fleet() -> None:
     assert device_specs(dict(given)["--devices"], files) == specs
     assert [pair for pair in given if pair[0] not in ("--devices", "--device-csv")] == [
         *(("--app", "convolutional:4"), ("--app", "perceptron:8")),
+        *(("--duty", "mobilenetv3:60:500"), ("--duty", "resnet:30:300:0.9")),
         *(("--rounds", "5"), ("--site-budget-w", "82.5"), ("--modes", "20"), ("--policy", "random")),
         *(("--clients", "2"), ("--seed", "3"), ("--reference", "agx_orin_resnet18")),
     ]
