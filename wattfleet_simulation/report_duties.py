@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ Values = NDArray[np.float64]
 
 _MOST_BUCKETS = 600
 """Of a plot; each is a second or longer."""
+
+_NEGLIGIBLE_S = 0.01
 
 _MOST_MISSED = 1000
 """Late requests of a board that a plot shows, the latest answers first."""
@@ -95,23 +97,32 @@ def _quantiles(latency_ms: Values) -> dict[str, float | None]:
 
 
 def _merged(spans: Sequence[ServedSpan]) -> Iterator[dict[str, Any]]:
-    """Spans of the same mode and kind that follow each other, as one."""
-    for (mode, is_training), group in groupby(spans, key=lambda span: (span.mode, span.is_training)):
-        members = list(group)
-        yield {
-            "begin_s": members[0].begin_s,
-            "end_s": members[-1].end_s,
-            "mode": mode._asdict(),
-            "batch": members[-1].batch,
-            "is_training": is_training,
-        }
+    """Spans of the same mode and kind that follow each other without a gap, as one."""
+    members: list[ServedSpan] = []
+    for span, following in zip_longest(spans, spans[1:]):
+        members.append(span)
+        if following is None or not _continues(span, following):
+            yield {
+                "begin_s": members[0].begin_s,
+                "end_s": span.end_s,
+                "mode": span.mode._asdict(),
+                "batch": span.batch,
+                "is_training": span.is_training,
+            }
+            members.clear()
+
+
+def _continues(span: ServedSpan, following: ServedSpan) -> bool:
+    alike = (span.mode, span.is_training) == (following.mode, following.is_training)
+    return alike and following.begin_s - span.end_s < _NEGLIGIBLE_S
 
 
 def _series(spans: Sequence[ServedSpan], at_s: Values, latency_ms: Values) -> dict[str, Any]:
     """Latencies and minibatches of equal parts of the time; parts without requests are null."""
+    begin_s = math.floor(min((span.begin_s for span in spans), default=0.0))
     end_s = max((span.end_s for span in spans), default=0.0)
-    width_s = max(1.0, float(math.ceil(end_s / _MOST_BUCKETS)))
-    edges = np.arange(0, end_s + width_s, width_s)
+    width_s = max(1.0, float(math.ceil((end_s - begin_s) / _MOST_BUCKETS)))
+    edges = np.arange(begin_s, end_s + width_s, width_s)
     order = np.argsort(at_s, kind="stable")
     cuts = np.searchsorted(at_s[order], edges)
     parts = [latency_ms[order[first:last]] for first, last in pairwise(cuts.tolist())]

@@ -46,7 +46,7 @@ def _figure(duty: Report, style: Style) -> Figure:
     limit_ms = duty["latency_ms"]
     highest_ms = max([limit_ms, *late["latency_ms"], *(value for value in series["p95_ms"] if value is not None)])
     layout = {
-        "xaxis": {"title": {"text": "seconds of the board's own clock"}, "rangemode": "tozero", "anchor": "y"},
+        "xaxis": {"title": {"text": "seconds of the board's own clock"}, "anchor": "y"},
         "yaxis": {"title": {"text": "minibatches a second"}, "domain": _TRAINING_DOMAIN, "rangemode": "tozero"},
         "yaxis2": {"title": {"text": "latency, ms"}, "domain": _LATENCY_DOMAIN, "range": [0, 1.12 * highest_ms]},
         "shapes": [_limit_line(limit_ms), *_trainings(duty, style)],

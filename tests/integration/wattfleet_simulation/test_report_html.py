@@ -7,7 +7,6 @@ import html
 import json
 import math
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
-from wattfleet_simulation.devices import device_specs
 from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
 
 FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle watts
@@ -368,36 +366,6 @@ def test_site_stacks_reach_the_reported_totals(report: dict[str, Any]) -> None:
 
     expected = [one[key] for one in report["runs"][0]["rounds"] for key in ("planned_site_w", "observed_site_w")]
     assert [heights[at] for at in sorted(heights)] == pytest.approx(expected)
-
-
-def test_command_repeats_the_fleet() -> None:
-    specs = device_specs("orin-nx:1,agx-orin:2", [Path("my data/a.csv"), Path("b.csv")])
-    settings = {
-        "devices": dict(specs),
-        "apps": ["convolutional:4", "perceptron:8"],
-        "rounds": 5,
-        "site_budget_w": 82.5,
-        "modes": 20,
-        "policy": "random",
-        "clients": 2,
-        "seed": 3,
-        "own_epochs": False,
-        "duties": ["mobilenetv3:60:500", "resnet:30:300:0.9"],
-        "reference": "agx_orin_resnet18",
-    }
-
-    assert "--own-epochs" in repeat_command({**settings, "own_epochs": True})
-    words = shlex.split(repeat_command(settings))
-    given = list(zip(words[2::2], words[3::2], strict=True))
-    files = [Path(value) for option, value in given if option == "--device-csv"]
-    assert words[:2] == ["wattfleet", "simulate"]
-    assert device_specs(dict(given)["--devices"], files) == specs
-    assert [pair for pair in given if pair[0] not in ("--devices", "--device-csv")] == [
-        *(("--app", "convolutional:4"), ("--app", "perceptron:8")),
-        *(("--duty", "mobilenetv3:60:500"), ("--duty", "resnet:30:300:0.9")),
-        *(("--rounds", "5"), ("--site-budget-w", "82.5"), ("--modes", "20"), ("--policy", "random")),
-        *(("--clients", "2"), ("--seed", "3"), ("--reference", "agx_orin_resnet18")),
-    ]
 
 
 def test_every_device_of_a_large_fleet_looks_different() -> None:
