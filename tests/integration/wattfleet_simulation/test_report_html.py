@@ -14,6 +14,12 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
+from edge_agent.paths import SERVED_FILE
+from edge_agent.serving.served_spans import ServedSpan, SpanFile
+from wattfleet.modes import PowerMode
+from wattfleet_simulation.devices import SimulatedDevice
+from wattfleet_simulation.report_duties import duties_of
+from wattfleet_simulation.report_duty_figures import duty_figures
 from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
 
 FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle watts
@@ -366,6 +372,25 @@ def test_site_stacks_reach_the_reported_totals(report: dict[str, Any]) -> None:
 
     expected = [one[key] for one in report["runs"][0]["rounds"] for key in ("planned_site_w", "observed_site_w")]
     assert [heights[at] for at in sorted(heights)] == pytest.approx(expected)
+
+
+def test_duties_have_a_table_and_plots_on_one_time_axis(report: dict[str, Any], tmp_path: Path) -> None:
+    mode = PowerMode(**_mode(0))
+    span = ServedSpan(3.0, 9.0, mode, 64, True, 9e3, [4.0, 5.0, 6.0, 7.0], [90.0, 80.0, 70.0, 600.0], [5.5, 8.5])
+    SpanFile(tmp_path / SERVED_FILE).append(span)
+    boards = [SimulatedDevice(device, "", 0, 0, "resnet:1:500:0.5") for device in FLEET]
+    report["duties"] = duties_of(boards, dict.fromkeys(FLEET, tmp_path), report["runs"])
+
+    page = _page(report, tmp_path)
+    assert "answers simulated requests, which arrive at random" in _text(page)
+    assert "agx-orin-1 resnet 1 500 50% 4 75.00% 1" in _text(page)
+    assert page.count('class="plot" id="duty-') == len(FLEET)
+    drawn = duty_figures(report, device_styles(FLEET))
+    layout = drawn["duty-0"]["layout"]
+    bands = [shape for shape in layout["shapes"] if shape["type"] == "rect"]
+    assert [(band["x0"], band["x1"]) for band in bands] == [(3.0, 9.0)]
+    for figure in drawn.values():
+        go.Figure(_rename(figure, "@ink", "black"))
 
 
 def test_every_device_of_a_large_fleet_looks_different() -> None:
