@@ -107,7 +107,7 @@ def test_a_training_ends_with_its_last_minibatch():
     assert run.minibatch_s == pytest.approx(np.full(37, 0.05))
 
 
-def test_requests_that_wait_at_the_end_of_a_training_are_answered_in_the_rest_that_follows():
+def test_requests_left_at_the_end_of_a_training_are_answered_in_the_rest():
     service, demand = RequestService(Demand(50, 5_000), 0), 50
     training = service.serve(board(batch=64), 1_000, minibatches=30)
     rest = service.serve(board(batch=64, minibatch_ms=None), 100)
