@@ -36,6 +36,9 @@ DUTY_FILE = "duty.json"
 INFERENCE_DIRECTORY = "inference"
 """Below the state directory: measured rows of inference, in a CSV file for each workload."""
 
+SERVED_FILE = "served.jsonl"
+"""Below the state directory: what a simulated board has served, span by span."""
+
 WELCOME_FILE = "welcome.json"
 """Below the state directory: the latest Welcome, for a start while the coordinator is away."""
 

@@ -34,6 +34,14 @@ class DeviceSettings(Group):
     socket: Path = setting(Path(DEFAULT_SOCKET), "Serve Flower's ClientApp on this unix socket.", option="--socket")
     seed: int = setting(0, "Set the random seed for choosing modes and for a simulated board.", option="--seed", ge=0)
 
+    simulated_duty: str | None = setting(
+        None,
+        "Have a simulated board answer simulated requests beside its trainings: network:requests per second:latency in"
+        " ms, such as mobilenetv3:60:500, and :0.99 for another share than 95 % of them. See docs/duties.md.",
+        option="--simulated-duty",
+        unset="none",
+    )
+
 
 class ProfileSettings(Group):
     """Profile: how many modes are measured, and when."""

@@ -43,6 +43,15 @@ def simulate(
             "--own-epochs", help="Let the plan choose different local epochs for the boards of one round. Default: no."
         ),
     ] = False,
+    duty: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Have every board answer simulated requests beside its trainings: network:requests per second:latency"
+            " in ms, for example mobilenetv3:60:500, and :0.99 for another share than 95 % of them. Networks are"
+            " mobilenetv3 and resnet. Repeatable: the boards take the duties in turn. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
     rounds: Annotated[
         int, typer.Option(help="Run this many federated rounds of each app. Default: 3.", show_default=False)
     ] = 3,
@@ -118,6 +127,7 @@ def simulate(
         reference=reference,
         metrics_port=metrics_port,
         own_epochs=own_epochs,
+        duties=duty or (),
         out=out,
         as_json=json_,
     )

@@ -22,12 +22,14 @@ class SimulatedDevice:
         spec: its virtual board, as for `wattfleet agent run --device`.
         seed: seed of its board's deviation and noise.
         partition: index of its part of the data.
+        duty: the requests that it answers, as for `wattfleet agent run --simulated-duty`; None for none.
     """
 
     device_id: str
     spec: str
     seed: int
     partition: int
+    duty: str | None = None
 
 
 def device_specs(kinds: str, csv_files: Sequence[Path]) -> list[tuple[str, str]]:

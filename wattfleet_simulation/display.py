@@ -176,6 +176,27 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
     return [devices, rounds]
 
 
+def duty_table(duties: Mapping[str, Any]) -> RenderableType:
+    """How the boards kept their duties, printed at the end."""
+    title = "Simulated requests; 95% of them within ms while training; training of the runs / plans"
+    table = Table(title=title, title_justify="left")
+    for name in ("device", "duty"):
+        table.add_column(name, no_wrap=True)
+    for name in ("requests", "in time\n%", "95% ms", "training"):
+        table.add_column(name, justify="right")
+    for device_id, duty in duties.items():
+        share, ratio = duty["in_time_share"], duty["training_of_plan"]
+        table.add_row(
+            device_id,
+            duty["duty"],
+            f"{duty['requests']:,}",
+            "-" if share is None else f"{100 * share:.2f}",
+            _number(duty["beside_training"]["p95_ms"]),
+            "-" if ratio is None else f"{ratio:.2f}",
+        )
+    return table
+
+
 def closing_line(run: Mapping[str, Any]) -> str:
     """The result of one run in one line."""
     errors = run["median_error"]

@@ -23,6 +23,7 @@ from wattfleet.planning.policies import FastestK
 from wattfleet.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
+from wattfleet_simulation.report_duties import duties_of
 from wattfleet_simulation.run import SimulatedApp, SimulationSettings, Snapshot
 
 _DRAWS = 200
@@ -43,6 +44,10 @@ def build_report(
         state_directories: each agent's state, for its fitted predictors.
     """
     kinds = {boards[device.device_id].provenance for device in settings.devices}
+    described = [
+        _run(settings, app, last, boards, state_directories)
+        for app, last in zip(itertools.chain(*settings.apps), runs, strict=True)
+    ]
     return {
         "provenance": "simulated" if "simulated" in kinds else "replayed",
         "wattfleet_version": version("wattfleet"),
@@ -55,13 +60,12 @@ def build_report(
             "policy": settings.policy,
             "clients": settings.clients,
             "own_epochs": settings.own_epochs,
+            "duties": list(dict.fromkeys(device.duty for device in settings.devices if device.duty is not None)),
             "seed": settings.seed,
             "reference": settings.reference,
         },
-        "runs": [
-            _run(settings, app, last, boards, state_directories)
-            for app, last in zip(itertools.chain(*settings.apps), runs, strict=True)
-        ],
+        "runs": described,
+        "duties": duties_of(settings.devices, state_directories, described),
         "elapsed_s": round(runs[-1].elapsed_s, 1),
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import write_page
+from wattfleet_simulation.report_duty_figures import PLOTTED, duty_figures
 from wattfleet_simulation.report_figures import SD_OF_90_PCT, device_styles, figures, log_sd, mode_label, percent
 
 Report = Mapping[str, Any]
@@ -29,7 +30,7 @@ def write_html(report: Report, path: Path) -> None:
         path,
         "wattfleet_simulation",
         "report.html.j2",
-        figures(report),
+        figures(report) | duty_figures(report, device_styles(report["settings"]["devices"])),
         {"percent": percent, "mean": _mean, "mode": mode_label, "span": rounds_text},
         report=report,
         parts=[
@@ -42,6 +43,7 @@ def write_html(report: Report, path: Path) -> None:
             for run in report["runs"]
         ],
         simultaneous=_simultaneous(report["settings"]["apps"]),
+        plotted=PLOTTED,
         command=repeat_command(report["settings"]),
     )
 
@@ -56,6 +58,8 @@ def repeat_command(settings: Report) -> str:
             command += ["--device-csv", which]
     for app in settings["apps"]:
         command += ["--app", app]
+    for duty in settings["duties"]:
+        command += ["--duty", duty]
     if settings["own_epochs"]:
         command.append("--own-epochs")
     for option in ("rounds", "site_budget_w", "modes", "policy", "clients", "seed", "reference"):

@@ -34,6 +34,8 @@ _RUN_WITHIN_S = 60.0
 _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
 _MOST_AT_ONCE = 4  # each run has a ServerApp process of its own, and a ClientApp process for each training
+_MODES_BESIDE_DUTY = 12
+"""Modes that a board with a duty measures before its first round."""
 _NO_RUN = RunSeen()
 LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
@@ -309,9 +311,17 @@ class Simulation:
                 *("--seed", str(device.seed), "--coordinator", address),
                 *("--state-dir", str(self.state_directory(device.device_id))),
                 *("--socket", str(self._socket(device.device_id))),
+                *self._duty_options(device),
             ],
             OFFLINE,
         )
+
+    def _duty_options(self, device: SimulatedDevice) -> list[str]:
+        if device.duty is None:
+            return []
+        # Beside requests, no modes are measured in trainings.
+        ahead = min(_MODES_BESIDE_DUTY, self._settings.profile_modes)
+        return ["--simulated-duty", device.duty, "--modes-first", str(ahead)]
 
     def _await_ready(self, parts: Parts, view: CoordinatorView) -> None:
         def poll(_: Sequence[view_pb2.DeviceView]) -> None:

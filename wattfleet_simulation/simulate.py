@@ -18,7 +18,8 @@ from rich.live import Live
 from coordinator.references import open_reference
 from wattfleet.errors import InvalidInputError
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
-from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables
+from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
+from wattfleet_simulation.duties import duties_named, require_kept
 from wattfleet_simulation.flower import HOST
 from wattfleet_simulation.report import build_report, write_json
 from wattfleet_simulation.report_html import write_html
@@ -50,6 +51,7 @@ def run_simulation(
     reference: str,
     metrics_port: int,
     own_epochs: bool = False,
+    duties: Sequence[str] = (),
     out: Path,
     as_json: bool,
     patience_s: float = PATIENCE_S,
@@ -61,9 +63,13 @@ def run_simulation(
         PartFailedError: a part of the run failed; the logs are kept, no report is written.
     """
     open_reference(reference)  # a reference that the coordinator would refuse is refused here
+    duties_named(duties)
     specs = device_specs(kinds, csv_files)
     settings = SimulationSettings(
-        devices=[SimulatedDevice(device_id, spec, 1000 * seed + k, k) for k, (device_id, spec) in enumerate(specs)],
+        devices=[
+            SimulatedDevice(device_id, spec, 1000 * seed + k, k, duties[k % len(duties)] if duties else None)
+            for k, (device_id, spec) in enumerate(specs)
+        ],
         apps=apps,
         rounds=rounds,
         site_budget_w=site_budget_w,
@@ -77,6 +83,7 @@ def run_simulation(
         patience_s=patience_s,
     )
     boards = open_fleet(settings.devices, site_budget_w)
+    require_kept(settings.devices, boards)
     _require_free(metrics_port)
     console = Console(stderr=as_json)
     logs = _prepared(out)
@@ -92,6 +99,8 @@ def run_simulation(
     for run in report["runs"]:
         console.print(*closing_tables(run), sep="\n")
         console.print(closing_line(run) + "\n", highlight=False)
+    if report["duties"]:
+        console.print(duty_table(report["duties"]), end="\n\n")
     console.print(f"report: {out / REPORT_HTML}", highlight=False)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edge_agent.devices.device import Device
-from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SESSION_FILE, WELCOME_FILE
+from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SERVED_FILE, SESSION_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_service import DeviceService
@@ -22,13 +24,16 @@ from edge_agent.serving.duty_process import keep_duty_aside
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.served_spans import SpanFile
+from edge_agent.serving.serving_board import ServingBoard
+from edge_agent.serving.simulated_duty import SWITCH_MS, measure_inference, require_simulated, simulated_duty
 from edge_agent.serving.turns import Kind
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews
-from edge_agent.settings import AgentSettings
+from edge_agent.settings import AgentSettings, DeviceSettings
 from edge_agent.training.knob_backup import backed_up
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import require_own_folder
@@ -72,8 +77,11 @@ async def _run_with_device(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event
 ) -> None:
     state_directory = settings.device.state_dir
-    turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
-    board, planning = DutyDevice(device, turns), DutyPlanning(turns, rows, device.modes)
+    duty_file, rows = DutyFile(state_directory), InferenceRows(state_directory)
+    serving = await asyncio.to_thread(_simulated_serving, settings.device, device, rows)
+    turns = DeviceTurns() if serving is None else serving.turns
+    board = DutyDevice(device, turns) if serving is None else serving
+    planning = DutyPlanning(turns, rows, device.modes)
     turns.judge, turns.plan_batching = planning.judge, planning.batching
     planning.keep = partial(keep_duty_aside, lambda: turns.measuring_ends.is_set())
     connect = connects_to(settings.session.coordinator)
@@ -110,12 +118,32 @@ async def _run_with_device(
         measuring,
     )
     turns.serve_here()
-    take_up_duty(turns, duty_file, device)
+    if serving is None:
+        take_up_duty(turns, duty_file, device)
+    else:
+        serving.begin()
     async with serve_socket(settings.device.socket, trainings, servicer):
+        works: dict[str, Coroutine[Any, Any, Any]] = {}
+        if serving is not None:
+            works["simulated requests"] = serving.serve_at_rest(lambda: service.is_resting)
         try:
-            await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
+            await run_until_first(works | {"session": session.run(), "device": service.run(), "stop": stop.wait()})
         finally:
             turns.stop()
+
+
+def _simulated_serving(settings: DeviceSettings, device: Device, rows: InferenceRows) -> ServingBoard | None:
+    """The board that answers the simulated requests of `--simulated-duty`; None without it.
+
+    Raises:
+        InvalidInputError: the duty cannot be read, or the device is not simulated.
+    """
+    if settings.simulated_duty is None:
+        return None
+    duty, simulated = simulated_duty(settings.simulated_duty), require_simulated(device)
+    measure_inference(simulated, duty.workload, rows, settings.seed)
+    turns = DeviceTurns(simulated.clock.now_s, switch_ms=SWITCH_MS)
+    return ServingBoard(simulated, turns, duty, settings.seed, SpanFile(settings.state_dir / SERVED_FILE))
 
 
 def take_up_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:

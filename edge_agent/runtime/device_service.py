@@ -96,7 +96,14 @@ class DeviceService:
         self._duty = duty
         self._measuring = measuring
         self._reporter = StateReporter(session)
+        self._supervisor: RecoverySupervisor | None = None
         self._has_warned = False
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the device is ready and nobody uses it, until the event loop does something else."""
+        supervisor = self._supervisor
+        return supervisor is not None and supervisor.state is DeviceState.READY and not supervisor.device_lock.locked()
 
     async def run(self) -> None:
         """Serve until cancelled; nothing touches the device after that."""
@@ -217,6 +224,7 @@ class DeviceService:
             supervisor = RecoverySupervisor(
                 watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
             )
+            self._supervisor = supervisor
             servicer = LocalAgentServicer(
                 device_id, watch, self._session, workloads, supervisor, self._settings.session
             )
@@ -238,6 +246,7 @@ class DeviceService:
                     await requests.serve_until(changed)
                 finally:
                     stopping.set()
+                    self._supervisor = None
                     await run_uncancelled(stop_tasks(resting, planning, measuring))
                 await supervisor.retire(_REQUEST_CHANGED)
 

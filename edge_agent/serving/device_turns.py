@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from edge_agent.devices.device import DutyNotKeptError
+from edge_agent.devices.virtual.served_duty import ServedDuty
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.serving.batching import Batching
 from edge_agent.serving.duty_figures import DutyFigures
@@ -45,6 +46,7 @@ class DeviceTurns:
         now_s: a monotonic clock.
         judge: tells which modes keep the duty; the default judges by measured times alone.
         utc_now: the time of day, for schedules of arrivals.
+        switch_ms: how much longer a batch takes after a minibatch, ms, as long as nothing longer was measured.
 
     Attributes:
         figures: of how the duty is kept.
@@ -61,9 +63,11 @@ class DeviceTurns:
         now_s: Callable[[], float] = time.monotonic,
         judge: JudgeModes = MeasuredDutyModes,
         utc_now: Callable[[], datetime] = utc_now,
+        switch_ms: float = 0.0,
     ) -> None:
         self._now_s = now_s
         self._utc_now = utc_now
+        self._switch_ms = switch_ms
         self.judge = judge
         self._turns = Turns(LiveTimes())
         self.figures = DutyFigures()
@@ -137,7 +141,8 @@ class DeviceTurns:
         measured_per_s = self.figures.arrivals_per_s(self._now_s())
         arrivals_per_s = max(duty.arrivals_per_s(self._utc_now(), measured_per_s), measured_per_s or 0.0)
         largest_batch = self._turns.largest_batch if self._servers else None
-        return DutyNow(duty, arrivals_per_s, largest_batch, times.switch_ms(None), times.full_batches_ms())
+        switch_ms = max(self._switch_ms, times.switch_ms(None))
+        return DutyNow(duty, arrivals_per_s, largest_batch, switch_ms, times.full_batches_ms())
 
     @property
     def is_shared(self) -> bool:
@@ -188,6 +193,21 @@ class DeviceTurns:
         self.figures.arrived(arrived, now_s)
         self.figures.answered(latencies_ms, failed, None if duty is None else duty.latency_ms)
         self._note_rate(now_s)
+        self._tell()
+
+    def served(self, run: ServedDuty) -> None:
+        """Note what a simulated board has served in its own time, in any thread."""
+        self._on_loop(partial(self._note_served, run))
+
+    def _note_served(self, run: ServedDuty) -> None:
+        limit_ms = None if self.duty is None else self.duty.latency_ms
+        if run.batches:
+            for end_s, latencies_ms in zip(run.batch_end_s.tolist(), run.latencies_by_batch_ms, strict=True):
+                self.figures.arrived(len(latencies_ms), end_s)
+                self.figures.answered(latencies_ms.tolist(), 0, limit_ms)
+        for end_s, took_s in zip(run.minibatch_end_s.tolist(), run.minibatch_s.tolist(), strict=True):
+            self.figures.trained(took_s, end_s)
+        self._note_rate(self._now_s())
         self._tell()
 
     def keeps_duty(self, mode: PowerMode) -> bool:

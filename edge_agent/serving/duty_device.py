@@ -83,12 +83,21 @@ class DutyDevice:
         """
         self._turns.require_kept(mode)
         with self._turns.from_thread(Kind.CHANGE):
-            try:
-                self._board.apply(mode)
-            except WattfleetError:
-                self._note_mode()
-                raise
-            self._turns.in_mode(mode)
+            self._set(mode)
+
+    def _set(self, mode: PowerMode) -> None:
+        """Apply a mode now, and note which one is in force.
+
+        Raises:
+            InvalidInputError: the board does not offer this mode.
+            ModeNotAppliedError: it was set, but another one was read back.
+        """
+        try:
+            self._board.apply(mode)
+        except WattfleetError:
+            self._note_mode()
+            raise
+        self._turns.in_mode(mode)
 
     def differences(self, mode: PowerMode) -> list[str]:
         """Describe how the current settings differ from an applied mode; empty while they match."""

@@ -26,6 +26,7 @@ def agent_settings(
     retry_s: float = 30.0,
     grant_timeout_s: float = 10.0,
     max_workloads: int = 32,
+    simulated_duty: str | None = None,
 ) -> AgentSettings:
     """Those of an agent on a simulated board; its socket is in the state directory unless given.
 
@@ -38,6 +39,7 @@ def agent_settings(
             state_dir=state_dir,
             socket=socket or state_dir / "agent.sock",
             seed=seed,
+            simulated_duty=simulated_duty,
         ),
         profile=ProfileSettings(minibatches_per_epoch=minibatches_per_epoch, modes_first=modes_first),
         workload=WorkloadSettings(max_workloads=max_workloads),

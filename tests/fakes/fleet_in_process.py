@@ -143,6 +143,7 @@ def running_fleet(
     profile_modes: int = 12,
     modes_first: int | None = 10_000,
     minibatches_per_epoch: int | None = 100,
+    duty: str | None = None,
 ) -> Iterator[RunningFleet]:
     """Coordinator and agents, every agent ready to train.
 
@@ -175,6 +176,7 @@ def running_fleet(
                         seed=k,
                         modes_first=modes_first,
                         minibatches_per_epoch=minibatches_per_epoch,
+                        simulated_duty=duty,
                     ),
                     board,
                     built_in_workload(board.step),

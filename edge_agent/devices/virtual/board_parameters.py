@@ -76,6 +76,11 @@ def board_parameters(kind: str) -> BoardParameters:
     )
 
 
+def inference_workloads() -> list[str]:
+    """The names of the inference workloads that were measured."""
+    return sorted(_document()["inference"])
+
+
 def inference_parameters(workload: str) -> InferenceParameters | None:
     """The parameters of an inference workload on an AGX Orin; None if it was not measured.
 

@@ -1,4 +1,4 @@
-"""A run of a duty beside a training on a simulated board, event by event in virtual time."""
+"""A duty beside a training on a simulated board, event by event in virtual time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_agent.devices.virtual.random_requests import RandomRequests
 from edge_agent.devices.virtual.virtual_board import Load, step_times_s
 from wattfleet.duties import Demand
 
@@ -37,23 +38,53 @@ class SharedBoard:
 
 @dataclass(frozen=True)
 class ServedDuty:
-    """What a run gave; all times are seconds from its start.
+    """What some time of service gave; all moments are seconds of the board's clock.
 
     Attributes:
-        arrival_s: `[n]` when each request arrived, ascending. Those that still wait at the end are left out.
+        begin_s: when it began.
+        arrival_s: `[n]` when each answered request arrived, ascending. Those that still wait at the end are left out.
         latency_ms: `[n]` ms from then to the end of its batch.
-        batches: number of batches of inference.
+        batch_end_s: `[b]` when each batch of inference ended.
+        batch_size: `[b]` its requests.
         minibatch_end_s: `[m]` when each training minibatch ended.
-        duration_s: the length of the run.
-        power_mw: mean power, mW.
+        step_end_s: `[k]` when each step of any kind ended, pauses included.
+        step_mw: `[k]` the power until then, mW.
     """
 
+    begin_s: float
     arrival_s: Values
     latency_ms: Values
-    batches: int
+    batch_end_s: Values
+    batch_size: NDArray[np.int64]
     minibatch_end_s: Values
-    duration_s: float
-    power_mw: float
+    step_end_s: Values
+    step_mw: Values
+
+    @property
+    def batches(self) -> int:
+        """The number of batches of inference."""
+        return len(self.batch_end_s)
+
+    @property
+    def latencies_by_batch_ms(self) -> list[Values]:
+        """The latencies of each batch, ms."""
+        return np.split(self.latency_ms, np.cumsum(self.batch_size)[:-1])
+
+    @property
+    def minibatch_s(self) -> Values:
+        """`[m]` how long each training minibatch took, without the switch before it, s."""
+        ends_s = np.concatenate([[self.begin_s], self.step_end_s])
+        return np.asarray(self.minibatch_end_s - ends_s[np.searchsorted(self.step_end_s, self.minibatch_end_s)])
+
+    @property
+    def duration_s(self) -> float:
+        """How long it took, s."""
+        return float(self.step_end_s[-1]) - self.begin_s if len(self.step_end_s) else 0.0
+
+    @property
+    def power_mw(self) -> float:
+        """Mean power, mW; 0 if no time has passed."""
+        return float(self.mean_powers(np.inf)[1].sum())
 
     @property
     def minibatch_ms(self) -> float:
@@ -64,13 +95,24 @@ class ServedDuty:
         """The share of the requests that were answered within a latency; 1 if there were none."""
         return float((self.latency_ms <= latency_ms).mean()) if len(self.latency_ms) else 1.0
 
+    def mean_powers(self, every_s: float) -> tuple[Values, Values]:
+        """The mean power of successive spans of equal length: `[p]` s, of which the last may be shorter, and `[p]` mW.
+
+        Args:
+            every_s: the length of a span, s.
+        """
+        if not self.duration_s:
+            return np.empty(0), np.empty(0)
+        ends_s = np.concatenate([[self.begin_s], self.step_end_s])
+        energy_mj = np.concatenate([[0.0], np.cumsum(np.diff(ends_s) * self.step_mw)])
+        spans = max(1, int(np.ceil(self.duration_s / every_s)))
+        edges_s = self.begin_s + np.minimum(np.arange(spans + 1) * min(every_s, self.duration_s), self.duration_s)
+        seconds = np.diff(edges_s)
+        return seconds, np.diff(np.interp(edges_s, ends_s, energy_mj)) / seconds
+
 
 def serve_duty(board: SharedBoard, demand: Demand, duration_s: float, seed: int) -> ServedDuty:
-    """Serve random requests for some time, and train between them.
-
-    Inference begins once a batch is full, or once no other minibatch fits before it: a minibatch fits if the switches,
-    the minibatch and an inference end within the latency of the oldest request, or of one that would arrive now.
-    Without training, inference begins with the first request.
+    """Serve random requests for some time from 0 s on, and train between them; see `RequestService.serve`.
 
     Args:
         board: the board, whose steps jitter.
@@ -78,47 +120,87 @@ def serve_duty(board: SharedBoard, demand: Demand, duration_s: float, seed: int)
         duration_s: the length of the run. The last step may end later.
         seed: of arrivals and jitter.
     """
-    rng = np.random.default_rng(seed)
-    arrivals = _arrivals(demand.arrival_per_s, duration_s, rng)
-    run = _Run(board, rng)
-    answered = 0
-    while run.now_s < duration_s:
-        waiting = int(np.searchsorted(arrivals, run.now_s, side="right")) - answered
-        oldest_s = arrivals[answered] if waiting else run.now_s
-        if waiting < board.batch and run.minibatch_fits(oldest_s + demand.latency_ms / 1e3, waiting, demand):
-            run.train()
-        elif waiting:
-            answered += run.answer(min(waiting, board.batch))
-        else:
-            run.idle(min(arrivals[answered] if answered < len(arrivals) else duration_s, duration_s))
-    return ServedDuty(
-        arrivals[:answered],
-        1e3 * (np.repeat(run.answer_end_s, run.answer_size) - arrivals[:answered]),
-        len(run.answer_end_s),
-        np.array(run.minibatch_end_s),
-        run.now_s,
-        run.energy_mj / run.now_s,
-    )
+    return RequestService(demand, seed).serve(board, duration_s)
 
 
-def _arrivals(per_s: float, duration_s: float, rng: np.random.Generator) -> Values:
-    """Ascending moments of a Poisson process, s."""
-    return np.sort(rng.uniform(0, duration_s, rng.poisson(per_s * duration_s)))
+class RequestService:
+    """Serves the requests of a duty in one span of time after the other; requests that wait stay for the next span.
+
+    Args:
+        demand: the duty; its requests arrive at random.
+        seed: of arrivals and jitter.
+
+    Attributes:
+        now_s: the end of the last span, s.
+    """
+
+    def __init__(self, demand: Demand, seed: int) -> None:
+        arrivals, self._jitter = np.random.default_rng(seed).spawn(2)
+        self._demand = demand
+        self._requests = RandomRequests(demand.arrival_per_s, arrivals)
+        self._trained_last: bool | None = None
+        self.now_s = 0.0
+
+    def stand_still(self, until_s: float) -> None:
+        """Let no time pass for requests until a moment: none arrives, and those that wait do not wait longer."""
+        self._requests.postpone(until_s - self.now_s)
+        self.now_s = until_s
+
+    def serve(self, board: SharedBoard, until_s: float, minibatches: int | None = None) -> ServedDuty:
+        """Serve random requests, and train between them, until a moment or until some minibatches are trained.
+
+        Inference begins once a batch is full, or once no other minibatch fits before it: a minibatch fits if the
+        switches, the minibatch and an inference end within the latency of the oldest request, or of one that would
+        arrive now. Without training, inference begins with the first request.
+
+        Args:
+            board: the board, whose steps jitter.
+            until_s: the end, s; finite. The last step may end later.
+            minibatches: end earlier, with the last of so many; None for no number.
+        """
+        run = _Run(board, self._jitter, self.now_s, self._trained_last)
+        arrivals = [np.empty(0)]
+        while run.now_s < until_s and (minibatches is None or len(run.minibatch_end_s) < minibatches):
+            waiting = self._requests.waiting(run.now_s)
+            oldest_s = self._requests.next_s if waiting else run.now_s
+            if waiting < board.batch and run.minibatch_fits(
+                oldest_s + self._demand.latency_ms / 1e3, waiting, self._demand
+            ):
+                run.train()
+            elif waiting:
+                arrivals.append(self._requests.answered(min(waiting, board.batch)))
+                run.answer(len(arrivals[-1]))
+            else:
+                run.idle(min(self._requests.next_s, until_s))
+        begin_s, self.now_s, self._trained_last = self.now_s, run.now_s, run.trained_last
+        arrival_s = np.concatenate(arrivals)
+        size = np.array(run.answer_size, dtype=np.int64)
+        return ServedDuty(
+            begin_s,
+            arrival_s,
+            1e3 * (np.repeat(run.answer_end_s, size) - arrival_s),
+            np.array(run.answer_end_s),
+            size,
+            np.array(run.minibatch_end_s),
+            np.array(run.step_end_s),
+            np.array(run.step_mw),
+        )
 
 
 class _Run:
-    """The time, the energy and the events of a run."""
+    """The time and the events of one span."""
 
-    def __init__(self, board: SharedBoard, rng: np.random.Generator) -> None:
+    def __init__(self, board: SharedBoard, rng: np.random.Generator, now_s: float, trained_last: bool | None) -> None:
         self._board = board
         self._rng = rng
         self._deviations = rng.standard_normal(0)
         self._inference: dict[int, tuple[Load, float]] = {}
-        self._trained_last: bool | None = None
         self._idle_mw = self._load(1)[0].idle_mw
         self._minibatch_s = 0.0 if board.training is None else _careful_s(board.training)
-        self.now_s = 0.0
-        self.energy_mj = 0.0
+        self.trained_last = trained_last
+        self.now_s = now_s
+        self.step_end_s: list[float] = []
+        self.step_mw: list[float] = []
         self.answer_end_s: list[float] = []
         self.answer_size: list[int] = []
         self.minibatch_end_s: list[float] = []
@@ -129,7 +211,7 @@ class _Run:
             return False
         gathered = waiting + int(np.ceil(self._minibatch_s * demand.arrival_per_s))
         _, inference_s = self._load(max(1, min(gathered, self._board.batch)))
-        switches_s = self._board.switch_ms / 1e3 * (1 if self._trained_last else 2)
+        switches_s = self._board.switch_ms / 1e3 * (1 if self.trained_last else 2)
         return self.now_s + switches_s + self._minibatch_s + inference_s <= deadline_s
 
     def train(self) -> None:
@@ -139,13 +221,12 @@ class _Run:
         self._step(self._board.training)
         self.minibatch_end_s.append(self.now_s)
 
-    def answer(self, requests: int) -> int:
-        """Answer so many requests; return their number."""
+    def answer(self, requests: int) -> None:
+        """Answer so many requests."""
         self._switch(to_training=False)
         self._step(self._load(requests)[0])
         self.answer_end_s.append(self.now_s)
         self.answer_size.append(requests)
-        return requests
 
     def idle(self, until_s: float) -> None:
         """Do nothing until a moment."""
@@ -159,9 +240,9 @@ class _Run:
         return self._inference[requests]
 
     def _switch(self, to_training: bool) -> None:
-        if self._trained_last is not None and self._trained_last is not to_training:
+        if self.trained_last is not None and self.trained_last is not to_training:
             self._spend(self._board.switch_ms / 1e3, self._idle_mw)
-        self._trained_last = to_training
+        self.trained_last = to_training
 
     def _step(self, load: Load) -> None:
         if not len(self._deviations):
@@ -171,7 +252,8 @@ class _Run:
 
     def _spend(self, seconds: float, power_mw: float) -> None:
         self.now_s += seconds
-        self.energy_mj += seconds * power_mw
+        self.step_end_s.append(self.now_s)
+        self.step_mw.append(power_mw)
 
 
 def _careful_s(load: Load) -> float:

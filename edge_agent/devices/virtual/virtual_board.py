@@ -176,6 +176,11 @@ class VirtualBoard(ABC):
         self._cold = was_cold
         self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
 
+    @property
+    def load_in_force(self) -> Load:
+        """Time and power of what is trained from now on, in the current mode."""
+        return self._load
+
     def stay_warm(self) -> None:
         """Train the next minibatch without a warm-up: the process that trains has trained before."""
         self._cold = False
@@ -253,6 +258,16 @@ class VirtualBoard(ABC):
         if minibatches:
             times_s = step_times_s(load, self._jitter_rng.standard_normal(minibatches))
             self._train(float(times_s.sum()), load.power_mw)
+
+    def spend(self, seconds: NDArray[np.float64], power_mw: NDArray[np.float64]) -> None:
+        """Let time pass in which the board does what was simulated elsewhere.
+
+        Args:
+            seconds: `[n]` successive spans of time, s.
+            power_mw: `[n]` the mean power of each, mW.
+        """
+        for span_s, span_mw in zip(seconds.tolist(), power_mw.tolist(), strict=True):
+            self._train(span_s, span_mw)
 
     def _train(self, seconds: float, power_mw: float) -> None:
         self._timeline.aim(self._clock.now_s(), power_mw)

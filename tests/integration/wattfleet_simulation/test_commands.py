@@ -53,6 +53,10 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["--policy", "all", "--clients", "2"], "'all' does not take count"),
         (["--device-csv", "absent.csv"], "absent.csv: no such file"),
         (["--reference", "absent"], "absent"),
+        (["--duty", "vgg:60:500"], "--duty: nothing is known of the inference of 'vgg': choose one of mobilenetv3"),
+        (["--duty", "mobilenetv3:60"], "write network:requests per second:latency in ms"),
+        (["--duty", "mobilenetv3:0:500"], "requests per second must be above 0"),
+        (["--devices", "orin-nano", "--duty", "mobilenetv3:60:5"], r"no mode answers .* allow at least \d+ ms"),
     ],
 )
 def test_unusable_options(

@@ -7,7 +7,6 @@ import html
 import json
 import math
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,12 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
-from wattfleet_simulation.devices import device_specs
+from edge_agent.paths import SERVED_FILE
+from edge_agent.serving.served_spans import ServedSpan, SpanFile
+from wattfleet.modes import PowerMode
+from wattfleet_simulation.devices import SimulatedDevice
+from wattfleet_simulation.report_duties import duties_of
+from wattfleet_simulation.report_duty_figures import duty_figures
 from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
 
 FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle watts
@@ -131,6 +135,7 @@ def report() -> dict[str, Any]:
             "policy": "fastest-k",
             "clients": None,
             "own_epochs": False,
+            "duties": [],
             "seed": 7,
             "reference": "agx_orin_resnet18",
         },
@@ -151,6 +156,7 @@ def report() -> dict[str, Any]:
                 "final_accuracy": 0.85,
             }
         ],
+        "duties": {},
         "elapsed_s": 89.2,
     }
 
@@ -368,32 +374,23 @@ def test_site_stacks_reach_the_reported_totals(report: dict[str, Any]) -> None:
     assert [heights[at] for at in sorted(heights)] == pytest.approx(expected)
 
 
-def test_command_repeats_the_fleet() -> None:
-    specs = device_specs("orin-nx:1,agx-orin:2", [Path("my data/a.csv"), Path("b.csv")])
-    settings = {
-        "devices": dict(specs),
-        "apps": ["convolutional:4", "perceptron:8"],
-        "rounds": 5,
-        "site_budget_w": 82.5,
-        "modes": 20,
-        "policy": "random",
-        "clients": 2,
-        "seed": 3,
-        "own_epochs": False,
-        "reference": "agx_orin_resnet18",
-    }
+def test_duties_have_a_table_and_plots_on_one_time_axis(report: dict[str, Any], tmp_path: Path) -> None:
+    mode = PowerMode(**_mode(0))
+    span = ServedSpan(3.0, 9.0, mode, 64, True, 9e3, [4.0, 5.0, 6.0, 7.0], [90.0, 80.0, 70.0, 600.0], [5.5, 8.5])
+    SpanFile(tmp_path / SERVED_FILE).append(span)
+    boards = [SimulatedDevice(device, "", 0, 0, "resnet:1:500:0.5") for device in FLEET]
+    report["duties"] = duties_of(boards, dict.fromkeys(FLEET, tmp_path), report["runs"])
 
-    assert "--own-epochs" in repeat_command({**settings, "own_epochs": True})
-    words = shlex.split(repeat_command(settings))
-    given = list(zip(words[2::2], words[3::2], strict=True))
-    files = [Path(value) for option, value in given if option == "--device-csv"]
-    assert words[:2] == ["wattfleet", "simulate"]
-    assert device_specs(dict(given)["--devices"], files) == specs
-    assert [pair for pair in given if pair[0] not in ("--devices", "--device-csv")] == [
-        *(("--app", "convolutional:4"), ("--app", "perceptron:8")),
-        *(("--rounds", "5"), ("--site-budget-w", "82.5"), ("--modes", "20"), ("--policy", "random")),
-        *(("--clients", "2"), ("--seed", "3"), ("--reference", "agx_orin_resnet18")),
-    ]
+    page = _page(report, tmp_path)
+    assert "answers simulated requests, which arrive at random" in _text(page)
+    assert "agx-orin-1 resnet 1 500 50% 4 75.00% 1" in _text(page)
+    assert page.count('class="plot" id="duty-') == len(FLEET)
+    drawn = duty_figures(report, device_styles(FLEET))
+    layout = drawn["duty-0"]["layout"]
+    bands = [shape for shape in layout["shapes"] if shape["type"] == "rect"]
+    assert [(band["x0"], band["x1"]) for band in bands] == [(3.0, 9.0)]
+    for figure in drawn.values():
+        go.Figure(_rename(figure, "@ink", "black"))
 
 
 def test_every_device_of_a_large_fleet_looks_different() -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.served_duty import SharedBoard, serve_duty
+from edge_agent.devices.virtual.served_duty import RequestService, SharedBoard, serve_duty
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import Load
 from wattfleet.choosing import KnownModes
@@ -98,3 +98,42 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     first, again, other = (dataclasses.asdict(run) for run in runs)
     assert all(np.array_equal(first[name], again[name]) for name in first)
     assert not np.array_equal(first["latency_ms"], other["latency_ms"])
+
+
+def test_a_training_ends_with_its_last_minibatch():
+    run = RequestService(Demand(20, 200), 0).serve(board(), 1_000, minibatches=37)
+    assert len(run.minibatch_end_s) == 37
+    assert run.duration_s == pytest.approx(run.minibatch_end_s[-1])
+    assert run.minibatch_s == pytest.approx(np.full(37, 0.05))
+
+
+def test_requests_left_at_the_end_of_a_training_are_answered_in_the_rest():
+    service, demand = RequestService(Demand(50, 5_000), 0), 50
+    training = service.serve(board(batch=64), 1_000, minibatches=30)
+    rest = service.serve(board(batch=64, minibatch_ms=None), 100)
+    assert rest.begin_s == training.begin_s + training.duration_s
+    assert (rest.arrival_s < rest.begin_s).sum() > 10
+    answered = np.concatenate([training.arrival_s, rest.arrival_s])
+    assert (np.diff(answered) > 0).all()
+    assert len(answered) == pytest.approx(demand * 100, abs=4 * np.sqrt(demand * 100))
+
+
+def test_requests_do_not_wait_longer_while_their_time_stands_still():
+    runs = []
+    for pause_s in (0.0, 500.0):
+        service = RequestService(Demand(20, 300), 3)
+        service.serve(board(), 10)
+        service.stand_still(service.now_s + pause_s)
+        runs.append(service.serve(board(), service.now_s + 10))
+    assert runs[1].latency_ms == pytest.approx(runs[0].latency_ms, abs=1e-6)
+    assert runs[1].begin_s == pytest.approx(runs[0].begin_s + 500)
+
+
+@pytest.mark.parametrize("every_s", [0.3, 1.0, 7.0, 1e6])
+def test_mean_powers_of_spans_have_the_energy_of_all_steps(every_s):
+    run = serve_duty(board(jitter=0.1), Demand(20, 300), 30, 0)
+    seconds, power_mw = run.mean_powers(every_s)
+    exact_mj = (np.diff(run.step_end_s, prepend=run.begin_s) * run.step_mw).sum()
+    assert seconds.sum() == pytest.approx(run.duration_s)
+    assert (seconds * power_mw).sum() == pytest.approx(exact_mj)
+    assert run.power_mw == pytest.approx(exact_mj / run.duration_s)

@@ -1,0 +1,92 @@
+"""What a simulated board has served and trained, span by span, in a file for reports."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edge_agent.devices.virtual.served_duty import ServedDuty
+from wattfleet.modes import PowerMode
+
+_log = logging.getLogger(__name__)
+
+MAX_BYTES = 256_000_000
+"""The file grows no further; that is about ten million requests."""
+
+
+@dataclass(frozen=True)
+class ServedSpan:
+    """Some time of a board in one mode; all moments are seconds of its clock.
+
+    Attributes:
+        begin_s: the begin.
+        end_s: the end.
+        mode: the power mode.
+        batch: most requests in a batch.
+        is_training: whether minibatches were trained between the requests.
+        power_mw: mean power, mW.
+        arrival_s: when each answered request arrived.
+        latency_ms: ms from then to its answer.
+        minibatch_end_s: when each minibatch ended.
+    """
+
+    begin_s: float
+    end_s: float
+    mode: PowerMode
+    batch: int
+    is_training: bool
+    power_mw: float
+    arrival_s: list[float]
+    latency_ms: list[float]
+    minibatch_end_s: list[float]
+
+    @classmethod
+    def of(cls, run: ServedDuty, mode: PowerMode, batch: int, is_training: bool) -> ServedSpan:
+        """What some time of service gave."""
+        return cls(
+            begin_s=run.begin_s,
+            end_s=run.begin_s + run.duration_s,
+            mode=mode,
+            batch=batch,
+            is_training=is_training,
+            power_mw=run.power_mw,
+            arrival_s=run.arrival_s.round(4).tolist(),
+            latency_ms=run.latency_ms.round(3).tolist(),
+            minibatch_end_s=run.minibatch_end_s.round(4).tolist(),
+        )
+
+
+class SpanFile:
+    """Appends spans to a file, which begins anew with the agent.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = 0
+
+    def append(self, span: ServedSpan) -> None:
+        """Write a span; one that cannot be written is logged, and no further one is written."""
+        if self._bytes >= MAX_BYTES:
+            return
+        line = json.dumps(asdict(span), separators=(",", ":")) + "\n"
+        try:
+            with self._path.open("a" if self._bytes else "w", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            _log.error("%s: cannot be written: %s: no further request is reported", self._path, error.strerror)
+            self._bytes = MAX_BYTES
+        self._bytes += len(line)
+
+    def read(self) -> Iterator[ServedSpan]:
+        """All spans in the file; none if there is no file."""
+        if self._path.exists():
+            with self._path.open(encoding="utf-8") as file:
+                for line in file:
+                    content = json.loads(line)
+                    yield ServedSpan(**{**content, "mode": PowerMode(*content["mode"])})
