@@ -62,7 +62,12 @@ class BusyError(WattfleetError):
     """The device cannot train now."""
 
 
+class OwnerOnlyError(WattfleetError):
+    """Only the agent's own user may do this: run the command as that user."""
+
+
 STATUS: StatusTable = {
+    OwnerOnlyError: grpc.StatusCode.PERMISSION_DENIED,
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
     ModeNotAppliedError: grpc.StatusCode.ABORTED,
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,

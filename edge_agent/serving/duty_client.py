@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import Profile
 from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import batches_to_messages, kept_duty_from_message
+from wattfleet_proto.local_socket import owner_socket
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 
 _TIMEOUT_S = 5.0
@@ -45,7 +47,7 @@ class DutyClient:
             measured: rows of its inference that were measured on this device, with their batches; None for none.
         """
         rows = [] if measured is None else batches_to_messages(measured)
-        self._ask("SetDuty", duty_pb2.SetDutyRequest(duty=duty.to_json(), measured=rows))
+        self._ask_as_owner("SetDuty", duty_pb2.SetDutyRequest(duty=duty.to_json(), measured=rows))
 
     def show(self) -> tuple[Duty, KeptDuty] | None:
         """The duty in force, and how it is kept; None if there is none."""
@@ -54,10 +56,18 @@ class DutyClient:
 
     def clear(self) -> bool:
         """End the duty in force; returns whether there was one."""
-        return bool(self._ask("ClearDuty", duty_pb2.ClearDutyRequest()).was_set)
+        return bool(self._ask_as_owner("ClearDuty", duty_pb2.ClearDutyRequest()).was_set)
 
-    def _ask(self, method: str, request: Any) -> Any:
-        with self._translated(), grpc.insecure_channel(f"unix:{self._socket}") as channel:
+    def _ask_as_owner(self, method: str, request: Any) -> Any:
+        socket = owner_socket(self._socket)
+        if socket.exists() and not os.access(socket, os.W_OK):
+            raise InvalidInputError(
+                f"only {socket.owner()}, the user of the agent, may set or clear the duty: run the command with sudo"
+            )
+        return self._ask(method, request, socket)
+
+    def _ask(self, method: str, request: Any, socket: Path | None = None) -> Any:
+        with self._translated(), grpc.insecure_channel(f"unix:{socket or self._socket}") as channel:
             return getattr(duty_pb2_grpc.DutyServiceStub(channel), method)(request, timeout=_TIMEOUT_S)
 
     @contextmanager

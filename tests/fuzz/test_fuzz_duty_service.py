@@ -16,6 +16,7 @@ from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import eventually
 from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
 from tests.fuzz.remote_calls import HostileCall, methods_of
+from wattfleet_proto.local_socket import owner_socket
 from wattfleet_proto.v1 import duty_pb2
 
 METHODS = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.DutyService"))
@@ -65,7 +66,7 @@ def test_no_app_fails_the_duty_service(agent: DutyAgent) -> None:
 
 
 async def _no_app_fails_the_duty_service(agent: DutyAgent) -> None:
-    async with grpc.aio.insecure_channel(f"unix:{agent.socket}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{owner_socket(Path(agent.socket))}") as channel:
         with service_log() as log, bounded_memory():
             for seed in seeds():
                 hostile = source(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import read_profile
 from wattfleet_io import cli
 from wattfleet_io.clock import VirtualClock
+from wattfleet_proto.local_socket import owner_socket
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 from wattfleet_serving import DutyServer
 
@@ -164,10 +166,28 @@ def test_unknown_keys_and_other_hostile_requests_are_refused(agent):
             with pytest.raises(grpc.RpcError):
                 list(call)
             assert call.code() is grpc.StatusCode.INVALID_ARGUMENT, call.details()
-        with pytest.raises(grpc.RpcError, match="no key 'limit'"):
-            stub.SetDuty(duty_pb2.SetDutyRequest(duty='{"limit": 5}'))
+    with (
+        grpc.insecure_channel(f"unix:{owner_socket(Path(agent.socket))}") as channel,
+        pytest.raises(grpc.RpcError, match="no key 'limit'"),
+    ):
+        duty_pb2_grpc.DutyServiceStub(channel).SetDuty(duty_pb2.SetDutyRequest(duty='{"limit": 5}'))
     until(lambda: agent.turns.servers == 0)
     assert not agent.turns.is_shared
+
+
+def test_an_app_neither_sets_nor_clears_the_duty(agent):
+    command(agent.socket, *SET, "--arrivals-per-s", "30")
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+        stub = duty_pb2_grpc.DutyServiceStub(channel)
+        for method, request in (
+            (stub.SetDuty, duty_pb2.SetDutyRequest(duty=duty().to_json())),
+            (stub.ClearDuty, duty_pb2.ClearDutyRequest()),
+        ):
+            with pytest.raises(grpc.RpcError, match="run the command with sudo") as refused:
+                method(request)
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "camera" in command(agent.socket, "show").output
+    assert stat.S_IMODE(owner_socket(Path(agent.socket)).stat().st_mode) == 0o600
 
 
 def test_a_stored_duty_that_is_damaged_is_named_with_the_remedy(tmp_path):
