@@ -33,6 +33,14 @@ _LEAST_WAIT_S = 0.1
 _UNKNOWN: Any = object()
 
 
+def _least_s(least_ms: Sequence[float], batch: int) -> float:
+    """How long a simulated board takes for a batch, s, between the times of 1, 2, 4, ... requests."""
+    known = len(least_ms) - 1
+    lower = min(batch.bit_length() - 1, known)
+    upper = min(lower + 1, known)
+    return (least_ms[lower] + (least_ms[upper] - least_ms[lower]) * (batch / 2**lower - 1)) / 1e3
+
+
 @dataclass
 class _Request(Generic[Input, Output]):
     input: Input
@@ -85,6 +93,7 @@ class DutyServer(Generic[Input, Output]):
         self._shape: Hashable = _UNKNOWN
         self._batching = duty_pb2.Batching()
         self._asked = self._granted = 0
+        self._least_ms: Sequence[float] = ()
         self._agent_answers = True
         self._has_warned = False
         self._is_closed = False
@@ -201,6 +210,7 @@ class DutyServer(Generic[Input, Output]):
             if not self._waiting:
                 return
             self._asked += 1
+            self._least_ms = ()
             limit_s = self._batching.latency_ms / 1e3 or _NO_LIMIT_S
             until_s = max(self._waiting[0].arrived_s + limit_s, time.monotonic() + _LEAST_WAIT_S)
             if not self._stream.send(duty_pb2.ServeRequest(waiting=self._message(wants_turn=True))):
@@ -248,7 +258,10 @@ class DutyServer(Generic[Input, Output]):
     def _outputs(self, batch: list[_Request[Input, Output]]) -> list[Output]:
         if not batch:
             return []
+        begun_s, least_ms = time.monotonic(), self._least_ms
         outputs = list(self._model([request.input for request in batch]))
+        if least_ms:
+            time.sleep(max(0.0, begun_s + _least_s(least_ms, len(batch)) - time.monotonic()))
         if len(outputs) != len(batch):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} inputs")
         return outputs
@@ -283,6 +296,7 @@ class DutyServer(Generic[Input, Output]):
                 self._batching = response.batching
             else:
                 self._granted = response.turn.number
+                self._least_ms = response.turn.least_ms
                 self._agent_answers = True
             self._changed.notify_all()
 

@@ -11,6 +11,7 @@ from edge_agent.devices.device import Device
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.turn_pace import TurnPace
 from edge_agent.serving.turns import Kind
 from wattfleet.duties import Duty
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -47,6 +48,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._turns = turns
         self._file = file
         self._rows = rows
+        self._pace = TurnPace(device)
         self._streams: set[_ServerStream] = set()
         self._trainings = 0
         turns.batching_changed = self._tell_batching
@@ -64,7 +66,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         if first is None or not first.HasField("hello"):
             raise InvalidInputError("the first message must be a ServerHello")
         _require_room("inference servers", len(self._streams))
-        stream = _ServerStream(self._turns, _count("largest_batch", first.hello.largest_batch, least=1))
+        stream = _ServerStream(self._turns, self._pace, _count("largest_batch", first.hello.largest_batch, least=1))
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
         try:
@@ -98,6 +100,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                 if request.HasField("ended"):
                     if ticket is None:
                         raise InvalidInputError("MinibatchEnded must follow a Turn")
+                    self._pace.end()
                     self._turns.give_back(ticket, trained=True)
                     ticket = None
                 elif request.HasField("wanted"):
@@ -113,10 +116,11 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                             ticket, is_first = taking.result(), False
                         else:
                             await stop_tasks(taking)
-                    yield duty_pb2.ShareResponse(turn=duty_pb2.Turn())
+                    yield duty_pb2.ShareResponse(turn=self._pace.minibatch())
         finally:
             self._trainings -= 1
             if ticket is not None:
+                self._pace.end()
                 self._turns.give_back(ticket, is_complete=False)
 
     async def SetDuty(  # noqa: N802 - named by the protocol
@@ -165,9 +169,12 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
 class _ServerStream:
     """What one inference server says and is answered."""
 
-    def __init__(self, turns: DeviceTurns, largest_batch: int) -> None:
+    def __init__(self, turns: DeviceTurns, pace: TurnPace, largest_batch: int) -> None:
         self.answers: asyncio.Queue[duty_pb2.ServeResponse | None] = asyncio.Queue()
         self._turns = turns
+        self._pace = pace
+        self._largest_batch = largest_batch
+        self._waiting_count = 0
         self._server = turns.server_connected(largest_batch)
         self._taking: asyncio.Task[int] | None = None
         self._is_first = True
@@ -201,14 +208,17 @@ class _ServerStream:
         self._turns.server_gone(self._server)
 
     def _waiting(self, waiting: duty_pb2.RequestsWaiting) -> None:
-        count = _count("count", waiting.count)
+        self._waiting_count = count = _count("count", waiting.count)
         self._turns.requests_waiting(self._server, count, _milliseconds("oldest_ms", waiting.oldest_ms))
         if waiting.wants_turn and self._taking is None:
             self._taking = background_task("turn of an inference server", self._take(waiting.number))
 
     async def _take(self, number: int) -> int:
         ticket = await self._turns.take(Kind.INFERENCE, self._is_first, self._server)
-        self.answers.put_nowait(duty_pb2.ServeResponse(turn=duty_pb2.Turn(number=number)))
+        duty = self._turns.duty
+        workload = None if duty is None else duty.workload
+        turn = self._pace.batch(number, workload, self._waiting_count, self._largest_batch)
+        self.answers.put_nowait(duty_pb2.ServeResponse(turn=turn))
         return ticket
 
     def _answered(self, answered: duty_pb2.BatchAnswered) -> None:
@@ -229,6 +239,7 @@ class _ServerStream:
             return
         if taking.done() and not taking.cancelled():
             self._is_first = False
+            self._pace.end()
             self._turns.give_back(taking.result(), batch, is_complete)
         else:
             taking.cancel()
@@ -243,7 +254,7 @@ def require_live_time(device: Device) -> None:
     if isinstance(device.clock, VirtualClock):
         raise InvalidInputError(
             f"{device.board_kind} is {device.provenance} and measures itself, without any time to answer requests in:"
-            " set the duty on a device in real time"
+            " set the duty on a device in real time, such as simulated:agx-orin:real-time"
         )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from wattfleet_proto.v1 import power_pb2 as wattfleet__proto_dot_v1_dot_power__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwattfleet_proto/v1/duty.proto\x12\x0cwattfleet.v1\x1a\x1ewattfleet_proto/v1/power.proto\"\xa5\x01\n\x0cServeRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.wattfleet.v1.ServerHelloH\x00\x12\x30\n\x07waiting\x18\x02 \x01(\x0b\x32\x1d.wattfleet.v1.RequestsWaitingH\x00\x12/\n\x08\x61nswered\x18\x03 \x01(\x0b\x32\x1b.wattfleet.v1.BatchAnsweredH\x00\x42\x06\n\x04\x62ody\"$\n\x0bServerHello\x12\x15\n\rlargest_batch\x18\x01 \x01(\r\"W\n\x0fRequestsWaiting\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\toldest_ms\x18\x02 \x01(\x01\x12\x12\n\nwants_turn\x18\x03 \x01(\x08\x12\x0e\n\x06number\x18\x04 \x01(\x04\"\x95\x01\n\rBatchAnswered\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x10\n\x08model_ms\x18\x02 \x01(\x01\x12\x12\n\nlatency_ms\x18\x03 \x03(\x01\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\r\x12\x0f\n\x07\x61rrived\x18\x05 \x01(\r\x12.\n\x07waiting\x18\x06 \x01(\x0b\x32\x1d.wattfleet.v1.RequestsWaiting\"g\n\rServeResponse\x12*\n\x08\x62\x61tching\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.BatchingH\x00\x12\"\n\x04turn\x18\x02 \x01(\x0b\x32\x12.wattfleet.v1.TurnH\x00\x42\x06\n\x04\x62ody\"P\n\x08\x42\x61tching\x12\x10\n\x08has_duty\x18\x01 \x01(\x08\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\r\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x01\x12\x12\n\nlatency_ms\x18\x04 \x01(\x01\"\x16\n\x04Turn\x12\x0e\n\x06number\x18\x01 \x01(\x04\"v\n\x0cShareRequest\x12/\n\x06wanted\x18\x01 \x01(\x0b\x32\x1d.wattfleet.v1.MinibatchWantedH\x00\x12-\n\x05\x65nded\x18\x02 \x01(\x0b\x32\x1c.wattfleet.v1.MinibatchEndedH\x00\x42\x06\n\x04\x62ody\"\x11\n\x0fMinibatchWanted\"&\n\x0eMinibatchEnded\x12\x14\n\x0cminibatch_ms\x18\x01 \x01(\x01\"j\n\rShareResponse\x12\"\n\x04turn\x18\x01 \x01(\x0b\x32\x12.wattfleet.v1.TurnH\x00\x12-\n\x07waiting\x18\x02 \x01(\x0b\x32\x1a.wattfleet.v1.StillWaitingH\x00\x42\x06\n\x04\x62ody\"\x1e\n\x0cStillWaiting\x12\x0e\n\x06reason\x18\x01 \x01(\t\"M\n\x0eSetDutyRequest\x12\x0c\n\x04\x64uty\x18\x01 \x01(\t\x12-\n\x08measured\x18\x02 \x03(\x0b\x32\x1b.wattfleet.v1.MeasuredBatch\"i\n\rMeasuredBatch\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61tch_ms\x18\x03 \x01(\x01\x12\x10\n\x08power_mw\x18\x04 \x01(\x01\"\x11\n\x0fSetDutyResponse\"\x11\n\x0fShowDutyRequest\"L\n\x10ShowDutyResponse\x12\x0c\n\x04\x64uty\x18\x01 \x01(\t\x12*\n\x07\x66igures\x18\x02 \x01(\x0b\x32\x19.wattfleet.v1.DutyFigures\"\x12\n\x10\x43learDutyRequest\"$\n\x11\x43learDutyResponse\x12\x0f\n\x07was_set\x18\x01 \x01(\x08\"\xb6\x02\n\x0b\x44utyFigures\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x12\n\nlatency_ms\x18\x02 \x01(\x01\x12\x10\n\x08quantile\x18\x03 \x01(\x01\x12\x16\n\x0e\x61rrivals_per_s\x18\x04 \x01(\x01\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0e\n\x06missed\x18\x06 \x01(\x04\x12\x16\n\x0elatency_counts\x18\x07 \x03(\x04\x12\x16\n\x0elatency_sum_ms\x18\x08 \x01(\x01\x12#\n\x16latency_at_quantile_ms\x18\t \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x62\x61tch\x18\n \x01(\r\x12\x16\n\x0etraining_share\x18\x0b \x01(\x01\x12\x0f\n\x07servers\x18\x0c \x01(\r\x12\r\n\x05waits\x18\r \x01(\tB\x19\n\x17_latency_at_quantile_ms2\xfa\x02\n\x0b\x44utyService\x12\x44\n\x05Serve\x12\x1a.wattfleet.v1.ServeRequest\x1a\x1b.wattfleet.v1.ServeResponse(\x01\x30\x01\x12\x44\n\x05Share\x12\x1a.wattfleet.v1.ShareRequest\x1a\x1b.wattfleet.v1.ShareResponse(\x01\x30\x01\x12\x46\n\x07SetDuty\x12\x1c.wattfleet.v1.SetDutyRequest\x1a\x1d.wattfleet.v1.SetDutyResponse\x12I\n\x08ShowDuty\x12\x1d.wattfleet.v1.ShowDutyRequest\x1a\x1e.wattfleet.v1.ShowDutyResponse\x12L\n\tClearDuty\x12\x1e.wattfleet.v1.ClearDutyRequest\x1a\x1f.wattfleet.v1.ClearDutyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwattfleet_proto/v1/duty.proto\x12\x0cwattfleet.v1\x1a\x1ewattfleet_proto/v1/power.proto\"\xa5\x01\n\x0cServeRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.wattfleet.v1.ServerHelloH\x00\x12\x30\n\x07waiting\x18\x02 \x01(\x0b\x32\x1d.wattfleet.v1.RequestsWaitingH\x00\x12/\n\x08\x61nswered\x18\x03 \x01(\x0b\x32\x1b.wattfleet.v1.BatchAnsweredH\x00\x42\x06\n\x04\x62ody\"$\n\x0bServerHello\x12\x15\n\rlargest_batch\x18\x01 \x01(\r\"W\n\x0fRequestsWaiting\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x11\n\toldest_ms\x18\x02 \x01(\x01\x12\x12\n\nwants_turn\x18\x03 \x01(\x08\x12\x0e\n\x06number\x18\x04 \x01(\x04\"\x95\x01\n\rBatchAnswered\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x10\n\x08model_ms\x18\x02 \x01(\x01\x12\x12\n\nlatency_ms\x18\x03 \x03(\x01\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\r\x12\x0f\n\x07\x61rrived\x18\x05 \x01(\r\x12.\n\x07waiting\x18\x06 \x01(\x0b\x32\x1d.wattfleet.v1.RequestsWaiting\"g\n\rServeResponse\x12*\n\x08\x62\x61tching\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.BatchingH\x00\x12\"\n\x04turn\x18\x02 \x01(\x0b\x32\x12.wattfleet.v1.TurnH\x00\x42\x06\n\x04\x62ody\"P\n\x08\x42\x61tching\x12\x10\n\x08has_duty\x18\x01 \x01(\x08\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\r\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x01\x12\x12\n\nlatency_ms\x18\x04 \x01(\x01\"(\n\x04Turn\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08least_ms\x18\x02 \x03(\x01\"v\n\x0cShareRequest\x12/\n\x06wanted\x18\x01 \x01(\x0b\x32\x1d.wattfleet.v1.MinibatchWantedH\x00\x12-\n\x05\x65nded\x18\x02 \x01(\x0b\x32\x1c.wattfleet.v1.MinibatchEndedH\x00\x42\x06\n\x04\x62ody\"\x11\n\x0fMinibatchWanted\"&\n\x0eMinibatchEnded\x12\x14\n\x0cminibatch_ms\x18\x01 \x01(\x01\"j\n\rShareResponse\x12\"\n\x04turn\x18\x01 \x01(\x0b\x32\x12.wattfleet.v1.TurnH\x00\x12-\n\x07waiting\x18\x02 \x01(\x0b\x32\x1a.wattfleet.v1.StillWaitingH\x00\x42\x06\n\x04\x62ody\"\x1e\n\x0cStillWaiting\x12\x0e\n\x06reason\x18\x01 \x01(\t\"M\n\x0eSetDutyRequest\x12\x0c\n\x04\x64uty\x18\x01 \x01(\t\x12-\n\x08measured\x18\x02 \x03(\x0b\x32\x1b.wattfleet.v1.MeasuredBatch\"i\n\rMeasuredBatch\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61tch_ms\x18\x03 \x01(\x01\x12\x10\n\x08power_mw\x18\x04 \x01(\x01\"\x11\n\x0fSetDutyResponse\"\x11\n\x0fShowDutyRequest\"L\n\x10ShowDutyResponse\x12\x0c\n\x04\x64uty\x18\x01 \x01(\t\x12*\n\x07\x66igures\x18\x02 \x01(\x0b\x32\x19.wattfleet.v1.DutyFigures\"\x12\n\x10\x43learDutyRequest\"$\n\x11\x43learDutyResponse\x12\x0f\n\x07was_set\x18\x01 \x01(\x08\"\xb6\x02\n\x0b\x44utyFigures\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x12\n\nlatency_ms\x18\x02 \x01(\x01\x12\x10\n\x08quantile\x18\x03 \x01(\x01\x12\x16\n\x0e\x61rrivals_per_s\x18\x04 \x01(\x01\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0e\n\x06missed\x18\x06 \x01(\x04\x12\x16\n\x0elatency_counts\x18\x07 \x03(\x04\x12\x16\n\x0elatency_sum_ms\x18\x08 \x01(\x01\x12#\n\x16latency_at_quantile_ms\x18\t \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x62\x61tch\x18\n \x01(\r\x12\x16\n\x0etraining_share\x18\x0b \x01(\x01\x12\x0f\n\x07servers\x18\x0c \x01(\r\x12\r\n\x05waits\x18\r \x01(\tB\x19\n\x17_latency_at_quantile_ms2\xfa\x02\n\x0b\x44utyService\x12\x44\n\x05Serve\x12\x1a.wattfleet.v1.ServeRequest\x1a\x1b.wattfleet.v1.ServeResponse(\x01\x30\x01\x12\x44\n\x05Share\x12\x1a.wattfleet.v1.ShareRequest\x1a\x1b.wattfleet.v1.ShareResponse(\x01\x30\x01\x12\x46\n\x07SetDuty\x12\x1c.wattfleet.v1.SetDutyRequest\x1a\x1d.wattfleet.v1.SetDutyResponse\x12I\n\x08ShowDuty\x12\x1d.wattfleet.v1.ShowDutyRequest\x1a\x1e.wattfleet.v1.ShowDutyResponse\x12L\n\tClearDuty\x12\x1e.wattfleet.v1.ClearDutyRequest\x1a\x1f.wattfleet.v1.ClearDutyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,33 +45,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCHING']._serialized_start=631
   _globals['_BATCHING']._serialized_end=711
   _globals['_TURN']._serialized_start=713
-  _globals['_TURN']._serialized_end=735
-  _globals['_SHAREREQUEST']._serialized_start=737
-  _globals['_SHAREREQUEST']._serialized_end=855
-  _globals['_MINIBATCHWANTED']._serialized_start=857
-  _globals['_MINIBATCHWANTED']._serialized_end=874
-  _globals['_MINIBATCHENDED']._serialized_start=876
-  _globals['_MINIBATCHENDED']._serialized_end=914
-  _globals['_SHARERESPONSE']._serialized_start=916
-  _globals['_SHARERESPONSE']._serialized_end=1022
-  _globals['_STILLWAITING']._serialized_start=1024
-  _globals['_STILLWAITING']._serialized_end=1054
-  _globals['_SETDUTYREQUEST']._serialized_start=1056
-  _globals['_SETDUTYREQUEST']._serialized_end=1133
-  _globals['_MEASUREDBATCH']._serialized_start=1135
-  _globals['_MEASUREDBATCH']._serialized_end=1240
-  _globals['_SETDUTYRESPONSE']._serialized_start=1242
-  _globals['_SETDUTYRESPONSE']._serialized_end=1259
-  _globals['_SHOWDUTYREQUEST']._serialized_start=1261
-  _globals['_SHOWDUTYREQUEST']._serialized_end=1278
-  _globals['_SHOWDUTYRESPONSE']._serialized_start=1280
-  _globals['_SHOWDUTYRESPONSE']._serialized_end=1356
-  _globals['_CLEARDUTYREQUEST']._serialized_start=1358
-  _globals['_CLEARDUTYREQUEST']._serialized_end=1376
-  _globals['_CLEARDUTYRESPONSE']._serialized_start=1378
-  _globals['_CLEARDUTYRESPONSE']._serialized_end=1414
-  _globals['_DUTYFIGURES']._serialized_start=1417
-  _globals['_DUTYFIGURES']._serialized_end=1727
-  _globals['_DUTYSERVICE']._serialized_start=1730
-  _globals['_DUTYSERVICE']._serialized_end=2108
+  _globals['_TURN']._serialized_end=753
+  _globals['_SHAREREQUEST']._serialized_start=755
+  _globals['_SHAREREQUEST']._serialized_end=873
+  _globals['_MINIBATCHWANTED']._serialized_start=875
+  _globals['_MINIBATCHWANTED']._serialized_end=892
+  _globals['_MINIBATCHENDED']._serialized_start=894
+  _globals['_MINIBATCHENDED']._serialized_end=932
+  _globals['_SHARERESPONSE']._serialized_start=934
+  _globals['_SHARERESPONSE']._serialized_end=1040
+  _globals['_STILLWAITING']._serialized_start=1042
+  _globals['_STILLWAITING']._serialized_end=1072
+  _globals['_SETDUTYREQUEST']._serialized_start=1074
+  _globals['_SETDUTYREQUEST']._serialized_end=1151
+  _globals['_MEASUREDBATCH']._serialized_start=1153
+  _globals['_MEASUREDBATCH']._serialized_end=1258
+  _globals['_SETDUTYRESPONSE']._serialized_start=1260
+  _globals['_SETDUTYRESPONSE']._serialized_end=1277
+  _globals['_SHOWDUTYREQUEST']._serialized_start=1279
+  _globals['_SHOWDUTYREQUEST']._serialized_end=1296
+  _globals['_SHOWDUTYRESPONSE']._serialized_start=1298
+  _globals['_SHOWDUTYRESPONSE']._serialized_end=1374
+  _globals['_CLEARDUTYREQUEST']._serialized_start=1376
+  _globals['_CLEARDUTYREQUEST']._serialized_end=1394
+  _globals['_CLEARDUTYRESPONSE']._serialized_start=1396
+  _globals['_CLEARDUTYRESPONSE']._serialized_end=1432
+  _globals['_DUTYFIGURES']._serialized_start=1435
+  _globals['_DUTYFIGURES']._serialized_end=1745
+  _globals['_DUTYSERVICE']._serialized_start=1748
+  _globals['_DUTYSERVICE']._serialized_end=2126
 # @@protoc_insertion_point(module_scope)
