@@ -16,7 +16,6 @@ from edge_agent.devices.virtual.virtual_board import Load, step_times_s
 from wattfleet.modes import PowerMode, Task, Workload, WorkloadFacts
 from wattfleet_io.clock import Clock, SystemClock
 
-
 _LOADS = 1000
 """Loads of inference that are kept, for one mode and batch each."""
 
