@@ -272,7 +272,9 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
         batches += 1
         return answers
 
-    with DutyServer(model, largest_batch=options.largest_batch, agent_socket=options.socket) as server:
+    with DutyServer(
+        model, largest_batch=options.largest_batch, agent_socket=options.socket, max_waiting=10**6
+    ) as server:
         ends_s = next_s = time.monotonic()
         ends_s += options.seconds
         while (next_s := next_s + drawn.exponential(1 / options.arrival_per_s)) < ends_s:

@@ -38,7 +38,8 @@ def _least_s(least_ms: Sequence[float], batch: int) -> float:
     known = len(least_ms) - 1
     lower = min(batch.bit_length() - 1, known)
     upper = min(lower + 1, known)
-    return (least_ms[lower] + (least_ms[upper] - least_ms[lower]) * (batch / 2**lower - 1)) / 1e3
+    beyond: float = batch / 2**lower - 1
+    return (least_ms[lower] + (least_ms[upper] - least_ms[lower]) * beyond) / 1e3
 
 
 @dataclass
