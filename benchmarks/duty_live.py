@@ -1,16 +1,22 @@
-"""Answer requests and train beside them on this machine's CPU, in real time, through a real agent.
+"""Answer requests and train beside them in real time, through a real agent: on this machine, or a simulated board.
 
-    python -m benchmarks.duty_live [--seconds 600] [--arrival-per-s 20] [--latency-ms 300] [--quantile 0.95]
-        [--largest-batch 8] [--json]
+    python -m benchmarks.duty_live [--device host] [--seconds 600] [--inference-share 0.55] [--latency-ms 400]
+        [--quantile 0.95] [--largest-batch 32] [--json]
 
-An agent (`wattfleet agent run --device host`) hands one core of this machine
-to two processes in turns: an inference server with `DutyServer`, to which requests arrive at random (a Poisson
-process), and a training with `share_device`. Both use small convolutional networks on one thread and are bound to the
-same core. The same is then done without `share_device`, where the operating system divides the core.
+An agent (`wattfleet agent run`) hands the device to two processes in turns: an inference server with `DutyServer`, to
+which requests arrive at random (a Poisson process), and a training with `share_device`. With `--device host`, both use
+convolutional networks on one thread and are bound to the same core. With `--device simulated`, the agent has an AGX
+Orin in real time, which slows both down to its physics of ResNet-18's training and ResNet's inference.
 
-- `planned_per_s`: training minibatches a second that `wattfleet.duties.keep_duty` plans, from the measured times of
-  a minibatch, of inference batches, and of a switch between both.
+The same is then done without `share_device`. On the host, the operating system divides the core. The simulated board is
+divided in the same way: both compute for as long as the board would, on one core.
+
+- `arrival_per_s`: requests a second, so many that inference alone, in batches of the largest size, takes
+  `--inference-share` of the device.
+- `planned_per_s`: training minibatches a second that `wattfleet.duties.keep_duty` plans, from the times of a minibatch,
+  of inference batches, and of a switch between both: measured on the host, and the physics of the simulated board.
 - `trained_per_s`: minibatches a second that were trained; `of_plan_pct` is their ratio.
+- `training_pct`, `inference_pct`: the share of the time in which either computed itself.
 - `within_pct`: the share of the requests that were answered within the latency.
 - `latency_ms`: median, 95 % and 99 % quantile of the latency.
 
@@ -37,24 +43,31 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.choosing import KnownModes
 from wattfleet.duties import Demand, keep_duty
+from wattfleet.modes import Task, Workload, WorkloadFacts
 from wattfleet_serving import DutyServer, share_device
 
 _WARM_UP, _MEASURED = 5, 40
-_IMAGE = (3, 48, 48)
+_IMAGE = (3, 64, 64)
+_MINIBATCH = 8
+_WIDTH, _FURTHER_LAYERS = 32, 6
+_BOARD, _SERVED = "agx-orin", "resnet"
 
 
 def main() -> None:
     """Run the benchmark, or one of its processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--arrival-per-s", type=float, default=20.0)
-    parser.add_argument("--latency-ms", type=float, default=300.0)
+    parser.add_argument("--device", choices=("host", "simulated"), default="host")
+    parser.add_argument("--inference-share", type=float, default=0.55)
+    parser.add_argument("--latency-ms", type=float, default=400.0)
     parser.add_argument("--quantile", type=float, default=0.95)
-    parser.add_argument("--largest-batch", type=int, default=8)
+    parser.add_argument("--largest-batch", type=int, default=32)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--role", choices=("server", "training", "times"), help=argparse.SUPPRESS)
+    parser.add_argument("--arrival-per-s", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--socket", help=argparse.SUPPRESS)
     parser.add_argument("--without-sharing", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -80,8 +93,10 @@ def main() -> None:
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     times = _run(options, "times")
     inference_ms = {int(batch): ms for batch, ms in times["inference_ms"].items()}
+    largest = max(inference_ms)
+    options.arrival_per_s = round(options.inference_share * 1e3 * largest / inference_ms[largest], 1)
     planned_per_s = _planned_per_s(options, inference_ms, times["minibatch_ms"], times["switch_ms"])
-    figures: dict[str, Any] = {"times": times}
+    figures: dict[str, Any] = {"times": {**times, "arrival_per_s": options.arrival_per_s}}
     for name in ("with_sharing", "without_sharing"):
         with TemporaryDirectory() as folder, _agent(options, Path(folder)) as socket:
             shared = [] if name == "with_sharing" else ["--without-sharing"]
@@ -96,6 +111,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
             "planned_per_s": round(planned_per_s, 2),
             "trained_per_s": round(trained_per_s, 2),
             "of_plan_pct": round(100 * trained_per_s / planned_per_s, 1),
+            "training_pct": round(100 * trained["computed_s"] / trained["seconds"], 1),
             **served,
         }
     return figures
@@ -127,7 +143,8 @@ def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
     """An agent with the duty in force; yields its socket."""
     socket = str(folder / "agent.sock")
     command = [sys.executable, "-c", "from wattfleet_io.cli import main; main()", "agent"]
-    run = ["run", "--device", "host", "--device-id", "here", "--coordinator", "127.0.0.1:9"]
+    spec = "host" if options.device == "host" else f"simulated:{_BOARD}:real-time"
+    run = ["run", "--device", spec, "--device-id", "here", "--coordinator", "127.0.0.1:9"]
     with (folder / "agent.log").open("w") as log:
         agent = subprocess.Popen([*command, *run, "--state-dir", str(folder), "--socket", socket], stderr=log)
         try:
@@ -135,7 +152,7 @@ def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
                 if agent.poll() is not None:
                     raise SystemExit(f"the agent has ended: {(folder / 'agent.log').read_text()}")
                 time.sleep(0.05)
-            duty = ["duty", "set", "--workload", "images", "--socket", socket]
+            duty = ["duty", "set", "--workload", _SERVED, "--socket", socket]
             limits = {
                 "--arrivals-per-s": options.arrival_per_s,
                 "--latency-ms": options.latency_ms,
@@ -150,8 +167,9 @@ def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
 
 
 def _started(options: argparse.Namespace, role: str, socket: str, *more: str) -> subprocess.Popen[str]:
-    names = ("seconds", "arrival_per_s", "latency_ms", "quantile", "largest_batch")
-    given = [part for name in names for part in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+    names = ("device", "seconds", "arrival_per_s", "latency_ms", "quantile", "largest_batch")
+    values = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "benchmarks.duty_live", "--role", role, "--socket", socket, *given, *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -168,20 +186,46 @@ def _bind() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def _network(width: int) -> Any:
+def _network() -> Any:
     from torch import nn
 
+    further = [nn.Sequential(nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1), nn.ReLU()) for _ in range(_FURTHER_LAYERS)]
     return nn.Sequential(
-        *(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(2 * width * (_IMAGE[1] // 4) ** 2, 10)),
+        *(nn.Conv2d(3, _WIDTH, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *further,
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_WIDTH, 10)),
     )
 
 
-def _model() -> Callable[[list[Any]], list[Any]]:
+def _physics(batch: int | None) -> float:
+    """How long the simulated board takes for a batch of requests, or for a minibatch (None), ms."""
+    board = SimulatedDevice(_BOARD, seed=0)
+    served = None if batch is None else Workload(_SERVED, WorkloadFacts(batch=batch, task=Task.INFERENCE))
+    return board.load(board.current_mode(), served).minibatch_ms
+
+
+def _compute_for(ms: float) -> None:
+    """Use the core for so long, however long that takes beside others."""
+    end_s = time.thread_time() + ms / 1e3
+    numbers = np.ones(20_000)
+    while time.thread_time() < end_s:
+        np.sin(numbers)
+
+
+def _model(options: argparse.Namespace) -> Callable[[list[Any]], list[Any]]:
+    if options.device == "simulated":
+        batches = range(1, options.largest_batch + 1)
+        own_ms = {batch: _physics(batch) if options.without_sharing else 0.0 for batch in batches}
+
+        def wait(images: list[Any]) -> list[Any]:
+            _compute_for(own_ms[len(images)])
+            return images
+
+        return wait
+
     import torch
 
-    network = _network(32).eval()
+    network = _network().eval()
 
     def answer(images: list[Any]) -> list[Any]:
         with torch.inference_mode():
@@ -190,12 +234,15 @@ def _model() -> Callable[[list[Any]], list[Any]]:
     return answer
 
 
-def _step() -> Callable[[], None]:
+def _step(options: argparse.Namespace) -> Callable[[], None]:
+    if options.device == "simulated":
+        return partial(_compute_for, _physics(None) if options.without_sharing else 0.0)
+
     import torch
 
-    network = _network(16)
+    network = _network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    images, labels = torch.rand(16, *_IMAGE), torch.arange(16) % 10
+    images, labels = torch.rand(_MINIBATCH, *_IMAGE), torch.arange(_MINIBATCH) % 10
 
     def step() -> None:
         optimizer.zero_grad()
@@ -213,10 +260,21 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
     drawn = np.random.default_rng(0)
     image, latencies_ms = torch.rand(_IMAGE), []
     noted = threading.Lock()
-    model = _model()
+    network, computed_s, batches = _model(options), 0.0, 0
     for batch in range(1, options.largest_batch + 1):
-        model([image] * batch)
-    with DutyServer(model, largest_batch=options.largest_batch, agent_socket=options.socket) as server:
+        network([image] * batch)
+
+    def model(images: list[Any]) -> list[Any]:
+        nonlocal computed_s, batches
+        began_s = time.monotonic()
+        answers = network(images)
+        computed_s += time.monotonic() - began_s
+        batches += 1
+        return answers
+
+    with DutyServer(
+        model, largest_batch=options.largest_batch, agent_socket=options.socket, max_waiting=10**6
+    ) as server:
         ends_s = next_s = time.monotonic()
         ends_s += options.seconds
         while (next_s := next_s + drawn.exponential(1 / options.arrival_per_s)) < ends_s:
@@ -233,6 +291,8 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "requests": len(found),
         "within_pct": round(100 * float((found <= options.latency_ms).mean()), 2),
+        "mean_batch": round(len(found) / batches, 2),
+        "inference_pct": round(100 * computed_s / (time.monotonic() - ends_s + options.seconds), 1),
         "latency_ms": {f"p{q}": round(float(np.percentile(found, q)), 1) for q in (50, 95, 99)},
     }
 
@@ -240,7 +300,7 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
 def _train(options: argparse.Namespace) -> dict[str, float]:
     """Train until the time is over, and tell how many minibatches."""
     _bind()
-    step = _step()
+    step = _step(options)
     for _ in range(_WARM_UP):
         step()
     began_s = time.monotonic()
@@ -251,21 +311,28 @@ def _train(options: argparse.Namespace) -> dict[str, float]:
             yield number
             number += 1
 
-    minibatches = 0
+    minibatches, computed_s = 0, 0.0
     loader = until_over() if options.without_sharing else share_device(until_over(), agent_socket=options.socket)
     for _ in loader:
+        step_began_s = time.monotonic()
         step()
+        computed_s += time.monotonic() - step_began_s
         minibatches += 1
-    return {"minibatches": minibatches, "seconds": time.monotonic() - began_s}
+    return {"minibatches": minibatches, "seconds": time.monotonic() - began_s, "computed_s": computed_s}
 
 
 def _measure_times(options: argparse.Namespace) -> dict[str, Any]:
     """The median times of a minibatch, of inference batches and of a switch, each on its own."""
     import torch
 
-    _bind()
-    model, step, image = _model(), _step(), torch.rand(_IMAGE)
     batches = [2**power for power in range(options.largest_batch.bit_length()) if 2**power <= options.largest_batch]
+
+    if options.device == "simulated":
+        inference = {batch: round(_physics(batch), 2) for batch in batches}
+        return {"minibatch_ms": round(_physics(None), 2), "inference_ms": inference, "switch_ms": 0.0}
+
+    _bind()
+    model, step, image = _model(options), _step(options), torch.rand(_IMAGE)
 
     def median_ms(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
         took = []

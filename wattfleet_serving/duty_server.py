@@ -35,6 +35,21 @@ _UNKNOWN: Any = object()
 _MAX_PROBLEM = 200
 
 
+def _least_s(least_ms: Sequence[float], batch: int) -> float:
+    """How long a simulated board takes for a batch, s, between the times of 1, 2, 4, ... requests."""
+    known = len(least_ms) - 1
+    lower = min(batch.bit_length() - 1, known)
+    upper = min(lower + 1, known)
+    beyond: float = batch / 2**lower - 1
+    return (least_ms[lower] + (least_ms[upper] - least_ms[lower]) * beyond) / 1e3
+
+
+def _pace(begun_s: float, least_ms: Sequence[float], batch: int) -> None:
+    """Wait until a batch has taken as long as on a simulated board; not at all on a real one."""
+    if least_ms:
+        time.sleep(max(0.0, begun_s + _least_s(least_ms, batch) - time.monotonic()))
+
+
 @dataclass
 class _Request(Generic[Input, Output]):
     input: Input
@@ -91,6 +106,7 @@ class DutyServer(Generic[Input, Output]):
         self._to_measure: duty_pb2.MeasureBatch | None = None
         self._batching = duty_pb2.Batching()
         self._asked = self._granted = 0
+        self._least_ms: Sequence[float] = ()
         self._agent_answers = True
         self._has_warned = False
         self._is_closed = False
@@ -210,7 +226,7 @@ class DutyServer(Generic[Input, Output]):
             return
         self._changed.release()
         try:
-            problem = self._why_not_measured(wanted.batch)
+            problem = self._why_not_measured(wanted.batch, wanted.least_ms)
         finally:
             self._changed.acquire()
         if self._waiting:  # first, so that the agent begins no further batch that would make them late
@@ -218,12 +234,14 @@ class DutyServer(Generic[Input, Output]):
         measured = duty_pb2.BatchMeasured(number=wanted.number, problem=problem)
         self._stream.send(duty_pb2.ServeRequest(measured=measured))
 
-    def _why_not_measured(self, batch: int) -> str:
+    def _why_not_measured(self, batch: int, least_ms: Sequence[float]) -> str:
         """Have the model answer copies of the latest request; returns why it could not, or an empty text."""
         if self._latest_input is _UNKNOWN or not 1 <= batch <= self._largest_batch:
             return f"a batch of {batch} cannot be made of requests that were answered"
+        begun_s = time.monotonic()
         try:
             self._model([self._latest_input] * batch)
+            _pace(begun_s, least_ms, batch)
         except BaseException as error:  # as in `_answer_all`
             return f"{type(error).__name__}: {error}"[:_MAX_PROBLEM]
         return ""
@@ -234,6 +252,7 @@ class DutyServer(Generic[Input, Output]):
             if not self._waiting:
                 return
             self._asked += 1
+            self._least_ms = ()
             limit_s = self._batching.latency_ms / 1e3 or _NO_LIMIT_S
             until_s = max(self._waiting[0].arrived_s + limit_s, time.monotonic() + _LEAST_WAIT_S)
             if not self._stream.send(duty_pb2.ServeRequest(waiting=self._message(wants_turn=True))):
@@ -293,7 +312,9 @@ class DutyServer(Generic[Input, Output]):
     def _outputs(self, batch: list[_Request[Input, Output]]) -> list[Output]:
         if not batch:
             return []
+        begun_s, least_ms = time.monotonic(), self._least_ms
         outputs = list(self._model([request.input for request in batch]))
+        _pace(begun_s, least_ms, len(batch))
         if len(outputs) != len(batch):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(batch)} inputs")
         return outputs
@@ -330,6 +351,7 @@ class DutyServer(Generic[Input, Output]):
                 self._to_measure = response.measure
             else:
                 self._granted = response.turn.number
+                self._least_ms = response.turn.least_ms
                 self._agent_answers = True
             self._changed.notify_all()
 

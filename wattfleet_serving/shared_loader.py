@@ -55,6 +55,7 @@ def _in_turns(batches: Iterable[Batch], socket: str) -> Iterator[Batch]:
                 yield batch
             finally:
                 wait_for_gpu()
+                turns.keep_pace(begun_s)
                 turns.end(time.perf_counter() - begun_s)
     finally:
         turns.close()
@@ -68,6 +69,7 @@ class _TrainingTurns:
         self._has_turn = self._is_lost = False
         self._heard_s = time.monotonic()
         self._reason = ""
+        self._least_s = 0.0
         self._stream: AgentStream[duty_pb2.ShareRequest] = AgentStream(
             socket,
             lambda channel, requests: duty_pb2_grpc.DutyServiceStub(channel).Share(requests),
@@ -97,6 +99,15 @@ class _TrainingTurns:
             self._stream.reopen()
         return time.monotonic() - begun_s
 
+    def keep_pace(self, begun_s: float) -> None:
+        """Wait until the minibatch has taken as long as on the simulated board that the agent has.
+
+        Args:
+            begun_s: when it began, by `time.perf_counter`.
+        """
+        if self._has_turn:
+            time.sleep(max(0.0, begun_s + self._least_s - time.perf_counter()))
+
     def end(self, took_s: float) -> None:
         """Report the end of the minibatch."""
         if self._has_turn:
@@ -112,6 +123,7 @@ class _TrainingTurns:
             self._heard_s = time.monotonic()
             if response.HasField("turn"):
                 self._has_turn = True
+                self._least_s = sum(response.turn.least_ms) / 1e3
             elif response.waiting.reason and response.waiting.reason != self._reason:
                 self._reason = response.waiting.reason
                 _log.info("the training waits: %s", self._reason)

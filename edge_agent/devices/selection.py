@@ -13,6 +13,7 @@ from edge_agent.devices.meters.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
+from edge_agent.devices.virtual.live_simulated import LiveSimulatedDevice
 from edge_agent.devices.virtual.replay import ReplayDevice
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
@@ -22,7 +23,8 @@ from wattfleet.modes import BOARDS
 from wattfleet_io.clock import SystemClock
 
 _THIS_MACHINE = Path("/")
-_VIRTUAL = (*(f"simulated:{name}" for name in BOARDS), "replay:<file>.csv")
+_VIRTUAL = (*(f"simulated:{name}" for name in BOARDS), "simulated:<kind>:real-time", "replay:<file>.csv")
+_REAL_TIME = ":real-time"
 _PHYSICAL = ("auto", "sysfs", "sysfs:<folder>", "nvpmodel", "jtop", "host")
 
 
@@ -33,7 +35,8 @@ def open_device(
 
     Args:
         spec: `auto`, `sysfs`, `nvpmodel`, `jtop` or `host` for this machine, `sysfs:<folder>` for a Jetson's files
-            below a folder, or a board as `open_virtual_board` takes it. `auto` is `sysfs` on a Jetson, else `host`.
+            below a folder, or a board as `open_virtual_board` takes it. `simulated:<board kind>:real-time` is such a
+            board on this machine's clock. `auto` is `sysfs` on a Jetson, else `host`.
         seed: random seed of a virtual board.
         state_directory: directory where a device may keep files.
         root: root of this machine's files; `/` except in tests.
@@ -55,13 +58,15 @@ def open_device(
         return _sysfs(Path(which))
     if spec == "nvpmodel":
         return NvpmodelDevice(Tree(root), SystemClock(), run_program, state_directory)
+    if spec.endswith(_REAL_TIME):
+        return LiveSimulatedDevice(which.removesuffix(_REAL_TIME), seed)
     return open_virtual_board(spec, seed)
 
 
 def is_virtual(spec: str) -> bool:
-    """Whether `spec` names a virtual board, which simulates its training."""
+    """Whether `spec` names a virtual board, in virtual or in real time."""
     kind, _, which = spec.partition(":")
-    return (kind == "simulated" and which in BOARDS) or (kind == "replay" and bool(which))
+    return (kind == "simulated" and which.removesuffix(_REAL_TIME) in BOARDS) or (kind == "replay" and bool(which))
 
 
 def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHINE) -> Path:

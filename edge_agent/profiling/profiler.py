@@ -106,7 +106,11 @@ class Profiler:
         require_in_force(self._device, mode)
         level = level_mw(trace)
         if level is None:
-            raise MeasurementError(f"{mode.label()}: too few power samples in {seconds:g} idle seconds")
+            raise MeasurementError(
+                f"{mode.label()}: too few power samples in {seconds:g} idle seconds: `wattfleet agent doctor` says why"
+                " the power cannot be read; a simulated board in real time, such as --device"
+                " simulated:agx-orin:real-time, needs no meter"
+            )
         return level.median
 
     def _undisturbed(self, mode: PowerMode, step: Step, journal: Journal) -> ModeRecord | None:

@@ -11,6 +11,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.server_stream import ServerGoneError, ServerStream
+from edge_agent.serving.turn_pace import TurnPace
 from edge_agent.serving.turns import Kind
 from wattfleet.duties import Duty
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -43,6 +44,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._turns = turns
         self._file = file
         self._rows = rows
+        self._pace = TurnPace(device)
         self._streams: set[ServerStream] = set()
         self._trainings = 0
         self._one_change = asyncio.Lock()
@@ -61,7 +63,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         if first is None or not first.HasField("hello"):
             raise InvalidInputError("the first message must be a ServerHello")
         _require_room("inference servers", len(self._streams))
-        stream = ServerStream(self._turns, first.hello)
+        stream = ServerStream(self._turns, self._pace, first.hello)
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
         try:
@@ -95,6 +97,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                 if request.HasField("ended"):
                     if ticket is None:
                         raise InvalidInputError("MinibatchEnded must follow a Turn")
+                    self._pace.end()
                     self._turns.give_back(ticket, trained=True)
                     ticket = None
                 elif request.HasField("wanted"):
@@ -110,10 +113,11 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                             ticket, is_first = taking.result(), False
                         else:
                             await stop_tasks(taking)
-                    yield duty_pb2.ShareResponse(turn=duty_pb2.Turn())
+                    yield duty_pb2.ShareResponse(turn=self._pace.minibatch())
         finally:
             self._trainings -= 1
             if ticket is not None:
+                self._pace.end()
                 self._turns.give_back(ticket, is_complete=False)
 
     async def SetDuty(  # noqa: N802 - named by the protocol
@@ -203,7 +207,7 @@ def require_live_time(device: Device) -> None:
     if isinstance(device.clock, VirtualClock):
         raise InvalidInputError(
             f"{device.board_kind} is {device.provenance} and measures itself, without any time to answer requests in:"
-            " set the duty on a device in real time"
+            " set the duty on a device in real time, such as simulated:agx-orin:real-time"
         )
 
 

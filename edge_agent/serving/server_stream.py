@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.serving.device_turns import DeviceTurns
+from edge_agent.serving.turn_pace import TurnPace
 from edge_agent.serving.turns import Kind
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.console import plain_text
@@ -32,6 +33,7 @@ class ServerStream:
 
     Args:
         turns: of the device.
+        pace: of a simulated board in real time.
         hello: its first message.
 
     Attributes:
@@ -42,10 +44,12 @@ class ServerStream:
         InvalidInputError: a number is out of range.
     """
 
-    def __init__(self, turns: DeviceTurns, hello: duty_pb2.ServerHello) -> None:
+    def __init__(self, turns: DeviceTurns, pace: TurnPace, hello: duty_pb2.ServerHello) -> None:
         self.largest_batch = _count("largest_batch", hello.largest_batch, least=1)
         self.answers: asyncio.Queue[duty_pb2.ServeResponse | None] = asyncio.Queue()
         self._turns = turns
+        self._pace = pace
+        self._waiting_count = 0
         self._server = turns.server_connected(self.largest_batch)
         self._taking: asyncio.Task[int] | None = None
         self._is_first = True
@@ -70,7 +74,9 @@ class ServerStream:
         number, begun_s = next(self._numbers), loop.time()
         ended: asyncio.Future[None] = loop.create_future()
         self._measuring = number, ended
-        self.answers.put_nowait(duty_pb2.ServeResponse(measure=duty_pb2.MeasureBatch(number=number, batch=batch)))
+        least_ms = self._paced(0, batch).least_ms
+        measure = duty_pb2.MeasureBatch(number=number, batch=batch, least_ms=least_ms)
+        self.answers.put_nowait(duty_pb2.ServeResponse(measure=measure))
         try:
             await asyncio.wait_for(ended, _MEASURED_WITHIN_S)
         except asyncio.TimeoutError:
@@ -79,6 +85,7 @@ class ServerStream:
             ) from None
         finally:
             self._measuring = None
+            self._pace.end()
         return (loop.time() - begun_s) * 1e3
 
     def tell_batching(self) -> None:
@@ -125,15 +132,19 @@ class ServerStream:
             ended.set_result(None)
 
     def _waiting(self, waiting: duty_pb2.RequestsWaiting) -> None:
-        count = _count("count", waiting.count)
+        self._waiting_count = count = _count("count", waiting.count)
         self._turns.requests_waiting(self._server, count, _milliseconds("oldest_ms", waiting.oldest_ms))
         if waiting.wants_turn and self._taking is None:
             self._taking = background_task("turn of an inference server", self._take(waiting.number))
 
     async def _take(self, number: int) -> int:
         ticket = await self._turns.take(Kind.INFERENCE, self._is_first, self._server)
-        self.answers.put_nowait(duty_pb2.ServeResponse(turn=duty_pb2.Turn(number=number)))
+        self.answers.put_nowait(duty_pb2.ServeResponse(turn=self._paced(number, self._waiting_count)))
         return ticket
+
+    def _paced(self, number: int, waiting: int) -> duty_pb2.Turn:
+        duty = self._turns.duty
+        return self._pace.batch(number, None if duty is None else duty.workload, waiting, self.largest_batch)
 
     def _answered(self, answered: duty_pb2.BatchAnswered) -> None:
         batch = _count("batch", answered.batch)
@@ -154,6 +165,7 @@ class ServerStream:
             return
         if taking.done() and not taking.cancelled():
             self._is_first = False
+            self._pace.end()
             self._turns.give_back(taking.result(), batch, is_complete)
         else:
             taking.cancel()

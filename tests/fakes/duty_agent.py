@@ -39,11 +39,10 @@ class LiveBoard(RealTimeBoard):
 class DutyAgent:
     """What a test may ask of the agent."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, board: Any) -> None:
         self.socket = str(socket)
-        self.board = LiveBoard()
+        self.board = board
         self.turns = DeviceTurns()
-        board: Any = self.board
         self.device = DutyDevice(board, self.turns)
         self.servicer = DutyServicer(board, self.turns, DutyFile(socket.parent), InferenceRows(socket.parent))
         self.loop = asyncio.new_event_loop()
@@ -62,9 +61,9 @@ def duty(latency_ms: float = 200.0, per_s: float = 20.0) -> Duty:
 
 
 @contextmanager
-def duty_agent_at(socket: Path, in_force: Duty | None = None) -> Iterator[DutyAgent]:
+def duty_agent_at(socket: Path, in_force: Duty | None = None, board: Any = None) -> Iterator[DutyAgent]:
     """An agent that serves until the end of the block; it may be started anew at the same path."""
-    agent = DutyAgent(socket)
+    agent = DutyAgent(socket, board or LiveBoard())
     ready, stop = threading.Event(), asyncio.Event()
 
     async def serve() -> None:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.device import Conditions, Knobs, Provenance
+from edge_agent.devices.device import AppTraining, Conditions, Knobs, PowerMeter, Provenance
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
 from edge_agent.devices.virtual.virtual_app_training import VirtualTraining
 from edge_agent.devices.virtual.virtual_meter import VirtualMeter
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, Workload, array_to_modes
-from wattfleet_io.clock import VirtualClock
+from wattfleet_io.clock import Clock, VirtualClock
 from wattfleet_io.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -104,12 +104,15 @@ class VirtualBoard(ABC):
         self._run_rng = np.random.default_rng([seed, 1])
         self._jitter_rng = np.random.default_rng([seed, 2])
         self._meters = 0
-        self._clock = VirtualClock()
+        self._clock = self._new_clock()
         self._mode = start
         self._workload: Workload | None = None
         self._cold = True
         self._begin_run()
         self._timeline = PowerTimeline(self._clock.now_s(), self._load.idle_mw)
+
+    def _new_clock(self) -> Clock:
+        return VirtualClock()
 
     @abstractmethod
     def truth(
@@ -143,8 +146,8 @@ class VirtualBoard(ABC):
         return self._provenance
 
     @property
-    def clock(self) -> VirtualClock:
-        """The board's virtual time; `sleep_s` advances it."""
+    def clock(self) -> Clock:
+        """The board's time; `sleep_s` advances it."""
         return self._clock
 
     @property
@@ -174,7 +177,7 @@ class VirtualBoard(ABC):
         self._workload = workload
         self._begin_run()
         self._cold = was_cold
-        self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
+        self._draw(self._load.idle_mw)
 
     @property
     def load_in_force(self) -> Load:
@@ -201,17 +204,17 @@ class VirtualBoard(ABC):
             )
         self._mode = mode
         self._begin_run()
-        self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
+        self._draw(self._load.idle_mw)
 
     def differences(self, mode: PowerMode) -> list[str]:
         """Describe how the current mode differs from an applied mode."""
         return [] if self._mode == mode else [f"{self._mode.label()} is in force"]
 
-    def begin_training(self, workload: Workload | None = None) -> VirtualTraining:
+    def begin_training(self, workload: Workload | None = None) -> AppTraining:
         """An app begins to train in the current mode."""
         return VirtualTraining(self, workload)
 
-    def start_meter(self) -> VirtualMeter:
+    def start_meter(self) -> PowerMeter:
         """Start sampling board power."""
         self._meters += 1
         return VirtualMeter(self._timeline, self._clock, np.random.default_rng([self._seed, 3, self._meters]))
@@ -270,9 +273,13 @@ class VirtualBoard(ABC):
             self._train(span_s, span_mw)
 
     def _train(self, seconds: float, power_mw: float) -> None:
-        self._timeline.aim(self._clock.now_s(), power_mw)
+        self._draw(power_mw)
         self._clock.sleep_s(seconds)
-        self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
+        self._draw(self._load.idle_mw)
+
+    def _draw(self, power_mw: float) -> None:
+        """Approach a power from now on."""
+        self._timeline.aim(self._clock.now_s(), power_mw)
 
     def _begin_run(self) -> None:
         exact = self._load_at(self._mode)

@@ -226,17 +226,23 @@ class MeasureBatch(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    LEAST_MS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     batch: _builtins.int
+    @_builtins.property
+    def least_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """as in a Turn"""
+
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         batch: _builtins.int = ...,
+        least_ms: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "least_ms", b"least_ms", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,16 +288,22 @@ class Turn(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
+    LEAST_MS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """of the inference server's question"""
+    @_builtins.property
+    def least_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """On a simulated board in real time: how long a batch of 1, 2, 4, ... requests, or the minibatch, takes at least."""
+
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
+        least_ms: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["least_ms", b"least_ms", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,8 @@ from wattfleet.modes import array_to_modes
 
 CHOICES = (
     "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host,"
-    " simulated:agx-orin, simulated:orin-nano, simulated:orin-nx, simulated:xavier-agx, replay:<file>.csv"
+    " simulated:agx-orin, simulated:orin-nano, simulated:orin-nx, simulated:xavier-agx, simulated:<kind>:real-time,"
+    " replay:<file>.csv"
 )
 
 
