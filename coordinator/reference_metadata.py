@@ -55,6 +55,7 @@ class ReferenceMetadata:
     """A folder with the metadata and the coordinator's key. Its methods may block for some milliseconds.
 
     Attributes:
+        folder: where the files are.
         root: the newest root; None before the operator has published one.
         targets: the newest targets; None before the operator has published them.
         online_key: the coordinator's public key, PEM.
@@ -66,7 +67,7 @@ class ReferenceMetadata:
         Raises:
             InvalidInputError: the folder cannot be used, or a file in it is damaged.
         """
-        self._folder = folder
+        self.folder = folder
         self._now = now
         self._lock = threading.Lock()
         self._warned_on: date | None = None
@@ -93,7 +94,7 @@ class ReferenceMetadata:
         """
         try:
             if is_metadata_name(name):
-                return read_regular_file(self._folder / name)
+                return read_regular_file(self.folder / name)
         except FileNotFoundError:
             pass
         raise UnknownRecordError(f"there is no signed metadata {name!r}")
@@ -163,7 +164,7 @@ class ReferenceMetadata:
                 _log.error(
                     "the references' root names another online key than %s: replace it with `wattfleet coordinator"
                     " reference keys rotate --replace online`",
-                    self._folder / ONLINE_KEY_FILE,
+                    self.folder / ONLINE_KEY_FILE,
                 )
                 return
             self._sign()
@@ -253,7 +254,7 @@ class ReferenceMetadata:
             return parsed(self.file(name), kind)
         except InvalidInputError as error:
             raise InvalidInputError(
-                f"{self._folder / name}: {error}; remove it, and publish the signed metadata again"
+                f"{self.folder / name}: {error}; remove it, and publish the signed metadata again"
             ) from None
 
     def _newest_name(self, role: str) -> str | None:
@@ -261,19 +262,19 @@ class ReferenceMetadata:
         return metadata_name(role, versions[-1]) if versions else None
 
     def _versions(self, role: str) -> list[int]:
-        names = (path.name for path in self._folder.glob(f"*.{role}.json"))
+        names = (path.name for path in self.folder.glob(f"*.{role}.json"))
         return sorted(int(name.partition(".")[0]) for name in names if is_metadata_name(name))
 
     def _write(self, name: str, content: bytes) -> None:
         try:
-            replace_file(self._folder / name, content)
+            replace_file(self.folder / name, content)
         except OSError as error:
-            raise InvalidInputError(f"{self._folder / name}: cannot be written: {error.strerror}") from None
+            raise InvalidInputError(f"{self.folder / name}: cannot be written: {error.strerror}") from None
 
     def _remove_old(self) -> None:
         for role in ("targets", "snapshot"):
             for version in self._versions(role)[:-_KEPT_VERSIONS]:
-                (self._folder / metadata_name(role, version)).unlink(missing_ok=True)
+                (self.folder / metadata_name(role, version)).unlink(missing_ok=True)
 
 
 def _online_signer(path: Path) -> CryptoSigner:

@@ -128,7 +128,7 @@ class AcceptedReferences:
                     return await self._trust.targets(stub, self._timeout_s, before.checked_unix_s)
             except OSError as error:
                 raise ReferenceUntrustedError(
-                    Refusal.DAMAGED, f"{error.filename}: cannot be used: {error.strerror}"
+                    f"{error.filename}: cannot be used: {error.strerror}", Refusal.DAMAGED
                 ) from None
             except CoordinatorAwayError as error:
                 if set(digests) <= set(before.digests):

@@ -50,7 +50,7 @@ class ReferenceUntrustedError(CorruptReferenceError):
         refusal: the kind of problem.
     """
 
-    def __init__(self, refusal: Refusal, text: str) -> None:
+    def __init__(self, text: str, refusal: Refusal = Refusal.DAMAGED) -> None:
         super().__init__(f"{refusal.value}: {text}")
         self.refusal = refusal
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MAX_FRUITLESS = 3
+"""Requests that the coordinator ends early without another byte before the reference counts as truncated."""
+
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -50,8 +53,8 @@ async def reference_of_digest(
         signed: what the operator has signed of the reference; None checks it by its digest alone.
 
     Raises:
-        CorruptReferenceError: the received reference does not match the digest or what was signed, or is longer than
-            announced.
+        CorruptReferenceError: the received reference does not match the digest or what was signed, or is longer or
+            shorter than announced.
         ReferenceRefusedError: the coordinator refuses to send it.
         InvalidInputError: it cannot be written to the cache.
     """
@@ -61,7 +64,7 @@ async def reference_of_digest(
             return _cached(cached, digest, signed)
         except CorruptReferenceError as error:
             _log.warning("%s; fetching it again", error)
-    backoff = Backoff()
+    backoff, fruitless = Backoff(), 0
     transfer = _Transfer(digest, signed)
     while True:
         before = len(transfer.weights)
@@ -69,6 +72,12 @@ async def reference_of_digest(
             await _fetch(transfer, connect, timeout_s)
             if transfer.is_complete:
                 break
+            fruitless = 0 if len(transfer.weights) > before else fruitless + 1
+            if fruitless == _MAX_FRUITLESS:
+                raise CorruptReferenceError(
+                    f"the coordinator sends no more than {len(transfer.weights):,} bytes of the reference's weights:"
+                    " publish it again"
+                )
             _log.warning("the coordinator ended the reference early; retrying")
         except grpc.aio.AioRpcError as error:
             details = plain_text(error.details() or error.code().name, MAX_REASON_LENGTH)

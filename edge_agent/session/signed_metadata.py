@@ -70,9 +70,9 @@ class NamedTargets:
         manifest, weights = found
         if manifest is None or weights is None:
             raise ReferenceUntrustedError(
-                Refusal.NOT_NAMED,
                 f"the signed metadata does not name the reference {digest[:12]}...: sign it with `wattfleet coordinator"
                 " reference sign`",
+                Refusal.NOT_NAMED,
             )
         return SignedReference(manifest, weights)
 
@@ -97,9 +97,9 @@ class SignedReference:
         """
         if weights_bytes != self._weights.length:
             raise ReferenceUntrustedError(
-                Refusal.TAMPERED,
                 f"the weights of the reference have {weights_bytes:,} bytes instead of {self._weights.length:,}, as was"
                 " signed: publish it again",
+                Refusal.TAMPERED,
             )
 
     def require_manifest(self, content: bytes) -> None:
@@ -124,7 +124,7 @@ def _require_same(signed: TargetFile, content: bytes, what: str) -> None:
         signed.verify_length_and_hashes(content)
     except exceptions.LengthOrHashMismatchError:
         raise ReferenceUntrustedError(
-            Refusal.TAMPERED, f"the {what} of the reference differ from what was signed: publish it again"
+            f"the {what} of the reference differ from what was signed: publish it again", Refusal.TAMPERED
         ) from None
 
 
@@ -197,15 +197,15 @@ def _named_errors() -> Iterator[None]:
         raise CoordinatorAwayError(f"the coordinator is away ({error})") from error
     except exceptions.DownloadHTTPError as error:
         raise ReferenceUntrustedError(
-            Refusal.UNSIGNED, "the coordinator serves no signed metadata of references: publish it (docs/references.md)"
+            "the coordinator lacks signed metadata of references: publish it (docs/references.md)", Refusal.UNSIGNED
         ) from error
     except (exceptions.RepositoryError, exceptions.DownloadLengthMismatchError) as error:
         refusal, text = next(found for kind, found in _NAMES.items() if isinstance(error, kind))
         details = plain_text(str(error), MAX_REASON_LENGTH)
-        raise ReferenceUntrustedError(refusal, f"the references' signed metadata {text} ({details})") from error
+        raise ReferenceUntrustedError(f"the references' signed metadata {text} ({details})", refusal) from error
     except (exceptions.DownloadError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ReferenceUntrustedError(
-            Refusal.DAMAGED, "the references' signed metadata cannot be read: publish it again"
+            "the references' signed metadata cannot be read: publish it again", Refusal.DAMAGED
         ) from error
 
 
