@@ -32,6 +32,8 @@ class SigningFolder:
     """An operator's folder.
 
     Attributes:
+        folder: where it is.
+        signers: the private keys, by their id.
         root: the newest root.
         targets: the signed references.
     """
@@ -47,10 +49,10 @@ class SigningFolder:
         Raises:
             InvalidInputError: it is none, or a file in it cannot be used.
         """
-        self._folder = folder
+        self.folder = folder
         self._now = now
         paths = [*sorted(folder.glob("root-*.pem")), *sorted(folder.glob("targets-*.pem")), *further_keys]
-        self._signers = {signer.public_key.keyid: signer for signer in map(load_key, paths)}
+        self.signers = {signer.public_key.keyid: signer for signer in map(load_key, paths)}
         self.root = self._verified_root()
         self.targets = self._verified_targets()
 
@@ -104,17 +106,17 @@ class SigningFolder:
     @property
     def roots(self) -> list[bytes]:
         """The files of all versions of the root, in their order."""
-        return [_content(self._folder / metadata_name("root", k)) for k in range(1, 1 + self.root.version)]
+        return [_content(self.folder / metadata_name("root", k)) for k in range(1, 1 + self.root.version)]
 
     @property
     def signed_targets(self) -> bytes:
         """The file of the signed references."""
-        return _content(self._folder / TARGETS_FILE)
+        return _content(self.folder / TARGETS_FILE)
 
     @property
     def newest_root_file(self) -> Path:
         """The file that agents are to trust."""
-        return self._folder / metadata_name("root", self.root.version)
+        return self.folder / metadata_name("root", self.root.version)
 
     @property
     def digests(self) -> list[str]:
@@ -123,7 +125,7 @@ class SigningFolder:
 
     def keys_of(self, role: str) -> list[tuple[str, bool]]:
         """The ids of a role's keys, in order, and whether the private key is here."""
-        return [(keyid, keyid in self._signers) for keyid in sorted(self.root.roles[role].keyids)]
+        return [(keyid, keyid in self.signers) for keyid in sorted(self.root.roles[role].keyids)]
 
     def sign(self, artefacts: Sequence[Artefact], revoked: Sequence[str] = (), days: float | None = None) -> None:
         """Sign references besides those that are signed already; without any, only the expiry is renewed.
@@ -162,11 +164,11 @@ class SigningFolder:
         """
         before = self.root
         require_enough = before.roles[Root.type].threshold
-        present = [self._signers[keyid] for keyid, is_here in self.keys_of(Root.type) if is_here]
+        present = [self.signers[keyid] for keyid, is_here in self.keys_of(Root.type) if is_here]
         if len(present) < require_enough:
             raise InvalidInputError(
-                f"{require_enough} of the {len(before.roles[Root.type].keyids)} root keys have to sign, and"
-                f" {len(present)} are here: name further ones with --key. If they are lost, begin with new keys, and"
+                f"{require_enough} of the {len(before.roles[Root.type].keyids)} root keys have to sign;"
+                f" {len(present)} here: name further ones with --key. If they are lost, begin with new keys, and"
                 " let every device trust the new root (docs/references.md)"
             )
         roles = [(Targets.type, keyid) for keyid, _ in self.keys_of(Targets.type) if "targets" in replaced]
@@ -174,8 +176,8 @@ class SigningFolder:
         root = parsed(self.roots[-1], Root)
         for role, keyid in roles:
             root.revoke_key(keyid, role)
-            signer = create_key(self._folder, role)
-            self._signers[signer.public_key.keyid] = signer
+            signer = create_key(self.folder, role)
+            self.signers[signer.public_key.keyid] = signer
             root.add_key(signer.public_key, role)
         if online_key is not None:
             for role in (Snapshot.type, Timestamp.type):
@@ -184,25 +186,25 @@ class SigningFolder:
                 root.add_key(online_key, role)
         root.version += 1
         root.expires = expiry(self._now(), ROOT_VALID_FOR if days is None else timedelta(days=days))
-        trusted = [self._signers[each] for each in root.roles[Root.type].keyids if each in self._signers]
+        trusted = [self.signers[each] for each in root.roles[Root.type].keyids if each in self.signers]
         signers = {signer.public_key.keyid: signer for signer in (*present, *trusted)}
         content = signed_bytes(root, list(signers.values()))
         self.root = next_root(before, content, root)
-        _write(self._folder / metadata_name("root", root.version), content)
+        _write(self.folder / metadata_name("root", root.version), content)
         if "targets" in replaced:
             self._sign_targets(TARGETS_VALID_FOR)
-        return [path for _, keyid in roles for path in self._folder.glob(f"*-{keyid[:SHOWN_DIGITS]}.pem")]
+        return [path for _, keyid in roles for path in self.folder.glob(f"*-{keyid[:SHOWN_DIGITS]}.pem")]
 
     def _sign_targets(self, valid_for: timedelta) -> None:
-        signers = [self._signers[keyid] for keyid, is_here in self.keys_of(Targets.type) if is_here]
+        signers = [self.signers[keyid] for keyid, is_here in self.keys_of(Targets.type) if is_here]
         if not signers:
             raise InvalidInputError(
-                f"{self._folder}: the private key of the references is not here: name it with --key, or replace it with"
+                f"{self.folder}: the private key of the references is not here: name it with --key, or replace it with"
                 " `wattfleet coordinator reference keys rotate --replace targets`"
             )
         self.targets.version += 1
         self.targets.expires = expiry(self._now(), valid_for)
-        _write(self._folder / TARGETS_FILE, signed_bytes(self.targets, signers))
+        _write(self.folder / TARGETS_FILE, signed_bytes(self.targets, signers))
 
     def _signed_digest(self, prefix: str) -> str:
         return _only(prefix, self.digests, "a signed reference")
@@ -211,9 +213,9 @@ class SigningFolder:
         return _only(prefix, self.root.roles[Root.type].keyids, "a root key")
 
     def _verified_root(self) -> Root:
-        if not (self._folder / _FIRST_ROOT).is_file():
+        if not (self.folder / _FIRST_ROOT).is_file():
             raise InvalidInputError(
-                f"{self._folder}: holds no keys of references: create them with `wattfleet coordinator reference keys"
+                f"{self.folder}: holds no keys of references: create them with `wattfleet coordinator reference keys"
                 " init`"
             )
         root: Root | None = None
@@ -225,7 +227,7 @@ class SigningFolder:
 
     def _root_files(self) -> Iterator[Path]:
         version = 1
-        while (path := self._folder / metadata_name("root", version)).is_file():
+        while (path := self.folder / metadata_name("root", version)).is_file():
             yield path
             version += 1
 

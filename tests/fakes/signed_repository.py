@@ -17,7 +17,7 @@ from coordinator.key_files import key_of_pem
 from coordinator.reference_metadata import ReferenceMetadata
 from coordinator.signing_folder import SigningFolder
 from edge_agent.session.accepted_references import AcceptedReferences
-from edge_agent.session.reference_trust import ReferenceTrust, trust_root
+from edge_agent.session.reference_trust import ReferenceStatus, ReferenceTrust, trust_root
 from wattfleet.prediction import Artefact
 from wattfleet_proto.v1 import session_pb2
 
@@ -42,6 +42,7 @@ class SignedRepository:
     """An operator's folder and a coordinator's, and the coordinator's two RPCs for agents.
 
     Attributes:
+        shipped: the reference that ships with Wattfleet.
         artefacts: what FetchReference sends, by digest.
         replaced: what FetchMetadata sends in place of a file of this name.
         is_away: the coordinator does not answer.
@@ -52,7 +53,8 @@ class SignedRepository:
         self.metadata = ReferenceMetadata(folder / "served", clock)
         online = key_of_pem(self.metadata.online_key)
         self.operator = SigningFolder.create(folder / "keys", online, root_keys, threshold, clock)
-        self.artefacts: dict[str, Artefact] = {}
+        self.shipped = _SHIPPED
+        self.artefacts: dict[str, Artefact] = {_SHIPPED.digest: _SHIPPED}
         self.replaced: dict[str, bytes] = {}
         self.is_away = False
         self.clock_ahead_s = 0.0
@@ -71,7 +73,7 @@ class SignedRepository:
 
     def files(self) -> dict[str, bytes]:
         """All metadata that is served now."""
-        return {path.name: path.read_bytes() for path in (self.metadata.folder).glob("*.json")}
+        return {path.name: path.read_bytes() for path in self.metadata.folder.glob("*.json")}
 
     async def FetchMetadata(  # noqa: N802 - named by the protocol
         self, request: session_pb2.FetchMetadataRequest, timeout: float
@@ -122,8 +124,12 @@ class TrustingDevice:
         return [each.digest for each in await self.references.of(digests)]
 
     @property
+    def status(self) -> ReferenceStatus:
+        return self._trust.status
+
+    @property
     def in_force(self) -> tuple[str, ...]:
-        return self._trust.status.digests
+        return self.status.digests
 
 
 def error_of(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
