@@ -255,7 +255,7 @@ def _session_lines(session: Any) -> dict[str, str]:
 
 def _references_lines(references: Any) -> dict[str, str]:
     if references is None:
-        return {"references": "need not be signed"}
+        return {}
     in_force = ", ".join(digest[:12] for digest in references["in_force"])
     lines = {"references": f"signed; {in_force} in force" if in_force else "have to be signed; none in force yet"}
     return lines | ({"refused": references["refused"]} if references["refused"] else {})
