@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -65,6 +65,9 @@ from wattfleet_proto.v1 import (
     view_pb2,
     view_pb2_grpc,
 )
+
+if TYPE_CHECKING:
+    from coordinator.reference_metadata import ReferenceMetadata
 
 _SERVICES = [
     service.full_name
@@ -139,6 +142,8 @@ async def serve(
         held.callback(store.close)
         if keep is not None:
             store.delete_old_runs(keep)
+        # As the store's owner: a standby leaves the folder alone.
+        metadata = _metadata_in(settings.profiling.reference_metadata)
         kept = store.load()
         references = ReferenceShelf(reference.artefact, kept.references, kept.pinned)
         fleet = Fleet(
@@ -198,6 +203,7 @@ async def serve(
             settings.profiling.modes,
             settings=settings.sessions,
             peers=settings.peers,
+            metadata=metadata,
         )
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
@@ -206,7 +212,7 @@ async def serve(
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(planner, server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
         operator = OperatorServicer(
-            repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site
+            repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site, metadata
         )
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
@@ -230,12 +236,28 @@ async def serve(
             "evict stored rounds": repository.keep_evicting(),
             "watch the store's owner": writer.watch_owner(),
         }
+        if metadata is not None:
+            background["renew signed metadata"] = metadata.keep_renewing()
         if keep is not None:
             background["delete old runs"] = delete_old_runs_daily(repository, keep)
         await run_until_first(background)
         await healthy.enter_graceful_shutdown()
         if writer.ownership_lost.is_set():
             raise NotOwnerError("another coordinator has taken the store over; this one stops")
+
+
+def _metadata_in(folder: Path | None) -> ReferenceMetadata | None:
+    """The signed metadata of references, if there is a folder for it.
+
+    Raises:
+        InvalidInputError: the folder cannot be used, or a file in it is damaged.
+    """
+    if folder is None:
+        return None
+    # Imported here, as most coordinators do without.
+    from coordinator.reference_metadata import ReferenceMetadata
+
+    return ReferenceMetadata(folder)
 
 
 def _allow_connections() -> None:

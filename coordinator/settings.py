@@ -238,6 +238,13 @@ class ProfilingSettings(Group):
         "Reference predictor: the name of one that ships with Wattfleet, or a directory.",
         option="--reference",
     )
+    reference_metadata: Path | None = setting(
+        None,
+        "Serve references that are signed by the operator: keep their metadata, and the coordinator's own key, in this"
+        " directory (docs/references.md).",
+        option="--reference-metadata",
+        unset="references are not signed",
+    )
     modes: int = setting(
         50,
         "Measure at most this many power modes on each device.",

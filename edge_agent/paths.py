@@ -21,6 +21,9 @@ PREDICTOR_DIRECTORY = "predictor"
 REFERENCES_DIRECTORY = "references"
 """Below the state directory: the reference predictors, each in a folder named by its digest."""
 
+TRUST_DIRECTORY = "reference-trust"
+"""Below the state directory: the root of signed references that the device trusts; absent if none need be signed."""
+
 OUTBOX_FILE = "outbox.jsonl"
 """Below the state directory: reports that the coordinator has not acknowledged."""
 

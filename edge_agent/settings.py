@@ -156,6 +156,12 @@ class SessionSettings(Group):
         unit="s",
         gt=0,
     )
+    reference_retry_s: float = setting(
+        300.0,
+        "Check references that are refused again after about this time; earlier ones stay in force meanwhile.",
+        unit="s",
+        gt=0,
+    )
     max_queued_observations: int = setting(
         1000, "Keep at most this many observations while the coordinator is away; the oldest are dropped.", ge=1
     )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.reference_keys import app as keys_commands
+from coordinator.cli.reference_keys import sign, sign_references
 from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from wattfleet_proto.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="Manage the reference predictors that agents transfer from.")
+
+app.add_typer(keys_commands, name="keys")
+app.command()(sign)
 
 _CHUNK_BYTES = 64 * 1024
 _SHOWN_DIGITS = 12
@@ -41,6 +46,10 @@ def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: Jso
 @app.command("publish")
 def publish(
     directory: Annotated[Path, typer.Argument(help="Folder written by `wattfleet reference train --out`.")],
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Also sign it with the keys in this folder (docs/references.md).", show_default=False),
+    ] = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
@@ -52,6 +61,8 @@ def publish(
     require_size(str(directory), artefact)
     with connected(coordinator) as client:
         answer = client.operate("PublishReference", _parts(artefact), _PUBLISH_TIMEOUT_S)
+    if keys is not None:
+        sign_references([artefact], keys, (), (), None, coordinator)
     if json_:
         print_json({"digest": answer.digest, "known": answer.known})
     else:

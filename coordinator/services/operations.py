@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.errors import QuotaExceededError, UnknownRecordError
@@ -28,6 +28,9 @@ from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.session_limits import PROFILE_MODES
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, session_pb2
 
+if TYPE_CHECKING:
+    from coordinator.reference_metadata import ReferenceMetadata
+
 _ENDED = "ended by the operator"
 
 
@@ -44,6 +47,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         leases: Leases,
         orders: Orders,
         settings: SiteSettings = SiteSettings(),
+        metadata: ReferenceMetadata | None = None,
     ) -> None:
         """Serve one fleet.
 
@@ -56,6 +60,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             leases: the sessions' leases.
             orders: sends devices their grants.
             settings: for how long budgets may be overridden.
+            metadata: the signed metadata of references; None where they are not signed.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -67,6 +72,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._leases = leases
         self._orders = orders
         self._settings = settings
+        self._signed = metadata
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
@@ -271,6 +277,41 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         await self._repository.save(*changed)
         self._references.stored(changed)
         return operator_pb2.PinReferenceResponse(digest=now[0], ended_sessions=ended, further_digests=now[1:])
+
+    async def GetMetadata(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.GetMetadataRequest, context: Any
+    ) -> operator_pb2.GetMetadataResponse:
+        """Report which signed metadata of references is served."""
+        metadata = self._metadata
+        root, targets = metadata.root, metadata.targets
+        return operator_pb2.GetMetadataResponse(
+            online_key=metadata.online_key,
+            root_version=0 if root is None else root.version,
+            targets_version=0 if targets is None else targets.version,
+            root_expires_unix_s=0.0 if root is None else root.expires.timestamp(),
+            targets_expires_unix_s=0.0 if targets is None else targets.expires.timestamp(),
+            digests=metadata.digests,
+        )
+
+    async def PublishMetadata(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.PublishMetadataRequest, context: Any
+    ) -> operator_pb2.PublishMetadataResponse:
+        """Serve what the operator has signed."""
+        metadata = self._metadata
+        await asyncio.to_thread(metadata.publish, request.roots, request.targets)
+        root, targets = metadata.root, metadata.targets
+        return operator_pb2.PublishMetadataResponse(
+            root_version=0 if root is None else root.version,
+            targets_version=0 if targets is None else targets.version,
+        )
+
+    @property
+    def _metadata(self) -> ReferenceMetadata:
+        if self._signed is None:
+            raise InvalidInputError(
+                "this coordinator serves no signed references: start it with --reference-metadata DIRECTORY"
+            )
+        return self._signed
 
     async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:
         """Put an override in force; returns the budget's status, and how many rounds in flight were trimmed."""

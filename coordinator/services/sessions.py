@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -41,6 +41,9 @@ from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import SHARING_MINOR, WORKLOADS_MINOR, common_version
 
+if TYPE_CHECKING:
+    from coordinator.reference_metadata import ReferenceMetadata
+
 _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 * 1024
@@ -63,6 +66,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         now_s: Callable[[], float] = time.monotonic,
         settings: SessionSettings = SessionSettings(),
         peers: PeerSettings = PeerSettings(),
+        metadata: ReferenceMetadata | None = None,
     ) -> None:
         """Serve one fleet.
 
@@ -75,6 +79,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             now_s: the clock of the leases.
             settings: timeouts and limits.
             peers: the limits on the messages of one session.
+            metadata: the signed metadata of references; None where they are not signed.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -86,6 +91,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._settings = settings
         self._enrolments = Enrolments(settings.max_new_devices_per_connection, settings.max_new_devices_per_host)
         self._peers = peers
+        self._metadata = metadata
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -390,3 +396,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         )
         for offset in range(begin, len(artefact.weights), _CHUNK_BYTES):
             yield session_pb2.FetchReferenceResponse(weights_chunk=artefact.weights[offset : offset + _CHUNK_BYTES])
+
+    async def FetchMetadata(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchMetadataRequest, context: Any
+    ) -> session_pb2.FetchMetadataResponse:
+        """Send a file of the references' signed metadata."""
+        if self._metadata is None:
+            raise UnknownRecordError("this coordinator serves no signed metadata of references")
+        content = await asyncio.to_thread(self._metadata.file, request.name)
+        return session_pb2.FetchMetadataResponse(content=content, coordinator_unix_s=time.time())

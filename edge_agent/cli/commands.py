@@ -17,6 +17,7 @@ from edge_agent.cli.service.install import install
 from edge_agent.cli.service.run import RunCommand, run
 from edge_agent.cli.service.uninstall import uninstall
 from edge_agent.cli.status import status
+from edge_agent.cli.trust import trust_references
 from edge_agent.cli.watch import watch
 
 _HELP = "Measure, control and run one device of the fleet."
@@ -43,6 +44,7 @@ for command in (
     front,
     install,
     uninstall,
+    trust_references,
 ):
     app.command()(command)
 app.add_typer(duty, name="duty")

@@ -40,6 +40,7 @@ def status(
         "device": lambda: _device(board),
         "knob_backup": lambda: _knob_backup(folder),
         "session": lambda: _session(state_dir, folder),
+        "references": lambda: _references(state_dir),
         "duty": lambda: _duty(state_dir, socket),
         "workloads": lambda: _workloads(state_dir, workload, problems),
     }
@@ -101,6 +102,18 @@ def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
 
     status = read_session_status(state_directory)
     return None if status is None else {**asdict(status), "agent_runs": holder_of(folder) is not None}
+
+
+def _references(state_directory: Path) -> dict[str, Any] | None:
+    """The signed references in force; None if they need not be signed."""
+    from edge_agent.paths import TRUST_DIRECTORY
+    from edge_agent.session.reference_trust import ReferenceTrust
+
+    trust = ReferenceTrust(state_directory / TRUST_DIRECTORY)
+    if not trust.is_required:
+        return None
+    status = trust.status
+    return {"in_force": list(status.digests), "refused": status.refused or None}
 
 
 def _duty(state_directory: Path, socket: Path) -> dict[str, Any] | None:
@@ -186,6 +199,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
         "device": _device_lines,
         "knob_backup": _knob_backup_lines,
         "session": _session_lines,
+        "references": _references_lines,
         "duty": _duty_lines,
     }
     for name, in_words in lines.items():
@@ -237,6 +251,14 @@ def _session_lines(session: Any) -> dict[str, str]:
         return {"coordinator": "not connected, as no agent runs"}
     since = datetime.fromtimestamp(session["unix_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     return {"coordinator": f"{session['address']}, since {since}: {session['problem'] or 'connected'}"}
+
+
+def _references_lines(references: Any) -> dict[str, str]:
+    if references is None:
+        return {}
+    in_force = ", ".join(digest[:12] for digest in references["in_force"])
+    lines = {"references": f"signed; {in_force} in force" if in_force else "have to be signed; none in force yet"}
+    return lines | ({"refused": references["refused"]} if references["refused"] else {})
 
 
 def _duty_lines(duty: Any) -> dict[str, str]:

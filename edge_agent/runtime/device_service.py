@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from edge_agent.devices.device import Device
 from edge_agent.learning.profiling_plan import Progress
 from edge_agent.learning.workloads import Workloads
-from edge_agent.paths import REFERENCES_DIRECTORY
+from edge_agent.paths import REFERENCES_DIRECTORY, TRUST_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.local_socket import LocalAgentServicer
@@ -25,10 +25,12 @@ from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.serving.inference_measuring import InferenceMeasuring
+from edge_agent.session.accepted_references import AcceptedReferences
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of, takes_no_front
-from edge_agent.session.references import ReferenceRefusedError, reference_of_digest, remove_old_references
+from edge_agent.session.reference_trust import ReferenceTrust
+from edge_agent.session.references import ReferenceRefusedError, remove_old_references
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
 from wattfleet.errors import CorruptReferenceError, WattfleetError
@@ -90,13 +92,16 @@ class DeviceService:
         self._profiled = profiled
         self._session = session
         self._welcome = welcome
-        self._connect = connect
         self._trainings = trainings
         self._turns = turns
         self._duty = duty
         self._measuring = measuring
         self._reporter = StateReporter(session)
         self._supervisor: RecoverySupervisor | None = None
+        self._cache = settings.device.state_dir / REFERENCES_DIRECTORY
+        trust = ReferenceTrust(settings.device.state_dir / TRUST_DIRECTORY)
+        timeout_s, retry_s = settings.session.reference_timeout_s, settings.session.reference_retry_s
+        self._references = AcceptedReferences(self._cache, trust, connect, timeout_s, retry_s)
         self._has_warned = False
 
     @property
@@ -109,7 +114,7 @@ class DeviceService:
         """Serve until cancelled; nothing touches the device after that."""
         welcome = await self._welcome.first(self._session.attempted)
         while True:
-            changed = asyncio.create_task(self._welcome.changed_from(welcome), name="changed welcome")
+            changed = asyncio.create_task(self._changed_from(welcome), name="changed welcome")
             stopping = self._turns.measuring_ends = threading.Event()
             try:
                 ready = await _unless(changed, self._made_ready_at_last(welcome, stopping))
@@ -119,6 +124,18 @@ class DeviceService:
             finally:
                 changed.cancel()
             _log.info("%s: %s", self._settings.device.id, _REQUEST_CHANGED)
+
+    async def _changed_from(self, welcome: session_pb2.Welcome) -> session_pb2.Welcome:
+        """Wait for another Welcome, or until references of this one that were refused are accepted."""
+        other = asyncio.create_task(self._welcome.changed_from(welcome))
+        accepted = background_task(
+            "check refused references again", self._references.accepted_again(references_of(welcome))
+        )
+        try:
+            await asyncio.wait([other, accepted], return_when=asyncio.FIRST_COMPLETED)
+            return other.result() if other.done() else welcome
+        finally:
+            await stop_tasks(other, accepted)
 
     async def _made_ready_at_last(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
         """Prepare the device as a Welcome asks; while its reference cannot be used, say so and try again."""
@@ -138,18 +155,12 @@ class DeviceService:
     async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
         """Prepare the device as a Welcome asks. Once this has ended, cancelled or not, nothing touches the device."""
         settings, device, profile_modes = self._settings, self._device, welcome.profile_modes
-        cache = settings.device.state_dir / REFERENCES_DIRECTORY
-        timeout_s = settings.session.reference_timeout_s
-        digests = references_of(welcome)
-        references = [await reference_of_digest(digests[0], cache, self._connect, timeout_s)]
-        for digest in digests[1:]:
-            try:
-                references.append(await reference_of_digest(digest, cache, self._connect, timeout_s))
-            except (CorruptReferenceError, ReferenceRefusedError) as error:
-                _log.error("the reference %s is left out: %s", digest[:12], plain_text(str(error), MAX_REASON_LENGTH))
-        # Not earlier: after a restart without the coordinator, a Welcome without its references would be useless.
-        self._welcome.store(welcome)
-        remove_old_references(cache, digests)
+        references = await self._references.of(references_of(welcome))
+        self._reporter.remark = self._references.refused
+        if not self._references.refused:
+            # Not earlier: after a restart without the coordinator, a Welcome without its references would be useless.
+            self._welcome.store(welcome)
+        remove_old_references(self._cache, [each.digest for each in references])
         loop = asyncio.get_running_loop()
 
         def show(progress: Progress) -> None:

@@ -15,11 +15,15 @@ class StateReporter:
 
     Args:
         session: reports states to the coordinator.
+
+    Attributes:
+        remark: what is wrong besides, for people; it is added to every report.
     """
 
     def __init__(self, session: CoordinatorSession) -> None:
         self._session = session
         self.state = DeviceState.ENROLLED
+        self.remark = ""
         self._reprofiling = False
 
     def decide(self, event: Event) -> Decision:
@@ -40,10 +44,11 @@ class StateReporter:
             profiled_modes: modes measured so far.
         """
         if decision.detail is not None:
+            detail = f"{decision.detail}; {self.remark}" if self.remark else decision.detail
             self._session.report_state(
                 session_pb2.StateReport(
                     state=state_to_message(decision.state),
                     profiled_modes=profiled_modes,
-                    detail=decision.detail[:MAX_DETAIL_CHARACTERS],
+                    detail=detail[:MAX_DETAIL_CHARACTERS],
                 )
             )

@@ -10,18 +10,25 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
 from edge_agent.session.connection import Connect
 from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.prediction import Artefact, read_artefact, write_artefact
+from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, write_artefact
 from wattfleet_io.backoff import Backoff
 from wattfleet_io.console import plain_text
 from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_REASON_LENGTH, MAX_WEIGHTS_BYTES
 from wattfleet_proto.v1 import session_pb2
 
+if TYPE_CHECKING:
+    from edge_agent.session.signed_metadata import SignedReference
+
 _log = logging.getLogger(__name__)
+
+_MAX_FRUITLESS = 3
+"""Requests that the coordinator ends early without another byte before the reference counts as truncated."""
 
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -30,39 +37,47 @@ class ReferenceRefusedError(WattfleetError):
     """The coordinator refuses to send the reference that it named."""
 
 
-async def reference_of_digest(digest: str, cache: Path, connect: Connect, timeout_s: float) -> Artefact:
+async def reference_of_digest(
+    digest: str, cache: Path, connect: Connect, timeout_s: float, signed: SignedReference | None = None
+) -> Artefact:
     """The reference predictor of a digest, from the cache or from the coordinator.
 
-    It is written to the cache only after manifest and weights were verified. While the coordinator is away, the fetch
-    is repeated until it succeeds.
+    It is written to the cache only after manifest and weights were verified, and it is made of the very bytes that
+    were. While the coordinator is away, the fetch is repeated until it succeeds.
 
     Args:
         digest: sha256 of the manifest, hexadecimal.
         cache: folder with one sub-folder per digest.
         connect: opens a connection to the coordinator.
         timeout_s: limit on one request; the next one continues where it stopped.
+        signed: what the operator has signed of the reference; None checks it by its digest alone.
 
     Raises:
-        CorruptReferenceError: the received reference does not match the digest, or is longer than announced.
+        CorruptReferenceError: the received reference does not match the digest or what was signed, or is longer or
+            shorter than announced.
         ReferenceRefusedError: the coordinator refuses to send it.
         InvalidInputError: it cannot be written to the cache.
     """
     cached = cache / digest
     if cached.is_dir():
         try:
-            artefact = read_artefact(cached)
-            _require_digest(artefact.manifest, digest)
-            return artefact
-        except (CorruptReferenceError, InvalidInputError) as error:
+            return _cached(cached, digest, signed)
+        except CorruptReferenceError as error:
             _log.warning("%s; fetching it again", error)
-    backoff = Backoff()
-    transfer = _Transfer(digest)
+    backoff, fruitless = Backoff(), 0
+    transfer = _Transfer(digest, signed)
     while True:
         before = len(transfer.weights)
         try:
             await _fetch(transfer, connect, timeout_s)
             if transfer.is_complete:
                 break
+            fruitless = 0 if len(transfer.weights) > before else fruitless + 1
+            if fruitless == _MAX_FRUITLESS:
+                raise CorruptReferenceError(
+                    f"the coordinator sends no more than {len(transfer.weights):,} bytes of the reference's weights:"
+                    " publish it again"
+                )
             _log.warning("the coordinator ended the reference early; retrying")
         except grpc.aio.AioRpcError as error:
             details = plain_text(error.details() or error.code().name, MAX_REASON_LENGTH)
@@ -113,10 +128,12 @@ class _Transfer:
 
     Args:
         digest: sha256 of the manifest, hexadecimal.
+        signed: what the operator has signed of it; None checks it by its digest alone.
     """
 
-    def __init__(self, digest: str) -> None:
+    def __init__(self, digest: str, signed: SignedReference | None) -> None:
         self.digest = digest
+        self._signed = signed
         self.weights = bytearray()
         self._manifest = b""
         self._announced_bytes: int | None = None
@@ -130,7 +147,7 @@ class _Transfer:
         """Take the first message of a request.
 
         Raises:
-            CorruptReferenceError: its manifest is not the requested one, or its figures are out of range.
+            CorruptReferenceError: its manifest is not the requested or signed one, or its figures are out of range.
         """
         if not 0 < len(first.manifest) <= MAX_MANIFEST_BYTES:
             raise CorruptReferenceError(
@@ -143,6 +160,9 @@ class _Transfer:
                 f"the coordinator announced weights of {first.weights_bytes:,} bytes; 1 to {MAX_WEIGHTS_BYTES:,} are"
                 " accepted"
             )
+        if self._signed is not None:
+            self._signed.require_manifest(first.manifest)
+            self._signed.require_length(first.weights_bytes)
         if first.weights_offset > len(self.weights):
             raise CorruptReferenceError(f"the coordinator left out bytes before {first.weights_offset:,}: try again")
         self._manifest, self._announced_bytes = first.manifest, first.weights_bytes
@@ -165,12 +185,46 @@ class _Transfer:
         """The verified reference.
 
         Raises:
-            CorruptReferenceError: the weights do not match the manifest, or this version does not know its format.
+            CorruptReferenceError: the weights do not match the manifest or what was signed, or this version does not
+                know its format.
         """
-        try:
-            return Artefact(self._manifest, bytes(self.weights))
-        except InvalidInputError as error:
-            raise CorruptReferenceError(str(error)) from None
+        weights = bytes(self.weights)
+        if self._signed is not None:
+            self._signed.require_weights(weights)
+        return _parsed(self._manifest, weights)
+
+
+def _cached(folder: Path, digest: str, signed: SignedReference | None) -> Artefact:
+    """A reference of the cache, checked as a received one is: before anything of it is parsed.
+
+    Raises:
+        CorruptReferenceError: it cannot be read, or is not the one of the digest or not the signed one.
+    """
+    manifest = _content(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
+    weights = _content(folder / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
+    _require_digest(manifest, digest)
+    if signed is not None:
+        signed.require_manifest(manifest)
+        signed.require_weights(weights)
+    return _parsed(manifest, weights)
+
+
+def _content(path: Path, max_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(1 + max_bytes)
+    except OSError as error:
+        raise CorruptReferenceError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > max_bytes:
+        raise CorruptReferenceError(f"{path}: is longer than {max_bytes:,} bytes")
+    return content
+
+
+def _parsed(manifest: bytes, weights: bytes) -> Artefact:
+    try:
+        return Artefact(manifest, weights)
+    except InvalidInputError as error:
+        raise CorruptReferenceError(str(error)) from None
 
 
 def _require_digest(manifest: bytes, digest: str) -> None:

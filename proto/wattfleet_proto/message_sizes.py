@@ -27,6 +27,9 @@ MAX_MANIFEST_BYTES = 100 * 1024
 MAX_WEIGHTS_BYTES = 4 * 1024 * 1024
 """Limit of a reference predictor's weights, which are sent in chunks. The largest kind has less than 1 MiB."""
 
+MAX_METADATA_BYTES = 64 * 1024
+"""Limit of a file of the references' signed metadata, which is sent in one message. 32 references take 13 KiB."""
+
 MAX_REASON_LENGTH = 500
 """Limit of a peer's reason in a log line or an error, in characters."""
 

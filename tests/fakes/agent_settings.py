@@ -27,6 +27,7 @@ def agent_settings(
     grant_timeout_s: float = 10.0,
     max_workloads: int = 32,
     simulated_duty: str | None = None,
+    reference_retry_s: float = 300.0,
 ) -> AgentSettings:
     """Those of an agent on a simulated board; its socket is in the state directory unless given.
 
@@ -43,6 +44,8 @@ def agent_settings(
         ),
         profile=ProfileSettings(minibatches_per_epoch=minibatches_per_epoch, modes_first=modes_first),
         workload=WorkloadSettings(max_workloads=max_workloads),
-        session=SessionSettings(coordinator=coordinator, grant_timeout_s=grant_timeout_s),
+        session=SessionSettings(
+            coordinator=coordinator, grant_timeout_s=grant_timeout_s, reference_retry_s=reference_retry_s
+        ),
         recovery=RecoverySettings(retry_s=retry_s),
     )

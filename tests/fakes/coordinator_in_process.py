@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import grpc
 
 import reference_models
 from tests.fakes.polling import until
+from wattfleet.errors import WattfleetError
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.convert import mode_to_message
@@ -39,6 +41,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         self.profile_modes = profile_modes
         self.reference = REFERENCE
         self.further: list[Any] = []
+        self.metadata: Callable[[str], bytes] | None = None
         self._server: grpc.aio.Server | None = None
         self._sessions: list[Any] = []
         self._writing = asyncio.Lock()  # a session cannot send two messages at once
@@ -106,6 +109,17 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         (sent,) = (each for each in (self.reference, *self.further) if each.digest == request.digest)
         yield session_pb2.FetchReferenceResponse(manifest=sent.manifest, weights_bytes=len(sent.weights))
         yield session_pb2.FetchReferenceResponse(weights_chunk=sent.weights)
+
+    async def FetchMetadata(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchMetadataRequest, context: Any
+    ) -> session_pb2.FetchMetadataResponse:
+        try:
+            content = b"" if self.metadata is None else self.metadata(request.name)
+        except WattfleetError:
+            content = b""
+        if not content:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no {request.name}")
+        return session_pb2.FetchMetadataResponse(content=content, coordinator_unix_s=time.time())
 
     @property
     def states(self) -> list[session_pb2.DeviceState.ValueType]:

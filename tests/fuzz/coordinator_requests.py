@@ -61,6 +61,7 @@ def valid_calls(artefact: Artefact) -> Valid:
     return {
         "/wattfleet.v1.SessionService/Session": [_session()],
         "/wattfleet.v1.SessionService/FetchReference": [[session_pb2.FetchReferenceRequest(digest=artefact.digest)]],
+        "/wattfleet.v1.SessionService/FetchMetadata": [[session_pb2.FetchMetadataRequest(name="timestamp.json")]],
         **{f"/wattfleet.v1.OperatorService/{name}": [messages] for name, messages in operator.items()},
         **{f"/wattfleet.v1.PlanningService/{name}": [[request]] for name, request in planning.items()},
         **{f"/wattfleet.v1.ViewService/{name}": [[request]] for name, request in view.items()},
@@ -135,6 +136,8 @@ def _operator(artefact: Artefact) -> dict[str, list[Message]]:
         ],
         "RemoveReference": [operator_pb2.RemoveReferenceRequest(digest=another.digest)],
         "PinReference": [operator_pb2.PinReferenceRequest(digest=artefact.digest)],
+        "GetMetadata": [operator_pb2.GetMetadataRequest()],
+        "PublishMetadata": [operator_pb2.PublishMetadataRequest(roots=[b"{}"], targets=b"{}")],
         "DeleteRuns": [operator_pb2.DeleteRunsRequest(run_ids=["4712"], end=True)],
         "ForgetDevices": [operator_pb2.ForgetDevicesRequest(device_ids=["new-1"])],
     }

@@ -37,6 +37,7 @@ class HostileCoordinator:
         handlers = {
             "Session": grpc.stream_stream_rpc_method_handler(self._session),
             "FetchReference": grpc.unary_stream_rpc_method_handler(self._fetch),
+            "FetchMetadata": grpc.unary_unary_rpc_method_handler(self._answer_once),
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("wattfleet.v1.SessionService", handlers),)
@@ -62,6 +63,12 @@ class HostileCoordinator:
 
     async def _fetch(self, request: bytes, context: Any) -> None:
         await self._answer(context)
+
+    async def _answer_once(self, request: bytes, context: Any) -> bytes:
+        answer, self.answers = self.answers[:1], self.answers[1:]
+        if not answer:
+            await self._answer(context)
+        return b"".join(answer)
 
     async def _answer(self, context: Any) -> None:
         try:

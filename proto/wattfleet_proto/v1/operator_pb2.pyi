@@ -791,3 +791,106 @@ class PinReferenceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinReferenceResponse: _TypeAlias = PinReferenceResponse  # noqa: Y015
+
+@_typing.final
+class GetMetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMetadataRequest: _TypeAlias = GetMetadataRequest  # noqa: Y015
+
+@_typing.final
+class GetMetadataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ONLINE_KEY_FIELD_NUMBER: _builtins.int
+    ROOT_VERSION_FIELD_NUMBER: _builtins.int
+    TARGETS_VERSION_FIELD_NUMBER: _builtins.int
+    ROOT_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    TARGETS_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    online_key: _builtins.str
+    """public key, PEM, of the key that the coordinator signs freshness with"""
+    root_version: _builtins.int
+    """0: none was published"""
+    targets_version: _builtins.int
+    """0: none was published"""
+    root_expires_unix_s: _builtins.float
+    targets_expires_unix_s: _builtins.float
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the references that the metadata names"""
+
+    def __init__(
+        self,
+        *,
+        online_key: _builtins.str = ...,
+        root_version: _builtins.int = ...,
+        targets_version: _builtins.int = ...,
+        root_expires_unix_s: _builtins.float = ...,
+        targets_expires_unix_s: _builtins.float = ...,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "online_key", b"online_key", "root_expires_unix_s", b"root_expires_unix_s", "root_version", b"root_version", "targets_expires_unix_s", b"targets_expires_unix_s", "targets_version", b"targets_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMetadataResponse: _TypeAlias = GetMetadataResponse  # noqa: Y015
+
+@_typing.final
+class PublishMetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOTS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    targets: _builtins.bytes
+    """empty: unchanged"""
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """root metadata, each of the version after the one before; known ones are skipped"""
+
+    def __init__(
+        self,
+        *,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
+        targets: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["roots", b"roots", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishMetadataRequest: _TypeAlias = PublishMetadataRequest  # noqa: Y015
+
+@_typing.final
+class PublishMetadataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOT_VERSION_FIELD_NUMBER: _builtins.int
+    TARGETS_VERSION_FIELD_NUMBER: _builtins.int
+    root_version: _builtins.int
+    targets_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        root_version: _builtins.int = ...,
+        targets_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["root_version", b"root_version", "targets_version", b"targets_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishMetadataResponse: _TypeAlias = PublishMetadataResponse  # noqa: Y015

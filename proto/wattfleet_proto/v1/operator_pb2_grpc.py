@@ -99,6 +99,16 @@ class OperatorServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PinReferenceRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PinReferenceResponse.FromString,
                 _registered_method=True)
+        self.GetMetadata = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/GetMetadata',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetMetadataRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetMetadataResponse.FromString,
+                _registered_method=True)
+        self.PublishMetadata = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/PublishMetadata',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishMetadataRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishMetadataResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -192,6 +202,20 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetadata(self, request, context):
+        """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PublishMetadata(self, request, context):
+        """Takes metadata that the operator has signed, and serves it. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -259,6 +283,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.PinReference,
                     request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PinReferenceRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PinReferenceResponse.SerializeToString,
+            ),
+            'GetMetadata': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetadata,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetMetadataRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetMetadataResponse.SerializeToString,
+            ),
+            'PublishMetadata': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishMetadata,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishMetadataRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishMetadataResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -612,6 +646,60 @@ class OperatorService:
             '/wattfleet.v1.OperatorService/PinReference',
             wattfleet__proto_dot_v1_dot_operator__pb2.PinReferenceRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_operator__pb2.PinReferenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/GetMetadata',
+            wattfleet__proto_dot_v1_dot_operator__pb2.GetMetadataRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.GetMetadataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/PublishMetadata',
+            wattfleet__proto_dot_v1_dot_operator__pb2.PublishMetadataRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.PublishMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,10 @@ class OperatorServiceStub:
     """Removes a published reference that is neither pinned nor from the start."""
     PinReference: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
+    GetMetadata: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetMetadataRequest, _operator_pb2.GetMetadataResponse]
+    """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on."""
+    PublishMetadata: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PublishMetadataRequest, _operator_pb2.PublishMetadataResponse]
+    """Takes metadata that the operator has signed, and serves it. Idempotent."""
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
@@ -81,6 +85,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Removes a published reference that is neither pinned nor from the start."""
     PinReference: _aio.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]  # type: ignore[assignment]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
+    GetMetadata: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetMetadataRequest, _operator_pb2.GetMetadataResponse]  # type: ignore[assignment]
+    """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on."""
+    PublishMetadata: _aio.UnaryUnaryMultiCallable[_operator_pb2.PublishMetadataRequest, _operator_pb2.PublishMetadataResponse]  # type: ignore[assignment]
+    """Takes metadata that the operator has signed, and serves it. Idempotent."""
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -183,5 +191,21 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.PinReferenceResponse, _abc.Awaitable[_operator_pb2.PinReferenceResponse]]:
         """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
+
+    @_abc_1.abstractmethod
+    def GetMetadata(
+        self,
+        request: _operator_pb2.GetMetadataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GetMetadataResponse, _abc.Awaitable[_operator_pb2.GetMetadataResponse]]:
+        """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on."""
+
+    @_abc_1.abstractmethod
+    def PublishMetadata(
+        self,
+        request: _operator_pb2.PublishMetadataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.PublishMetadataResponse, _abc.Awaitable[_operator_pb2.PublishMetadataResponse]]:
+        """Takes metadata that the operator has signed, and serves it. Idempotent."""
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

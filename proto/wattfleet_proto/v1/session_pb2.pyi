@@ -709,3 +709,46 @@ class FetchReferenceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchReferenceResponse: _TypeAlias = FetchReferenceResponse  # noqa: Y015
+
+@_typing.final
+class FetchMetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """such as timestamp.json, or 3.root.json"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchMetadataRequest: _TypeAlias = FetchMetadataRequest  # noqa: Y015
+
+@_typing.final
+class FetchMetadataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    COORDINATOR_UNIX_S_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    coordinator_unix_s: _builtins.float
+    """the coordinator's clock, for boards whose own clock starts anew"""
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+        coordinator_unix_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "coordinator_unix_s", b"coordinator_unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchMetadataResponse: _TypeAlias = FetchMetadataResponse  # noqa: Y015

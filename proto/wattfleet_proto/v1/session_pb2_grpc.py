@@ -44,6 +44,11 @@ class SessionServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchReferenceRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchReferenceResponse.FromString,
                 _registered_method=True)
+        self.FetchMetadata = channel.unary_unary(
+                '/wattfleet.v1.SessionService/FetchMetadata',
+                request_serializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchMetadataRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchMetadataResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer:
@@ -64,6 +69,13 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchMetadata(self, request, context):
+        """Sends a file of the references' signed metadata, from protocol 2.6 on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.FetchReference,
                     request_deserializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchReferenceRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchReferenceResponse.SerializeToString,
+            ),
+            'FetchMetadata': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchMetadata,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchMetadataRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_session__pb2.FetchMetadataResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class SessionService:
             '/wattfleet.v1.SessionService/FetchReference',
             wattfleet__proto_dot_v1_dot_session__pb2.FetchReferenceRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_session__pb2.FetchReferenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.SessionService/FetchMetadata',
+            wattfleet__proto_dot_v1_dot_session__pb2.FetchMetadataRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_session__pb2.FetchMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,

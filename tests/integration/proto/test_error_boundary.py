@@ -46,6 +46,8 @@ NOT_RAISED_BY_A_SERVICER = {
     "edge_agent.serving.duty_process.DutyProcessError",  # while planning beside a duty
     "edge_agent.serving.server_stream.ServerGoneError",  # while measuring the inference of a duty
     "edge_agent.session.answers.UnusableAnswerError",  # in the agent's session
+    "edge_agent.session.reference_trust.CoordinatorAwayError",  # before profiling
+    "edge_agent.session.reference_trust.ReferenceUntrustedError",  # before profiling
     "edge_agent.session.references.ReferenceRefusedError",  # before profiling
     "edge_agent.training.knob_backup.DeviceBusyError",  # before the socket is served
     "edge_agent.training.knob_backup.KnobBackupError",  # before the socket is served

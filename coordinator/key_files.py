@@ -1,0 +1,90 @@
+"""Private keys in files that only their owner may read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+from securesystemslib.signer import CryptoSigner, SSlibKey
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.atomic_files import read_regular_file, sync_folder
+
+SHOWN_DIGITS = 8
+"""Digits of a key's id that tell a fleet's keys apart."""
+
+
+def create_key(folder: Path, name: str) -> CryptoSigner:
+    """Create an Ed25519 key in a file `NAME-ID.pem` that only its owner may read; the file is on disk.
+
+    Raises:
+        InvalidInputError: it cannot be written.
+    """
+    signer = CryptoSigner.generate_ed25519()
+    write_key(key_file(folder, name, signer.public_key.keyid), signer)
+    return signer
+
+
+def key_file(folder: Path, name: str, keyid: str) -> Path:
+    """Where a folder has the private key of an id."""
+    return folder / f"{name}-{keyid[:SHOWN_DIGITS]}.pem"
+
+
+def write_key(path: Path, signer: CryptoSigner) -> None:
+    """Write a private key to a new file that only its owner may read.
+
+    Raises:
+        InvalidInputError: it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(signer.private_bytes)
+            file.flush()
+            os.fsync(descriptor)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def load_key(path: Path) -> CryptoSigner:
+    """Load a private key.
+
+    Raises:
+        InvalidInputError: it cannot be read, is no private key of a supported kind, or others may read it.
+    """
+    try:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidInputError(f"{path}: other users may use this private key: run `chmod 600 {path}`")
+        return CryptoSigner(load_pem_private_key(read_regular_file(path), None))
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InvalidInputError(f"{path}: is no unencrypted private key in PEM format") from None
+
+
+def public_pem(key: SSlibKey) -> str:
+    """A public key as PEM."""
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.keyval["public"]))
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def key_of_pem(pem: str) -> SSlibKey:
+    """The public key of a PEM.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    try:
+        return SSlibKey.from_crypto(load_pem_public_key(pem.encode()))
+    except (ValueError, UnsupportedAlgorithm):
+        raise InvalidInputError("the coordinator sent no public key in PEM format: update it") from None

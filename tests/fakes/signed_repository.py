@@ -1,0 +1,143 @@
+"""An operator with keys, and what a coordinator serves of them: in virtual time, and open to every attack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import reference_models
+from coordinator.errors import UnknownRecordError
+from coordinator.key_files import key_of_pem
+from coordinator.reference_metadata import ReferenceMetadata
+from coordinator.signing_folder import SigningFolder
+from edge_agent.session.accepted_references import AcceptedReferences
+from edge_agent.session.reference_trust import ReferenceStatus, ReferenceTrust, trust_root
+from wattfleet.prediction import Artefact
+from wattfleet_proto.v1 import session_pb2
+
+_SHIPPED = reference_models.load("agx_orin_resnet18")
+BEGIN = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+class VirtualClock:
+    """One time for everybody."""
+
+    def __init__(self) -> None:
+        self.time = BEGIN
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def pass_time(self, **length: float) -> None:
+        self.time += timedelta(**length)
+
+
+class SignedRepository:
+    """An operator's folder and a coordinator's, and the coordinator's two RPCs for agents.
+
+    Attributes:
+        shipped: the reference that ships with Wattfleet.
+        artefacts: what FetchReference sends, by digest.
+        replaced: what FetchMetadata sends in place of a file of this name.
+        is_away: the coordinator does not answer.
+    """
+
+    def __init__(self, folder: Path, clock: VirtualClock, root_keys: int = 2, threshold: int = 1) -> None:
+        self.clock = clock
+        self.metadata = ReferenceMetadata(folder / "served", clock)
+        online = key_of_pem(self.metadata.online_key)
+        self.operator = SigningFolder.create(folder / "keys", online, root_keys, threshold, clock)
+        self.shipped = _SHIPPED
+        self.artefacts: dict[str, Artefact] = {_SHIPPED.digest: _SHIPPED}
+        self.replaced: dict[str, bytes] = {}
+        self.is_away = False
+        self.clock_ahead_s = 0.0
+        self.asked: list[str] = []
+        self.sent_bytes = 0
+
+    def publish(self, *artefacts: Artefact, revoked: tuple[str, ...] = ()) -> None:
+        """Sign references besides the earlier ones, and serve them."""
+        self.artefacts |= {each.digest: each for each in artefacts}
+        self.operator.sign(artefacts, revoked)
+        self.serve()
+
+    def serve(self) -> None:
+        """Serve the operator's newest metadata."""
+        self.metadata.publish(self.operator.roots, self.operator.signed_targets)
+
+    def files(self) -> dict[str, bytes]:
+        """All metadata that is served now."""
+        return {path.name: path.read_bytes() for path in self.metadata.folder.glob("*.json")}
+
+    async def FetchMetadata(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchMetadataRequest, timeout: float
+    ) -> session_pb2.FetchMetadataResponse:
+        self.asked.append(request.name)
+        if self.is_away:
+            raise error_of(grpc.StatusCode.UNAVAILABLE)
+        try:
+            content = self.replaced.get(request.name)
+            content = self.metadata.file(request.name) if content is None else content
+        except UnknownRecordError:
+            raise error_of(grpc.StatusCode.NOT_FOUND) from None
+        unix_s = self.clock.time.timestamp() + self.clock_ahead_s
+        return session_pb2.FetchMetadataResponse(content=content, coordinator_unix_s=unix_s)
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, timeout: float
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        if self.is_away:
+            raise error_of(grpc.StatusCode.UNAVAILABLE)
+        sent = self.artefacts[request.digest]
+        yield session_pb2.FetchReferenceResponse(manifest=sent.manifest, weights_bytes=len(sent.weights))
+        for offset in range(0, len(sent.weights), 10_000):
+            self.sent_bytes += 10_000
+            yield session_pb2.FetchReferenceResponse(weights_chunk=sent.weights[offset : offset + 10_000])
+
+
+class TrustingDevice:
+    """A device that trusts the operator's first root.
+
+    Attributes:
+        references: what it accepts.
+    """
+
+    def __init__(self, state: Path, repository: Any, root: bytes, now: Callable[[], datetime] | None = None) -> None:
+        self.state = state
+        trust_root(state / "reference-trust", root, BEGIN.timestamp())
+        self._repository = repository
+        clock = now or repository.clock
+        trust = ReferenceTrust(state / "reference-trust", lambda: clock().timestamp())
+        self.references = AcceptedReferences(
+            state / "references", trust, lambda: nullcontext(self._repository), 5.0, 0.01
+        )
+        self._trust = trust
+
+    async def take(self, *digests: str) -> list[str]:
+        """The digests of the references that it uses once its coordinator names these."""
+        return [each.digest for each in await self.references.of(digests)]
+
+    @property
+    def status(self) -> ReferenceStatus:
+        return self._trust.status
+
+    @property
+    def in_force(self) -> tuple[str, ...]:
+        return self.status.digests
+
+
+def error_of(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone", None)
+
+
+def reference(note: str) -> Artefact:
+    """A usable reference that does not ship with the package."""
+    content = json.loads(_SHIPPED.manifest)
+    content["provenance"]["note"] = note
+    return Artefact(json.dumps(content).encode(), _SHIPPED.weights)

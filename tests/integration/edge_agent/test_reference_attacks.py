@@ -1,0 +1,359 @@
+"""Attacks on signed references: each is refused by its name, and the reference before stays in force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tuf.api.metadata import Metadata, Targets, Timestamp
+
+from edge_agent.session import references
+from tests.fakes.forged_metadata import forged, online_key, signed_chain, stranger
+from tests.fakes.signed_repository import (
+    SignedRepository,
+    TrustingDevice,
+    VirtualClock,
+    reference,
+)
+from wattfleet.prediction import Artefact
+from wattfleet_proto.message_sizes import MAX_METADATA_BYTES
+from wattfleet_proto.signed_references import target_names
+from wattfleet_proto.v1 import session_pb2
+
+OLD, NEW = reference("old"), reference("new")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, clock: VirtualClock) -> SignedRepository:
+    repository = SignedRepository(tmp_path / "operator", clock)
+    repository.publish(OLD)
+    return repository
+
+
+@pytest.fixture
+async def device(tmp_path: Path, repository: SignedRepository, clock: VirtualClock) -> TrustingDevice:
+    """One that has accepted the old reference."""
+    device = TrustingDevice(tmp_path / "state", repository, repository.operator.roots[0])
+    assert await device.take(OLD.digest) == [OLD.digest]
+    clock.pass_time(minutes=1)
+    return device
+
+
+async def require_refused(device: TrustingDevice, name: str, new: Artefact = NEW) -> None:
+    """The new reference is refused by this name and not stored, and the old one goes on."""
+    assert await device.take(new.digest) == [OLD.digest]
+    assert f"is refused: {name}" in device.references.refused
+    assert device.in_force == (OLD.digest,)
+    assert [folder.name for folder in (device.state / "references").iterdir()] == [OLD.digest]
+
+
+async def test_without_an_attack_the_new_reference_is_taken(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    repository.publish(NEW)
+    assert await device.take(NEW.digest) == [NEW.digest]
+    assert (device.in_force, device.references.refused) == ((NEW.digest,), "")
+
+
+# --- tampered -----------------------------------------------------------------------------------------------------
+
+
+def with_a_flipped_bit(content: bytes) -> bytes:
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+class Sent:
+    """In the place of an artefact: bytes that need not fit together."""
+
+    def __init__(self, manifest: bytes, weights: bytes) -> None:
+        self.manifest = manifest
+        self.weights = weights
+
+
+async def test_tampered_weights_are_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.publish(NEW)
+    repository.artefacts[NEW.digest] = Sent(NEW.manifest, with_a_flipped_bit(NEW.weights))  # type: ignore[assignment]
+    await require_refused(device, "tampered")
+
+
+async def test_a_tampered_manifest_is_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.publish(NEW)
+    repository.artefacts[NEW.digest] = Sent(with_a_flipped_bit(NEW.manifest), NEW.weights)  # type: ignore[assignment]
+    await require_refused(device, "asked for reference")
+
+
+async def test_a_reference_that_nobody_signed_is_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.artefacts[NEW.digest] = NEW
+    await require_refused(device, "not named")
+
+
+async def test_a_tampered_timestamp_is_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.publish(NEW)
+    content = json.loads(repository.files()["timestamp.json"])
+    content["signed"]["expires"] = "2036-01-01T00:00:00Z"
+    repository.replaced["timestamp.json"] = json.dumps(content).encode()
+    await require_refused(device, "unsigned")
+
+
+async def test_tampered_targets_are_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.publish(NEW)
+    evil, files = reference("evil"), repository.files()
+    repository.artefacts[evil.digest] = evil
+    name = f"{repository.operator.targets.version}.targets.json"
+    content = json.loads(files[name])
+    for of_new, of_evil in zip(target_names(NEW.digest), target_names(evil.digest), strict=True):
+        content["signed"]["targets"][of_evil] = content["signed"]["targets"].pop(of_new)
+    repository.replaced[name] = json.dumps(content, separators=(",", ":")).encode()
+    await require_refused(device, "mixed", evil)
+
+
+# --- wrong keys ---------------------------------------------------------------------------------------------------
+
+
+async def test_metadata_of_a_stranger_is_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.artefacts[NEW.digest] = NEW
+    repository.replaced = forged(repository, NEW, stranger(), stranger())
+    await require_refused(device, "unsigned")
+
+
+@pytest.mark.parametrize("with_online_key", [False, True], ids=["stranger", "online key"])
+async def test_a_stolen_online_key_names_no_reference(
+    repository: SignedRepository, device: TrustingDevice, with_online_key: bool
+) -> None:
+    repository.artefacts[NEW.digest] = NEW
+    stolen = online_key(repository)
+    repository.replaced = forged(repository, NEW, stolen if with_online_key else stranger(), stolen)
+    await require_refused(device, "unsigned")
+
+
+async def test_a_root_of_a_stranger_is_refused(
+    tmp_path: Path, repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
+) -> None:
+    other = SignedRepository(tmp_path / "stranger", clock)
+    other.publish(NEW)
+    other.operator.rotate()
+    other.serve()
+    repository.artefacts[NEW.digest] = NEW
+    repository.replaced = other.files()
+    await require_refused(device, "unsigned")
+
+
+# --- old metadata -------------------------------------------------------------------------------------------------
+
+
+async def test_a_rollback_of_the_timestamp_is_refused(
+    repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
+) -> None:
+    before = repository.files()
+    repository.publish(NEW)
+    clock.pass_time(minutes=1)
+    repository.operator.sign([], [NEW.digest])
+    repository.serve()
+    assert await device.take(OLD.digest) == [OLD.digest]
+    repository.replaced = {"timestamp.json": before["timestamp.json"]}
+    await require_refused(device, "rolled back")
+
+
+async def test_a_rollback_of_targets_with_the_online_key_is_refused(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    repository.publish(NEW)
+    vulnerable = repository.operator.signed_targets
+    repository.operator.sign([], [NEW.digest])
+    repository.serve()
+    assert await device.take(OLD.digest) == [OLD.digest]
+    targets = Metadata[Targets].from_bytes(vulnerable).signed
+    newest = Metadata[Timestamp].from_bytes(repository.files()["timestamp.json"]).signed
+    chain = signed_chain(
+        targets, newest.snapshot_meta.version + 1, newest.version + 1, stranger(), online_key(repository)
+    )
+    repository.replaced = chain
+    await require_refused(device, "rolled back")
+
+
+async def test_frozen_metadata_is_refused_after_a_day(
+    repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
+) -> None:
+    repository.publish(NEW)
+    repository.replaced = repository.files()
+    clock.pass_time(hours=25)
+    repository.metadata.renew()
+    await require_refused(device, "expired")
+    repository.replaced = {}
+    assert await device.take(NEW.digest) == [NEW.digest]
+
+
+async def test_an_old_snapshot_under_a_new_timestamp_is_refused(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    before = repository.files()
+    repository.publish(NEW)
+    version = Metadata[Timestamp].from_bytes(repository.files()["timestamp.json"]).signed.snapshot_meta.version
+    old_snapshot = next(content for name, content in before.items() if name.endswith("snapshot.json"))
+    repository.replaced = {f"{version}.snapshot.json": old_snapshot}
+    await require_refused(device, "mixed")
+
+
+async def test_old_targets_under_a_new_snapshot_are_refused(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    before = repository.operator.signed_targets
+    repository.publish(NEW)
+    repository.replaced = {f"{repository.operator.targets.version}.targets.json": before}
+    await require_refused(device, "mixed")
+
+
+# --- too much, and too little -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["timestamp", "snapshot", "targets", "root"])
+async def test_endless_metadata_is_refused(repository: SignedRepository, device: TrustingDevice, role: str) -> None:
+    repository.publish(NEW)
+    newest = [name for name in repository.files() if name.endswith(f"{role}.json")]
+    names = ["2.root.json"] if role == "root" else newest
+    repository.replaced = dict.fromkeys(names, b" " * (1 + MAX_METADATA_BYTES))
+    await require_refused(device, "too long")
+
+
+class Endless(SignedRepository):
+    """Announces the signed length, or another one, and sends weights without an end."""
+
+    announced = 0
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, timeout: float
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        announced = self.announced or len(NEW.weights)
+        yield session_pb2.FetchReferenceResponse(manifest=NEW.manifest, weights_bytes=announced)
+        while True:
+            self.sent_bytes += 100_000
+            assert self.sent_bytes < len(NEW.weights) + 200_000
+            yield session_pb2.FetchReferenceResponse(weights_chunk=bytes(100_000))
+
+
+@pytest.mark.parametrize(
+    ("announced", "name"), [(0, "the coordinator sent more weights"), (3_000_000, "tampered"), (2**40, "the coordin")]
+)
+async def test_endless_weights_are_cut_off(
+    repository: SignedRepository, device: TrustingDevice, announced: int, name: str
+) -> None:
+    repository.publish(NEW)
+    repository.__class__, repository.sent_bytes = Endless, 0
+    repository.announced = announced  # type: ignore[attr-defined]
+    await require_refused(device, name)
+
+
+@pytest.mark.parametrize("role", ["timestamp", "snapshot", "targets"])
+async def test_truncated_metadata_is_refused(repository: SignedRepository, device: TrustingDevice, role: str) -> None:
+    repository.publish(NEW)
+    (name, content), *_ = sorted(
+        ((name, content) for name, content in repository.files().items() if name.endswith(f"{role}.json")), reverse=True
+    )
+    repository.replaced = {name: content[:-100]}
+    await require_refused(device, "damaged" if role == "timestamp" else "mixed")
+
+
+async def test_a_truncated_reference_is_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.publish(NEW)
+    repository.artefacts[NEW.digest] = Sent(NEW.manifest, NEW.weights[:-1])  # type: ignore[assignment]
+    await require_refused(device, "tampered")
+
+
+class EndingEarly(SignedRepository):
+    """Announces the signed length, and never sends the second half."""
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, timeout: float
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        yield session_pb2.FetchReferenceResponse(
+            manifest=NEW.manifest, weights_bytes=len(NEW.weights), weights_offset=request.weights_offset
+        )
+        half = NEW.weights[: len(NEW.weights) // 2]
+        yield session_pb2.FetchReferenceResponse(weights_chunk=half[request.weights_offset :])
+
+
+async def test_a_reference_that_always_ends_early_is_refused(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    repository.publish(NEW)
+    repository.__class__ = EndingEarly
+    await require_refused(device, "the coordinator sends no more than")
+
+
+# --- swapped and bombs --------------------------------------------------------------------------------------------
+
+
+async def test_what_is_swapped_on_the_disk_is_not_used(
+    repository: SignedRepository, device: TrustingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = references.write_artefact
+
+    def write_and_swap(artefact: Artefact, folder: Path) -> None:
+        write(artefact, folder)
+        for path in folder.iterdir():
+            path.write_bytes(with_a_flipped_bit(path.read_bytes()))
+
+    repository.publish(NEW)
+    monkeypatch.setattr(references, "write_artefact", write_and_swap)
+    [used] = await device.references.of([NEW.digest])
+    assert used == NEW
+    monkeypatch.setattr(references, "write_artefact", write)
+    [fetched_again] = await device.references.of([NEW.digest])
+    assert fetched_again == NEW
+
+
+async def test_a_reference_that_is_swapped_in_the_cache_by_a_valid_one_is_not_used(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    evil = reference("evil")
+    for name, content in (("manifest.json", evil.manifest), ("weights.safetensors", evil.weights)):
+        (device.state / "references" / OLD.digest / name).write_bytes(content)
+    assert [each.manifest for each in await device.references.of([OLD.digest])] == [OLD.manifest]
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [nested(30_000), b'{"signed": {"version": ' + b"9" * 60_000 + b"}}", b"{" + b'"a":0,' * 9_000 + b'"a":0}', b""],
+    ids=["nested", "digits", "keys", "empty"],
+)
+async def test_a_bomb_in_metadata_is_refused(repository: SignedRepository, device: TrustingDevice, bomb: bytes) -> None:
+    repository.publish(NEW)
+    repository.replaced = {"timestamp.json": bomb}
+    await require_refused(device, "damaged")
+
+
+async def test_a_bomb_in_weights_is_refused_before_it_is_parsed(
+    repository: SignedRepository, device: TrustingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = json.dumps({"a": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}}).encode()
+    bomb = (len(header).to_bytes(8, "little") + header).ljust(len(NEW.weights), b" ")
+    repository.publish(NEW)
+    repository.artefacts[NEW.digest] = Sent(NEW.manifest, bomb)  # type: ignore[assignment]
+    parsed: list[bytes] = []
+
+    def parse(manifest: bytes, weights: bytes) -> Artefact:
+        parsed.append(weights)
+        return Artefact(manifest, weights)
+
+    monkeypatch.setattr(references, "Artefact", parse)
+    await require_refused(device, "tampered")
+    assert bomb not in parsed
+
+
+async def test_a_manifest_of_megabytes_is_refused(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.publish(NEW)
+    repository.artefacts[NEW.digest] = Sent(b" " * 3_000_000, NEW.weights)  # type: ignore[assignment]
+    await require_refused(device, "the coordinator sent a manifest of 3,000,000 bytes")

@@ -1,0 +1,293 @@
+"""Signed references over the years: keys are replaced and lost, signatures expire, and clocks are wrong."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from coordinator.key_files import SHOWN_DIGITS, key_of_pem
+from coordinator.reference_metadata import ReferenceMetadata
+from coordinator.signing_folder import SigningFolder
+from edge_agent.session.reference_trust import ReferenceUntrustedError, trust_root
+from tests.fakes.forged_metadata import forged, online_key
+from tests.fakes.signed_repository import BEGIN, SignedRepository, TrustingDevice, VirtualClock, reference
+from wattfleet.errors import InvalidInputError
+
+OLD, NEW = reference("old"), reference("new")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, clock: VirtualClock) -> SignedRepository:
+    repository = SignedRepository(tmp_path / "operator", clock)
+    repository.publish(OLD)
+    return repository
+
+
+@pytest.fixture
+async def device(tmp_path: Path, repository: SignedRepository, clock: VirtualClock) -> TrustingDevice:
+    """One that has accepted the old reference."""
+    device = TrustingDevice(tmp_path / "state", repository, repository.operator.roots[0])
+    assert await device.take(OLD.digest) == [OLD.digest]
+    clock.pass_time(minutes=1)
+    return device
+
+
+def opened_again(repository: SignedRepository) -> None:
+    """Open the operator's folder anew, with the private keys that are left in it."""
+    repository.operator = SigningFolder(repository.operator.folder, now=repository.clock)
+
+
+def lose_key(repository: SignedRepository, role: str) -> str:
+    """Delete a private key of a role; returns its id."""
+    keyid = next(keyid for keyid, is_here in repository.operator.keys_of(role) if is_here)
+    (repository.operator.folder / f"{role}-{keyid[:SHOWN_DIGITS]}.pem").unlink()
+    opened_again(repository)
+    return keyid
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_root_key_is_replaced_with_the_help_of_another(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    lost = lose_key(repository, "root")
+    repository.operator.rotate([lost[:8]])
+    assert lost not in dict(repository.operator.keys_of("root"))
+    assert all(is_here for _, is_here in repository.operator.keys_of("root"))
+    repository.publish(NEW)
+    assert await device.take(NEW.digest) == [NEW.digest]
+    # The key that came in its place is as good as the one that is lost next.
+    repository.operator.rotate([lose_key(repository, "root")[:8]])
+    repository.publish(OLD)
+    assert await device.take(OLD.digest) == [OLD.digest]
+
+
+async def test_a_lost_key_of_references_is_replaced(repository: SignedRepository, device: TrustingDevice) -> None:
+    lose_key(repository, "targets")
+    with pytest.raises(InvalidInputError, match="--replace targets"):
+        repository.operator.sign([NEW])
+    opened_again(repository)
+    repository.operator.rotate(["targets"])
+    repository.publish(NEW)
+    assert await device.take(NEW.digest) == [NEW.digest]
+
+
+async def test_a_replaced_key_of_references_is_not_trusted_any_more(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    [stolen] = [repository.operator.signers[keyid] for keyid, _ in repository.operator.keys_of("targets")]
+    repository.artefacts[NEW.digest] = NEW
+    forged_before = forged(repository, NEW, stolen, online_key(repository))
+    repository.operator.rotate(["targets"])
+    repository.serve()
+    repository.replaced = {**forged_before}
+    assert await device.take(NEW.digest) == [OLD.digest]
+    assert "is refused: unsigned" in device.references.refused
+
+
+async def test_a_coordinator_that_has_lost_its_folder_gets_a_new_one(
+    tmp_path: Path, repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
+) -> None:
+    repository.metadata = ReferenceMetadata(tmp_path / "new folder", clock)
+    with pytest.raises(InvalidInputError, match="--replace online"):
+        repository.serve()
+    repository.operator.rotate([], key_of_pem(repository.metadata.online_key))
+    repository.publish(NEW)
+    assert await device.take(NEW.digest) == [NEW.digest]
+
+
+async def test_a_replaced_online_key_recovers_from_metadata_of_the_future(
+    repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
+) -> None:
+    """A thief of the online key signs such high versions that honest ones would count as old."""
+    clock.pass_time(days=9_000)
+    future = repository.metadata.folder
+    ReferenceMetadata(future, clock)
+    ahead = repository.files()
+    clock.time = BEGIN + timedelta(hours=1)
+    repository.replaced = {name: content for name, content in ahead.items() if "snapshot" in name or "time" in name}
+    for name in ("online.pem", "timestamp.json", *(path.name for path in future.glob("*.snapshot.json"))):
+        (future / name).unlink()
+    await device.take(OLD.digest)
+    repository.replaced = {}
+    repository.metadata = ReferenceMetadata(future, clock)
+    repository.operator.rotate([], key_of_pem(repository.metadata.online_key))
+    repository.publish(NEW)
+    assert await device.take(NEW.digest) == [NEW.digest]
+
+
+async def test_a_device_follows_many_rotations_at_once(repository: SignedRepository, device: TrustingDevice) -> None:
+    for _ in range(20):
+        repository.operator.rotate([repository.operator.keys_of("root")[0][0][:8]])
+    repository.publish(NEW)
+    assert await device.take(NEW.digest) == [NEW.digest]
+
+
+def test_two_of_three_root_keys_have_to_sign(tmp_path: Path, clock: VirtualClock) -> None:
+    repository = SignedRepository(tmp_path, clock, root_keys=3, threshold=2)
+    lost = lose_key(repository, "root")
+    repository.operator.rotate([lost[:8]])
+    repository.serve()
+    first, second = (lose_key(repository, "root") for _ in range(2))
+    with pytest.raises(InvalidInputError, match="2 of the 3 root keys have to sign; 1 here"):
+        repository.operator.rotate([first[:8], second[:8]])
+
+
+@pytest.mark.parametrize(("root_keys", "threshold"), [(2, 2), (1, 1), (3, 0)])
+def test_keys_that_could_not_survive_a_loss_are_refused(tmp_path: Path, root_keys: int, threshold: int) -> None:
+    online = key_of_pem(ReferenceMetadata(tmp_path / "served").online_key)
+    with pytest.raises(InvalidInputError, match="could not be replaced"):
+        SigningFolder.create(tmp_path / "keys", online, root_keys, threshold)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_private_keys_are_for_their_owner_only(tmp_path: Path, repository: SignedRepository) -> None:
+    keys = [*repository.operator.folder.glob("*.pem"), repository.metadata.folder / "online.pem"]
+    assert len(keys) == 4
+    assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
+    keys[0].chmod(0o640)
+    with pytest.raises(InvalidInputError, match="chmod 600"):
+        opened_again(repository)
+
+
+# --- time ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("days", [366, 1096], ids=["references", "root"])
+async def test_an_expired_signature_holds_back_new_references_until_it_is_renewed(
+    repository: SignedRepository, device: TrustingDevice, clock: VirtualClock, days: int
+) -> None:
+    repository.publish(NEW)
+    clock.pass_time(days=days)
+    repository.metadata.renew()
+    assert await device.take(NEW.digest) == [OLD.digest]
+    assert "is refused: expired" in device.references.refused
+    repository.operator.rotate()
+    repository.publish()
+    assert await device.take(NEW.digest) == [NEW.digest]
+
+
+async def test_the_coordinator_renews_its_own_signature(
+    repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
+) -> None:
+    repository.publish(NEW)
+    for _ in range(40):
+        clock.pass_time(hours=12.5)
+        repository.metadata.renew()
+    assert await device.take(NEW.digest) == [NEW.digest]
+    assert len(repository.files()) <= 2 + 4 + 4, "old versions are removed"
+
+
+def just_started() -> datetime:
+    """What a board without a clock takes for the time."""
+    return datetime(1970, 1, 1, 0, 5, tzinfo=timezone.utc)
+
+
+async def test_a_board_without_a_clock_goes_by_the_coordinators(
+    tmp_path: Path, repository: SignedRepository, clock: VirtualClock
+) -> None:
+    clock.pass_time(days=300)
+    repository.publish(NEW)
+    board = TrustingDevice(tmp_path / "board", repository, repository.operator.roots[0], just_started)
+    assert await board.take(NEW.digest) == [NEW.digest]
+    assert board.status.checked_unix_s == clock.time.timestamp(), "noted, for starts without the coordinator"
+    repository.replaced = repository.files()
+    clock.pass_time(days=2)
+    assert await board.take(NEW.digest) == [NEW.digest]
+    assert "is refused: expired" in board.references.refused
+
+
+async def test_a_board_without_a_clock_goes_by_what_it_has_noted(
+    tmp_path: Path, repository: SignedRepository, clock: VirtualClock
+) -> None:
+    repository.publish(NEW)
+    repository.replaced = repository.files()
+    trust_root(tmp_path / "board" / "reference-trust", repository.operator.roots[0], BEGIN.timestamp() + 2 * 86_400)
+    board = TrustingDevice(tmp_path / "board", repository, repository.operator.roots[0], just_started)
+    repository.clock_ahead_s = -1e9  # a coordinator that wants old metadata to be taken
+    with pytest.raises(ReferenceUntrustedError, match="expired"):
+        await board.take(NEW.digest)
+
+
+async def test_a_clock_of_the_coordinator_far_ahead_is_not_believed_for_long(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    repository.publish(NEW)
+    for ahead_s in (1e10, 1e300, float("inf"), float("nan"), -1.0):
+        repository.clock_ahead_s = ahead_s
+        await device.take(NEW.digest)
+    repository.clock_ahead_s = 0.0
+    assert await device.take(NEW.digest) == [NEW.digest]
+
+
+# --- the device ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_revoked_reference_does_not_go_on(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.publish(revoked=(OLD.digest[:8],))
+    with pytest.raises(ReferenceUntrustedError, match="not named"):
+        await device.take(OLD.digest)
+    assert device.in_force == ()
+
+
+async def test_references_in_force_are_used_while_the_coordinator_is_away(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    repository.is_away = True
+    assert await device.take(OLD.digest) == [OLD.digest]
+    assert device.references.refused == ""
+
+
+async def test_a_reference_that_ships_needs_no_signature(repository: SignedRepository, device: TrustingDevice) -> None:
+    shipped = repository.shipped
+    asked = len(repository.asked)
+    assert await device.take(shipped.digest) == [shipped.digest]
+    assert len(repository.asked) == asked, "no metadata is needed"
+
+
+async def test_an_unsigned_further_reference_is_left_out(repository: SignedRepository, device: TrustingDevice) -> None:
+    repository.artefacts[NEW.digest] = NEW
+    assert await device.take(OLD.digest, NEW.digest) == [OLD.digest]
+    assert "left out: not named" in device.references.refused
+    repository.publish(NEW)
+    await device.references.accepted_again([OLD.digest, NEW.digest])
+    assert device.in_force == (OLD.digest, NEW.digest)
+
+
+async def test_a_device_that_never_accepted_any_waits_for_a_signed_one(
+    tmp_path: Path, repository: SignedRepository
+) -> None:
+    repository.artefacts[NEW.digest] = NEW
+    device = TrustingDevice(tmp_path / "fresh", repository, repository.operator.roots[0])
+    with pytest.raises(ReferenceUntrustedError, match="not named"):
+        await device.take(NEW.digest)
+    assert not (tmp_path / "fresh" / "references").exists()
+
+
+async def test_a_trust_folder_that_lost_its_root_trusts_nothing_new(
+    repository: SignedRepository, device: TrustingDevice
+) -> None:
+    repository.publish(NEW)
+    (device.state / "reference-trust" / "root.json").unlink()
+    assert await device.take(NEW.digest) == [OLD.digest]
+    assert "root.json: cannot be used" in device.references.refused
+
+
+async def test_trusting_another_root_begins_anew(
+    tmp_path: Path, repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
+) -> None:
+    other = SignedRepository(tmp_path / "other", clock)
+    trust_root(device.state / "reference-trust", other.operator.roots[0], clock.time.timestamp())
+    with pytest.raises(ReferenceUntrustedError, match="unsigned"):
+        await device.take(OLD.digest)
+    with pytest.raises(InvalidInputError, match="no root of signed references"):
+        trust_root(tmp_path / "no", repository.operator.signed_targets, 0.0)
+    assert not (tmp_path / "no").exists()
