@@ -128,7 +128,8 @@ def authority_of(settings: CoordinatorSettings) -> AuthorityFolder | None:
 
 def exposed_plaintext(settings: CoordinatorSettings, has_authority: bool) -> list[str]:
     """The addresses without TLS that other machines reach."""
-    addresses = [settings.identity.plaintext_address if has_authority else settings.server.address]
+    server = settings.server
+    addresses = [settings.identity.plaintext_address] if has_authority else [server.address, server.metrics_address]
     return [each for each in addresses if each is not None and not is_loopback(split_address(each)[0])]
 
 

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.clocks import BootClock
 from coordinator.composition import policy_of, selection_of, site_of, weights_of
+from coordinator.identity.http_access import HttpAccess
 from coordinator.identity.server_credentials import ServerCredentials
 from coordinator.listeners import Listeners, authority_of, in_use, listeners_of
 from coordinator.metrics_server import serve_metrics
@@ -47,6 +48,7 @@ from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
 from wattfleet.planning import Allowance
+from wattfleet_identity.channels import is_loopback
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.tasks import run_until_first
@@ -110,6 +112,7 @@ async def serve(
     authority = authority_of(settings)
     credentials = None if authority is None else ServerCredentials(authority)
     listeners = listeners_of(settings, credentials, lambda serial: False)
+    access = listeners[0].access
     metrics_host, metrics_port = split_address(settings.server.metrics_address)
     _allow_connections()
     reference = open_reference(settings.profiling.reference)
@@ -164,7 +167,11 @@ async def serve(
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
-        metrics = serve_metrics(fleet, metrics_host, metrics_port, settings.server)
+        # Other machines reach these metrics, so they are for peers with a certificate.
+        guard = None
+        if credentials is not None and access is not None and not is_loopback(metrics_host):
+            guard = HttpAccess(credentials, access)
+        metrics = serve_metrics(fleet, metrics_host, metrics_port, settings.server, guard)
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         sessions = SessionServicer(
@@ -175,7 +182,7 @@ async def serve(
             settings.profiling.modes,
             settings=settings.sessions,
             peers=settings.peers,
-            access=listeners[0].access,
+            access=access,
         )
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
         planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)

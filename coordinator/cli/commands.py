@@ -44,7 +44,8 @@ def serve(ctx: typer.Context) -> None:
     from coordinator.server import serve as run_server
     from coordinator.settings import CoordinatorSettings
     from wattfleet.errors import InvalidInputError
-    from wattfleet_identity.channels import PLAINTEXT_WARNING
+    from wattfleet_identity.channels import PLAINTEXT_WARNING, is_loopback
+    from wattfleet_io.addresses import split_address
     from wattfleet_io.logs import start_logging
 
     settings: CoordinatorSettings = effective(ctx)
@@ -65,7 +66,8 @@ def serve(ctx: typer.Context) -> None:
             )
             if address is not None
         ]
-        metrics = f"metrics on http://{bound.metrics_address}/metrics"
+        scheme = "http" if security == "plaintext" or is_loopback(split_address(bound.metrics_address)[0]) else "https"
+        metrics = f"metrics on {scheme}://{bound.metrics_address}/metrics"
         typer.echo(", ".join([f"coordinator serves {bound.address} ({security})", *further, metrics]))
         if exposed := exposed_plaintext(settings, has_authority=bound.enrolment_address is not None):
             typer.echo(f"warning: {' and '.join(exposed)}: {PLAINTEXT_WARNING}", err=True)

@@ -18,7 +18,9 @@ ANYBODY = frozenset(Role)
 _SESSION = frozenset({Role.DEVICE})
 _PLANNING = frozenset({Role.FLOWER})
 _OPERATING = frozenset({Role.OPERATOR})
-_VIEWING = frozenset({Role.OPERATOR, Role.VIEWER})
+VIEWING = frozenset({Role.OPERATOR, Role.VIEWER})
+"""The roles that may read everything."""
+
 
 _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
     "wattfleet.v1.SessionService": (_SESSION, ("Session", "FetchReference")),
@@ -38,7 +40,7 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
         ),
     ),
     "wattfleet.v1.ViewService": (
-        _VIEWING,
+        VIEWING,
         ("GetFleet", "ListDevices", "ListRuns", "ListWorkloads", "StreamRounds"),
     ),
     "wattfleet.v1.OperatorService": (
@@ -58,13 +60,13 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
     ),
     "wattfleet.v1.EnrolmentService": (ANYBODY, ("GetAuthority", "Join", "Renew")),
     "grpc.health.v1.Health": (ANYBODY, ("Check", "Watch")),
-    "grpc.reflection.v1alpha.ServerReflection": (_VIEWING, ("ServerReflectionInfo",)),
+    "grpc.reflection.v1alpha.ServerReflection": (VIEWING, ("ServerReflectionInfo",)),
 }
 _OF_METHODS: Mapping[str, frozenset[Role]] = {
     # These change nothing.
-    "/wattfleet.v1.OperatorService/PreviewPlan": _VIEWING,
-    "/wattfleet.v1.OperatorService/GetBudgets": _VIEWING,
-    "/wattfleet.v1.OperatorService/ListReferences": _VIEWING,
+    "/wattfleet.v1.OperatorService/PreviewPlan": VIEWING,
+    "/wattfleet.v1.OperatorService/GetBudgets": VIEWING,
+    "/wattfleet.v1.OperatorService/ListReferences": VIEWING,
 }
 
 ROLES: Mapping[str, frozenset[Role]] = MappingProxyType(
