@@ -1,4 +1,4 @@
-"""Serves `/metrics` over HTTP, with limits: a connection must not take the descriptors that agents need."""
+"""Serves `/metrics` over HTTP or HTTPS, with limits: a connection must not take the descriptors that agents need."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from coordinator.identity.http_access import HttpAccess
 from coordinator.metrics import FleetCollector
 from coordinator.settings import ServerSettings
 from coordinator.state.fleet import Fleet
@@ -49,8 +50,15 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 128  # connections that wait here take no descriptor
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        family: socket.AddressFamily,
+        settings: ServerSettings,
+        access: HttpAccess | None,
+    ) -> None:
         self.address_family = family
+        self._access = access
         self._limit = settings.max_metrics_connections
         self._timeout_s = settings.metrics_timeout_s
         self._room = threading.Condition()
@@ -60,11 +68,23 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
-            return super().get_request()
+            connection, address = super().get_request()
         except OSError as error:
             if error.errno in _NO_DESCRIPTOR:
                 time.sleep(_NO_DESCRIPTOR_PAUSE_S)  # the connection waits, and would be tried again at once
             raise
+        if self._access is not None:
+            # The handshake waits for the caller, so it is left to the connection's thread.
+            context = self._access.context()
+            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer a request, over TLS only one of a caller who may read."""
+        if self._access is not None:
+            request.do_handshake()
+            self._access.require_viewer(request)
+        super().finish_request(request, client_address)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Make room for a connection by closing the oldest one that has sent no request; refuse it if there is none."""
@@ -114,8 +134,17 @@ def _close(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def serve_metrics(fleet: Fleet, host: str, port: int, settings: ServerSettings | None = None) -> WSGIServer:
-    """Serve `/metrics` over HTTP from a thread; port 0 takes a free port.
+def serve_metrics(
+    fleet: Fleet, host: str, port: int, settings: ServerSettings | None = None, access: HttpAccess | None = None
+) -> WSGIServer:
+    """Serve `/metrics` from a thread; port 0 takes a free port.
+
+    Args:
+        fleet: what is exported.
+        host: the address to listen on.
+        port: the port.
+        settings: limits on the connections.
+        access: who may read, over HTTPS; None lets everybody read over HTTP.
 
     Raises:
         InvalidInputError: the address is in use or does not exist.
@@ -124,7 +153,7 @@ def serve_metrics(fleet: Fleet, host: str, port: int, settings: ServerSettings |
     registry.register(FleetCollector(fleet))
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        server = _Server((host, port), family, settings or ServerSettings())
+        server = _Server((host, port), family, settings or ServerSettings(), access)
     except OSError as error:
         raise InvalidInputError(
             f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"

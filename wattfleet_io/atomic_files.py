@@ -14,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] = os.write) -> None:
+def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] = os.write, mode: int = 0o644) -> None:
     """Replace a file's content atomically; it is on disk when this returns.
 
     Args:
         path: the file; its folder exists.
         content: the new content.
         write: writes bytes to a descriptor; `os.write` except in tests.
+        mode: the file's permissions, before the process's umask; 0o600 for secrets.
 
     Raises:
         OSError: it cannot be written; the old content stays.
@@ -29,7 +30,7 @@ def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] 
     try:
         draft.unlink(missing_ok=True)
         # O_EXCL also refuses links, which could only have been planted after the line above.
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             while content:
                 content = content[write(descriptor, content) :]

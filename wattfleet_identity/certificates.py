@@ -1,0 +1,187 @@
+"""Keys, certificate requests and certificates (ECDSA P-256, X.509, PEM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.peers import Peer, UnknownPeerError
+
+_LARGEST_PEM = 64 * 1024
+_LONGEST_COMMON_NAME = 64  # the limit of X.509
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a certificate says.
+
+    Args:
+        serial: its number, hexadecimal.
+        not_before: valid from this moment.
+        not_after: valid until this moment.
+        uri: the SPIFFE id of its owner; empty without one.
+        hosts: DNS names and IP addresses of a server.
+    """
+
+    serial: str
+    not_before: datetime
+    not_after: datetime
+    uri: str
+    hosts: tuple[str, ...] = ()
+
+    @classmethod
+    def from_pem(cls, pem: bytes) -> Certificate:
+        """Read the first certificate of a PEM file.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        certificate = read_certificate(pem)
+        return cls(
+            f"{certificate.serial_number:x}",
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+            next(iter(_names_of(certificate, x509.UniformResourceIdentifier)), ""),
+            (*_names_of(certificate, x509.DNSName), *map(str, _names_of(certificate, x509.IPAddress))),
+        )
+
+    @property
+    def peer(self) -> Peer:
+        """Its owner.
+
+        Raises:
+            UnknownPeerError: it names no peer.
+        """
+        if not self.uri:
+            raise UnknownPeerError("the certificate has no SPIFFE id: issue another one")
+        return Peer.from_uri(self.uri)
+
+    def renew_at(self, issued_at: datetime) -> datetime:
+        """The moment at which two thirds of its life are over.
+
+        Args:
+            issued_at: when it was issued; certificates are valid from long before, for boards without a clock.
+        """
+        return issued_at + (self.not_after - issued_at) * 2 / 3
+
+    def remaining(self, now: datetime) -> timedelta:
+        """How long it is still valid; negative if it has expired."""
+        return self.not_after - now
+
+
+def new_key() -> bytes:
+    """Make a private key; returns it as unencrypted PEM (PKCS #8)."""
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def read_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """Read a private key.
+
+    Raises:
+        InvalidInputError: it is no unencrypted ECDSA key on the curve P-256.
+    """
+    try:
+        key = serialization.load_pem_private_key(key_pem, None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise InvalidInputError("the key is no unencrypted PEM file with an ECDSA P-256 key: make a new one")
+    return key
+
+
+def request_certificate(key_pem: bytes) -> bytes:
+    """A certificate request (PEM) that proves possession of a key; whoever issues the certificate sets the name.
+
+    Raises:
+        InvalidInputError: the key cannot be used.
+    """
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return request.sign(read_key(key_pem), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
+    """The public key of a certificate request, whose signature was checked.
+
+    Raises:
+        InvalidInputError: it is no request, its signature is wrong, or its key is no ECDSA P-256 key.
+    """
+    try:
+        if len(request_pem) > _LARGEST_PEM:
+            raise ValueError
+        request = x509.load_pem_x509_csr(request_pem)
+        key = request.public_key()
+        is_signed = request.is_signature_valid
+    except ValueError:
+        raise InvalidInputError("the certificate request is unreadable: send a PKCS #10 request as PEM") from None
+    if not is_signed:
+        raise InvalidInputError("the certificate request's signature is wrong: sign it with the requested key")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise InvalidInputError("the certificate request has no ECDSA P-256 key, which gRPC's TLS needs: make one")
+    return key
+
+
+def read_certificate(pem: bytes) -> x509.Certificate:
+    """Read the first certificate of a PEM file.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    return read_certificates(pem)[0]
+
+
+def read_certificates(pem: bytes) -> list[x509.Certificate]:
+    """Read all certificates of a PEM file, one or more.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    try:
+        if len(pem) > _LARGEST_PEM:
+            raise ValueError
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise InvalidInputError("the certificate is unreadable: it must be PEM") from None
+
+
+def to_pem(*certificates: x509.Certificate) -> bytes:
+    """Write certificates to PEM."""
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
+
+
+def fingerprint(certificate: x509.Certificate) -> bytes:
+    """The SHA-256 of a certificate, 32 bytes."""
+    return certificate.fingerprint(hashes.SHA256())
+
+
+def common_name(text: str) -> x509.Name:
+    """A subject that people read; programs read the SPIFFE id."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_LONGEST_COMMON_NAME])])
+
+
+def matches(key_pem: bytes, certificate_pem: bytes) -> bool:
+    """Whether a key is that of a certificate.
+
+    Raises:
+        InvalidInputError: one of them is unreadable.
+    """
+    return read_key(key_pem).public_key() == read_certificate(certificate_pem).public_key()
+
+
+def _names_of(
+    certificate: x509.Certificate, kind: type[x509.DNSName | x509.IPAddress | x509.UniformResourceIdentifier]
+) -> list[Any]:
+    """The alternative names of one kind."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    return [name.value for name in names if isinstance(name, kind)]

@@ -1,0 +1,90 @@
+"""Channels to the coordinator: mutual TLS with an identity, plaintext without one."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_io.addresses import split_address
+
+Options = Sequence[tuple[str, Any]]
+
+PLAINTEXT_WARNING = "plaintext: anybody on the network can read and change everything"
+
+
+def open_channel(address: str, identity: Identity | None, options: Options = ()) -> grpc.Channel:
+    """Open a channel to a coordinator; it connects at the first call.
+
+    Args:
+        address: the coordinator's host:port.
+        identity: proves who calls; None for plaintext.
+        options: gRPC's options.
+    """
+    if identity is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, _credentials(identity), options=[*options, *_naming(identity.server_name)])
+
+
+def open_async_channel(address: str, identity: Identity | None, options: Options = ()) -> grpc.aio.Channel:
+    """Open a channel for asyncio, as `open_channel` does."""
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _credentials(identity), options=[*options, *_naming(identity.server_name)])
+
+
+def open_enrolment_channel(address: str, trusted_pem: bytes, server_name: str, options: Options = ()) -> grpc.Channel:
+    """Open a channel of a machine that has no certificate yet.
+
+    Args:
+        address: the coordinator's host:port for enrolment.
+        trusted_pem: the certificates that the server's must come from.
+        server_name: the DNS name that the server's certificate must have.
+        options: gRPC's options.
+    """
+    credentials = grpc.ssl_channel_credentials(trusted_pem)
+    return grpc.secure_channel(address, credentials, options=[*options, *_naming(server_name)])
+
+
+def require_protected(address: str, identity: Identity | None, is_insecure: bool) -> bool:
+    """Make sure that plaintext leaves this machine only where that was asked for.
+
+    Args:
+        address: host:port to listen on or to connect to.
+        identity: what the channel is protected with, or None.
+        is_insecure: whether `--insecure` was given.
+
+    Returns:
+        Whether to warn: plaintext leaves this machine.
+
+    Raises:
+        InvalidInputError: it would leave this machine, and was not asked for.
+    """
+    if identity is not None or is_loopback(split_address(address)[0]):
+        return False
+    if not is_insecure:
+        raise InvalidInputError(
+            f"{address} is another machine's address, and there is no certificate to protect the connection: enrol this"
+            " machine with the line of `wattfleet coordinator invite`, or pass --insecure for plaintext"
+        )
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine under its own address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _credentials(identity: Identity) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(identity.trusted_pem, identity.key_pem, identity.certificate_pem)
+
+
+def _naming(server_name: str) -> Options:
+    return [("grpc.ssl_target_name_override", server_name)] if server_name else []

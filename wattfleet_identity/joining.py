@@ -1,0 +1,123 @@
+"""Enrolment of a machine: from the line of an invite to an identity.
+
+The machine checks the authority by its hash before it sends the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.authority import SERVER_NAME
+from wattfleet_identity.certificates import fingerprint, new_key, read_certificate, request_certificate
+from wattfleet_identity.channels import open_enrolment_channel
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.invites import Invite
+from wattfleet_io.addresses import split_address
+from wattfleet_io.console import plain_text
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
+
+_TIMEOUT_S = 20.0
+_REFUSED = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ALREADY_EXISTS,
+)
+
+
+class WrongAuthorityError(WattfleetError):
+    """Whoever answers is not the coordinator that made the invite; the token was not sent."""
+
+
+class EnrolmentRefusedError(InvalidInputError):
+    """The coordinator does not enrol this machine: the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """The machine that enrols.
+
+    Args:
+        name: a device's id; empty where the invite names the peer.
+        board: a device's kind of board.
+        installation: the installation of a device's agent.
+        flower_public_key: the public key of the device's SuperNode; empty without one.
+    """
+
+    name: str = ""
+    board: str = ""
+    installation: str = ""
+    flower_public_key: bytes = b""
+
+
+def join(invite: Invite, applicant: Applicant) -> Identity:
+    """Enrol: make a key, and exchange the invite's token for a certificate.
+
+    Raises:
+        CoordinatorUnreachableError: nothing answers at the invite's address.
+        WrongAuthorityError: another coordinator answers, or somebody in between.
+        EnrolmentRefusedError: the token is unknown, used up or expired, or the machine may not have that name.
+    """
+    leaf_pem = _server_certificate(invite.address)
+    authority_pem = _authority(invite, leaf_pem)
+    key_pem = new_key()
+    request = enrolment_pb2.JoinRequest(
+        token=invite.token,
+        request_pem=request_certificate(key_pem),
+        name=applicant.name,
+        board=applicant.board,
+        installation=applicant.installation,
+        flower_public_key=applicant.flower_public_key,
+    )
+    with _enrolment(invite.address, authority_pem) as stub:
+        answer = stub.Join(request, timeout=_TIMEOUT_S)
+    return Identity(key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name)
+
+
+def _server_certificate(address: str) -> bytes:
+    """The certificate that the server shows, unchecked."""
+    try:
+        return ssl.get_server_certificate(split_address(address), timeout=_TIMEOUT_S).encode()
+    except OSError as error:  # also those of TLS
+        raise CoordinatorUnreachableError(
+            f"no coordinator answers for enrolment at {address} ({error.strerror or error}): check that it runs, and"
+            " that this machine reaches the address"
+        ) from None
+
+
+def _authority(invite: Invite, leaf_pem: bytes) -> bytes:
+    """The authority's certificate, once its hash is that of the invite."""
+    with _enrolment(invite.address, leaf_pem) as stub:
+        authority_pem: bytes = stub.GetAuthority(enrolment_pb2.GetAuthorityRequest(), timeout=_TIMEOUT_S).authority_pem
+    try:
+        is_expected = hmac.compare_digest(fingerprint(read_certificate(authority_pem)), invite.authority)
+    except InvalidInputError:
+        is_expected = False
+    if not is_expected:
+        raise WrongAuthorityError(
+            f"whoever answers at {invite.address} is not the coordinator that made this invite; the token was not sent:"
+            " ask for a new invite, and check the network in between"
+        )
+    return authority_pem
+
+
+@contextmanager
+def _enrolment(address: str, trusted_pem: bytes) -> Iterator[Any]:
+    try:
+        with open_enrolment_channel(address, trusted_pem, SERVER_NAME) as channel:
+            yield enrolment_pb2_grpc.EnrolmentServiceStub(channel)
+    except grpc.RpcError as error:
+        status: Any = error
+        details = plain_text(status.details() or status.code().name)
+        if status.code() in _REFUSED:
+            raise EnrolmentRefusedError(details) from None
+        raise CoordinatorUnreachableError(f"the enrolment at {address} failed: {details}") from None
