@@ -5,12 +5,15 @@ from __future__ import annotations
 import grpc
 
 from coordinator.errors import (
+    AlreadyEnrolledError,
     DuplicateSessionError,
     FleetReturningError,
+    InvalidInviteError,
     NoDevicesError,
     NotRunOwnerError,
     OversizedMessageError,
     QuotaExceededError,
+    RotationError,
     StillInUseError,
     TooManyDevicesError,
     UncheckedReferenceError,
@@ -31,6 +34,9 @@ STATUS: StatusTable = {
     TooManyDevicesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     OversizedMessageError: grpc.StatusCode.INVALID_ARGUMENT,
     StillInUseError: grpc.StatusCode.FAILED_PRECONDITION,
+    InvalidInviteError: grpc.StatusCode.PERMISSION_DENIED,
+    AlreadyEnrolledError: grpc.StatusCode.ALREADY_EXISTS,
+    RotationError: grpc.StatusCode.FAILED_PRECONDITION,
     NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
     QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     # Commands take UNAVAILABLE and DEADLINE_EXCEEDED for a coordinator that does not answer.

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Engine
 
 from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
+from coordinator.state.identity_records import AuditEntry
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -26,7 +27,7 @@ from coordinator.state.records import (
     UnplannedRound,
 )
 from coordinator.state.workload_fronts import WorkloadFront
-from coordinator.store import checksums, rounds, rows
+from coordinator.store import checksums, identity_rows, rounds, rows
 from coordinator.store.backups import copy_file, has_tables
 from coordinator.store.clock_record import ClockRecord
 from coordinator.store.database import (
@@ -178,6 +179,7 @@ class Store:
                 if values:
                     connection.execute(statement, values)
             save_single_rows(connection, self._statements, records)
+            identity_rows.save_identities(connection, self._statements, records)
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
@@ -233,6 +235,16 @@ class Store:
         """
         with self._reading() as connection:
             return rounds.history_of(connection, run_id)
+
+    def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
+        """The newest entries of the audit log, in their order; none from before `since`.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return identity_rows.audit_entries(connection, since, limit)
 
     def times(self, of: TimesOf) -> dict[str, Times]:
         """When things happened, by id.
