@@ -62,6 +62,11 @@ class Identities:
         """Whether a certificate is on record."""
         return serial in self._certificates
 
+    def has_certificate(self, device_id: str, now: datetime) -> bool:
+        """Whether a device has a valid certificate."""
+        serials = self._of_name.get((Role.DEVICE, device_id), ())
+        return any(self._certificates[each].is_valid(now) for each in serials)
+
     def flower_key_of(self, serial: str) -> str:
         """The SuperNode's public key that a certificate's owner enrolled with; empty if it is unknown."""
         found = self._certificates.get(serial)
@@ -145,9 +150,18 @@ class Identities:
         used = self._close(replace(invite, uses_left=invite.uses_left - 1))
         return Admission(peer, used, self._revoke(replaced, f"{peer} enrolled again", now))
 
-    def give_back(self, invite: InviteRecord) -> InviteRecord:
-        """Undo one use of an invite."""
-        return self._close(replace(self._invites[invite.token_hash], uses_left=invite.uses_left + 1))
+    def take_back(
+        self, admission: Admission, record: CertificateRecord, now: datetime
+    ) -> list[InviteRecord | CertificateRecord]:
+        """Undo an admission whose certificate could not be handed out."""
+        invite = self._invites.get(admission.invite.token_hash, admission.invite)
+        for each in admission.replaced:
+            self._put(replace(each, revoked_at=None, reason=""))
+        return [
+            self._close(replace(invite, uses_left=invite.uses_left + 1)),
+            *(self._certificates[each.serial] for each in admission.replaced),
+            *self._revoke([record], "it could not be stored, and was not handed out", now),
+        ]
 
     def issued(self, record: CertificateRecord) -> CertificateRecord:
         """Note an issued certificate."""
@@ -198,7 +212,7 @@ class Identities:
             of_name.discard(each.serial)
             if not of_name:
                 del self._of_name[each.peer.role, each.peer.name]
-        return ExpiredIdentities(now, now - AUDIT_KEEP, MAX_AUDIT_ENTRIES)
+        return ExpiredIdentities(now, AUDIT_KEEP, MAX_AUDIT_ENTRIES)
 
     def _of(self, peer: Peer) -> list[CertificateRecord]:
         """The certificates of a peer's role and name, of whichever installation."""

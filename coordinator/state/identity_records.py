@@ -6,7 +6,7 @@ They are immutable, and stored as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from wattfleet_identity.peers import Peer, Role
 
@@ -103,12 +103,12 @@ class ExpiredIdentities:
 
     Attributes:
         now: invites and certificates that expired before this are dropped.
-        audited_before: entries of the audit log from before this are dropped.
+        keep: entries of the audit log that are older are dropped.
         max_entries: of the audit log, the newest that are kept.
     """
 
     now: datetime
-    audited_before: datetime
+    keep: timedelta
     max_entries: int
 
 

@@ -17,7 +17,7 @@ from wattfleet_identity.peers import Peer, Role
 
 
 def save_identities(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
-    """Save invites, certificates and entries of the audit log, and drop what no longer matters."""
+    """Save invites, certificates and entries of the audit log."""
     invites = [
         {**_values(each), "role": each.role.value, "tags": sorted(each.tags)}
         for each in records
@@ -32,9 +32,15 @@ def save_identities(connection: Connection, statements: Statements, records: Seq
     ):
         if values:
             connection.execute(statement, values)
-    for each in records:
-        if isinstance(each, ExpiredIdentities):
-            _drop(connection, each)
+
+
+def drop(connection: Connection, expired: ExpiredIdentities) -> None:
+    """Delete what no longer matters."""
+    connection.execute(delete(InviteRow).where(InviteRow.expires_at <= expired.now))
+    connection.execute(delete(CertificateRow).where(CertificateRow.not_after <= expired.now))
+    connection.execute(delete(AuditEntryRow).where(AuditEntryRow.at < expired.now - expired.keep))
+    newest = connection.scalar(select(func.max(AuditEntryRow.order))) or 0
+    connection.execute(delete(AuditEntryRow).where(AuditEntryRow.order <= newest - expired.max_entries))
 
 
 def invites(connection: Connection) -> list[InviteRecord]:
@@ -65,14 +71,6 @@ def audit_entries(connection: Connection, since: datetime | None, limit: int) ->
     if since is not None:
         newest = newest.where(AuditEntryRow.at >= since)
     return [AuditEntry(**_columns(row, AuditEntry)) for row in reversed(connection.execute(newest).all())]
-
-
-def _drop(connection: Connection, expired: ExpiredIdentities) -> None:
-    connection.execute(delete(InviteRow).where(InviteRow.expires_at <= expired.now))
-    connection.execute(delete(CertificateRow).where(CertificateRow.not_after <= expired.now))
-    connection.execute(delete(AuditEntryRow).where(AuditEntryRow.at < expired.audited_before))
-    newest = connection.scalar(select(func.max(AuditEntryRow.order))) or 0
-    connection.execute(delete(AuditEntryRow).where(AuditEntryRow.order <= newest - expired.max_entries))
 
 
 def _values(record: InviteRecord | CertificateRecord | AuditEntry) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Engine
 
 from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
-from coordinator.state.identity_records import AuditEntry
+from coordinator.state.identity_records import AuditEntry, ExpiredIdentities
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -180,6 +180,10 @@ class Store:
                     connection.execute(statement, values)
             save_single_rows(connection, self._statements, records)
             identity_rows.save_identities(connection, self._statements, records)
+            for each in records:
+                # After a jump of the date, revocations and entries that have not expired would go as well.
+                if isinstance(each, ExpiredIdentities) and not self._keeps(each.keep):
+                    identity_rows.drop(connection, each)
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
@@ -291,8 +295,7 @@ class Store:
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
         with self._transaction() as connection:
-            until = None if self._clocks is None else self._clocks.keeps_until(older_than)
-            if until is not None:
+            if (until := self._keeps(older_than)) is not None:
                 _log.info("no runs are deleted before %s, since the clock has jumped", until.isoformat("T", "seconds"))
                 return None
             return rounds.delete_some(connection, self._now() - older_than, except_runs)
@@ -309,6 +312,10 @@ class Store:
         """
         with self._transaction() as connection:
             return rounds.delete_some_of(connection, run_id)
+
+    def _keeps(self, keep: timedelta) -> datetime | None:
+        """Until when nothing old may be deleted, since the date has jumped; None if it may be deleted."""
+        return None if self._clocks is None else self._clocks.keeps_until(keep)
 
     def require_owner(self) -> None:
         """Make sure that no other coordinator has taken the store over.
