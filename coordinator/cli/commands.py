@@ -69,10 +69,8 @@ def serve(ctx: typer.Context) -> None:
 # `serve` first, then commands in the order in which an operator meets them.
 for command in (devices, device, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
     app.command()(command)
-for command in (init, invite, invites, certificate, certificates, revoke):
-    app.command()(command)
-app.command("cancel-invite")(cancel_invite)
-app.command("audit-log")(audit_log)
+for identity_command in (init, invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
+    app.command(identity_command.__name__.replace("_", "-"))(identity_command)
 app.add_typer(rotation_commands, name="rotate-authority")
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")

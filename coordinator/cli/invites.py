@@ -27,7 +27,7 @@ def invite(
     role: Annotated[str, typer.Option(help="What enrols: device, flower, operator or viewer.")] = "device",
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the Flower app, operator or viewer. Default: none; devices use --device."),
+        typer.Option(help="Name of the Flower app, operator or viewer. Default: none, as for devices."),
     ] = None,
     site: Annotated[
         str | None, typer.Option(help="Put the device behind this supply. Default: as the site file says.")
