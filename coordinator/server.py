@@ -15,7 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -23,39 +22,48 @@ from grpc_reflection.v1alpha import reflection
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.clocks import BootClock
 from coordinator.composition import policy_of, selection_of, site_of, weights_of
+from coordinator.identity.callers import certificate_of
+from coordinator.identity.first_operator import adopted
+from coordinator.identity.server_credentials import ServerCredentials
+from coordinator.listeners import Listeners, authority_of, in_use, listeners_of, public_addresses
 from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
-from coordinator.repository.retention import delete_old_runs_daily
+from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
-from coordinator.services.error_statuses import STATUS
+from coordinator.services.audit import AuditLog
+from coordinator.services.enrolment import EnrolmentServicer
+from coordinator.services.identities import IdentityServicer
+from coordinator.services.issuing import Issuing
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.orders import Orders
 from coordinator.services.peer_quotas import PeerQuotas
 from coordinator.services.planning import PlanningServicer
-from coordinator.services.request_limits import RequestLimits
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
 from coordinator.services.trimmer import Trimmer
 from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
+from coordinator.state.identities import Identities
 from coordinator.state.leases import Leases
 from coordinator.state.shared_modes import SharedModes
 from coordinator.state.stored_grants import GrantLifetime
 from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
-from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.error_boundary import ErrorInterceptor
-from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
     operator_pb2,
     operator_pb2_grpc,
     planning_pb2,
@@ -66,30 +74,10 @@ from wattfleet_proto.v1 import (
     view_pb2_grpc,
 )
 
-_SERVICES = [
-    service.full_name
-    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, health_pb2)
+SERVICES = [  # with their methods, by which a test finds RPCs without a row in the table of roles
+    service
+    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, identity_pb2, enrolment_pb2, health_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
-]
-OPTIONS = [
-    # Otherwise a second coordinator would share the port instead of failing.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Bandwidth probing helps downloads over long distances, and takes a fifth of the time of a lease renewal.
-    ("grpc.http2.bdp_probe", 0),
-    # Ten thousand connections would each hold memory for what is not used here: channel statistics, header tables and
-    # compression.
-    ("grpc.enable_channelz", 0),
-    ("grpc.http2.hpack_table_size.decoder", 0),
-    ("grpc.http2.hpack_table_size.encoder", 0),
-    ("grpc.per_message_compression", 0),
-    # A connection that says nothing at all is closed after this time; by default after 120 s.
-    ("grpc.server_handshake_timeout_ms", 20_000),
-    # When a large fleet reconnects, thousands of sessions begin within seconds. By default gRPC cancels requests beyond
-    # 1,000 pending ones, and those that wait for 30 s; every cancelled one is then retried.
-    ("grpc.server.max_pending_requests", 20_000),
-    ("grpc.server.max_pending_requests_hard_limit", 40_000),
-    ("grpc.server_max_unrequested_time_in_server", 120),
 ]
 
 
@@ -99,10 +87,14 @@ class BoundAddresses:
 
     address: str
     metrics_address: str
+    enrolment_address: str | None = None
+    operator_address: str | None = None
+    plaintext_address: str | None = None
 
     def announce(self, file: Path) -> None:
         """Write them to a file as JSON, replacing it atomically."""
-        replace_file(file, json.dumps(dataclasses.asdict(self)).encode())
+        bound = {name: address for name, address in dataclasses.asdict(self).items() if address is not None}
+        replace_file(file, json.dumps(bound).encode())
 
 
 async def serve(
@@ -127,12 +119,16 @@ async def serve(
     weights = weights_of(settings.rounds)
     location = database_url(settings.store.location)
     keep = None if settings.store.keep_days is None else timedelta(days=settings.store.keep_days)
-    host, port = split_address(settings.server.address)
+    authority = authority_of(settings)
+    credentials = None if authority is None else ServerCredentials(authority)
+    identities = Identities()
+    listeners = listeners_of(settings, credentials, identities.is_revoked)
     metrics_host, metrics_port = split_address(settings.server.metrics_address)
     _allow_connections()
     reference = open_reference(settings.profiling.reference)
     # Before the store, so that a start that cannot succeed leaves no file behind.
-    _require_free(host, port)
+    for listener in listeners:
+        _require_free(*split_address(listener.address))
     _require_free(metrics_host, metrics_port)
     async with AsyncExitStack() as held:
         store = await open_store(location, settings.store)
@@ -140,6 +136,7 @@ async def serve(
         if keep is not None:
             store.delete_old_runs(keep)
         kept = store.load()
+        identities.restore(kept.invites, kept.certificates)
         references = ReferenceShelf(reference.artefact, kept.references, kept.pinned)
         fleet = Fleet(
             # No supply has any watts until the budget watch has read them.
@@ -184,12 +181,6 @@ async def serve(
         metrics = serve_metrics(fleet, metrics_host, metrics_port, settings.server)
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
-        server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(STATUS, PeerQuotas(settings.peers).admitted), RequestLimits()],
-            options=[*OPTIONS, ("grpc.max_connection_idle_ms", round(1e3 * settings.server.idle_connection_s))],
-        )
-        # Before the writer is closed, so that the end of a session is still stored.
-        held.push_async_callback(server.stop, settings.server.stop_grace_s)
         sessions = SessionServicer(
             repository,
             leases,
@@ -198,30 +189,56 @@ async def serve(
             settings.profiling.modes,
             settings=settings.sessions,
             peers=settings.peers,
+            access=listeners[0].access,
+            has_certificate=lambda device_id: identities.has_certificate(device_id, utc_now()),
         )
-        held.push_async_callback(sessions.close)
-        session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
         planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
-        planning_pb2_grpc.add_PlanningServiceServicer_to_server(planner, server)
-        view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
         operator = OperatorServicer(
             repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site
         )
-        operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
+        bound: dict[str, str] = {}
+        issuing = enrolment = None
+        if credentials is not None:
+            repository.save_soon(*adopted(credentials.folder, identities, utc_now()))
+            lifetime = timedelta(days=settings.identity.certificate_days)
+            issuing = Issuing(identities, credentials, lambda: public_addresses(settings, bound), lifetime)
+            enrolment = EnrolmentServicer(repository, issuing, certificate_of, sessions.end_invalid)
+        identity = IdentityServicer(repository, issuing, certificate_of, sessions.end_invalid)
         healthy = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-        reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
-        try:
-            bound = server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError:
-            raise _in_use(f"{host}:{port}") from None
-        await server.start()
+        names = [service.full_name for service in SERVICES]
+
+        def add_services(server: Any) -> None:
+            session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
+            planning_pb2_grpc.add_PlanningServiceServicer_to_server(planner, server)
+            view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
+            operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
+            identity_pb2_grpc.add_IdentityServiceServicer_to_server(identity, server)
+            if enrolment is not None:
+                enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, server)
+            health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+
+        audit = AuditLog(repository, certificate_of)
+        idle_s = settings.server.idle_connection_s
+        servers = Listeners(listeners, PeerQuotas(settings.peers), audit, add_services, idle_s)
+        # Before the writer is closed, so that the end of a session is still stored; after the sessions' end.
+        held.push_async_callback(servers.stop, settings.server.stop_grace_s)
+        held.push_async_callback(sessions.close)
+        bound.update(await servers.start())
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
             stop = asyncio.Event()
             stop_on_signals(stop, settings.server.stop_limit_s)
-        on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
+        on_ready(
+            BoundAddresses(
+                bound["main"],
+                f"{metrics_host}:{metrics.server_port}",
+                bound.get("enrolment"),
+                bound.get("operators"),
+                bound.get("plaintext"),
+            )
+        )
         background: dict[str, Coroutine[Any, Any, object]] = {
             "stop": stop.wait(),
             "lost ownership": writer.ownership_lost.wait(),
@@ -229,7 +246,10 @@ async def serve(
             "trim rounds in flight": trimmer.watch(),
             "evict stored rounds": repository.keep_evicting(),
             "watch the store's owner": writer.watch_owner(),
+            "drop expired identities": drop_expired_hourly(repository, identities),
         }
+        if credentials is not None:
+            background["renew the server's certificate"] = credentials.keep_renewed()
         if keep is not None:
             background["delete old runs"] = delete_old_runs_daily(repository, keep)
         await run_until_first(background)
@@ -255,8 +275,4 @@ def _require_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError:
-            raise _in_use(f"{host}:{port}") from None
-
-
-def _in_use(address: str) -> InvalidInputError:
-    return InvalidInputError(f"cannot listen on {address}: is another coordinator running? Choose another port")
+            raise in_use(f"{host}:{port}") from None

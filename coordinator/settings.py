@@ -48,6 +48,50 @@ class ServerSettings(Group):
     )
 
 
+class IdentitySettings(Group):
+    """Identity: who the coordinator proves to be, and who may call it (docs/security.md)."""
+
+    directory: Path = setting(
+        Path("wattfleet-identity"),
+        "Take the authority and the server's certificate from this directory, which `wattfleet coordinator init` makes."
+        " Without it, everything is plaintext.",
+        option="--identity",
+    )
+    insecure: bool = setting(
+        False,
+        "Serve plaintext on an address that other machines reach: anybody there can read and change everything.",
+        option="--insecure",
+    )
+    enrolment_address: str | None = setting(
+        None,
+        "Serve machines that have no certificate yet on this host:port.",
+        option="--enrolment-address",
+        unset="the port after that of --address, or a free one if that is 0",
+    )
+    operator_address: str | None = setting(
+        None,
+        "Serve operators and viewers on this host:port only.",
+        option="--operator-address",
+        unset="on --address, with everybody else",
+    )
+    plaintext_address: str | None = setting(
+        None,
+        "Also serve agents and Flower apps without certificates on this host:port, while a fleet moves to certificates."
+        " A device that has one is refused there.",
+        option="--plaintext-address",
+        unset="nowhere",
+    )
+    public_address: str | None = setting(
+        None,
+        "Tell machines that enrol to connect to this host:port.",
+        option="--public-address",
+        unset="that of --address",
+    )
+    certificate_days: float = setting(
+        30.0, "Issue certificates for this long; they are renewed after two thirds of it.", unit="days", gt=0, le=3650
+    )
+
+
 class SiteSettings(Group):
     """Site: its power budgets, and how often they are checked."""
 
@@ -380,6 +424,7 @@ class CoordinatorSettings(Settings):
     """All settings of a coordinator."""
 
     server: ServerSettings = ServerSettings()
+    identity: IdentitySettings = IdentitySettings()
     site: SiteSettings = SiteSettings()
     store: StoreSettings = StoreSettings()
     policy: PolicySettings = PolicySettings()

@@ -14,7 +14,7 @@ import psutil
 
 import reference_models
 from benchmarks.fleet import requests
-from coordinator.server import OPTIONS
+from coordinator.listeners import OPTIONS
 from wattfleet.prediction import WEIGHTS_FILE, Artefact
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, program
 

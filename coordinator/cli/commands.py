@@ -44,10 +44,12 @@ def serve(ctx: typer.Context) -> None:
     import logging
 
     from coordinator.interpreter import serve_many
+    from coordinator.listeners import exposed_plaintext
     from coordinator.server import BoundAddresses
     from coordinator.server import serve as run_server
     from coordinator.settings import CoordinatorSettings
     from wattfleet.errors import InvalidInputError
+    from wattfleet_identity.channels import PLAINTEXT_WARNING
     from wattfleet_io.logs import start_logging
 
     settings: CoordinatorSettings = effective(ctx)
@@ -58,7 +60,20 @@ def serve(ctx: typer.Context) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)  # the store logs its own migrations
 
     def on_ready(bound: BoundAddresses) -> None:
-        typer.echo(f"coordinator serves {bound.address}, metrics on http://{bound.metrics_address}/metrics")
+        security = "plaintext" if bound.enrolment_address is None else "mutual TLS"
+        further = [
+            f"{what} on {address}"
+            for what, address in (
+                ("enrolment", bound.enrolment_address),
+                ("operators", bound.operator_address),
+                ("plaintext", bound.plaintext_address),
+            )
+            if address is not None
+        ]
+        metrics = f"metrics on http://{bound.metrics_address}/metrics"
+        typer.echo(", ".join([f"coordinator serves {bound.address} ({security})", *further, metrics]))
+        if exposed := exposed_plaintext(settings, has_authority=bound.enrolment_address is not None):
+            typer.echo(f"warning: {' and '.join(exposed)}: {PLAINTEXT_WARNING}", err=True)
         if announce:
             bound.announce(announce)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from coordinator.errors import InvalidInviteError, QuotaExceededError
@@ -31,7 +31,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         repository: FleetRepository,
         issuing: Issuing,
         certificate_of: CertificateOf,
-        end_sessions: Callable[[Collection[str]], int] = lambda serials: 0,
+        end_invalid_sessions: Callable[[], int],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve one fleet.
@@ -40,13 +40,13 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             repository: the fleet and its store.
             issuing: issues certificates.
             certificate_of: the caller's certificate.
-            end_sessions: ends the sessions of some certificates, by serial number; returns how many.
+            end_invalid_sessions: ends the sessions whose certificates are no longer valid; returns how many.
             now_s: a clock, in seconds, that limits wrong tokens.
         """
         self._repository = repository
         self._issuing = issuing
         self._certificate_of = certificate_of
-        self._end_sessions = end_sessions
+        self._end_invalid_sessions = end_invalid_sessions
         self._now_s = now_s
         self._wrong_tokens = HostRates(_WRONG_TOKENS_PER_S, _WRONG_TOKENS_AT_ONCE)
 
@@ -83,12 +83,12 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         except WattfleetError:
             self._repository.save_soon(*identities.take_back(admission, record, now))
             raise
-        self._end_sessions([each.serial for each in admission.replaced])
+        self._end_invalid_sessions()
         _log.info("%s enrolled from %s with the invite %s of %s", peer, host, invite.number, invite.made_by)
         return enrolment_pb2.JoinResponse(
             certificate_pem=certificate_pem,
             trusted_pem=self._issuing.holder.folder.trusted_pem,
-            coordinator=self._issuing.addresses.of(peer.role),
+            coordinator=self._issuing.addresses().of(peer.role),
             server_name=SERVER_NAME,
         )
 

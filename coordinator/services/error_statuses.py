@@ -5,9 +5,12 @@ from __future__ import annotations
 import grpc
 
 from coordinator.errors import (
+    AccessDeniedError,
     AlreadyEnrolledError,
     DuplicateSessionError,
     FleetReturningError,
+    ForeignDeviceError,
+    InvalidCertificateError,
     InvalidInviteError,
     NoDevicesError,
     NotRunOwnerError,
@@ -22,6 +25,7 @@ from coordinator.errors import (
 )
 from coordinator.store.errors import DamagedStoreError, NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
+from wattfleet_identity.peers import UnknownPeerError
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.version import ProtocolVersionError
 
@@ -38,6 +42,10 @@ STATUS: StatusTable = {
     AlreadyEnrolledError: grpc.StatusCode.ALREADY_EXISTS,
     RotationError: grpc.StatusCode.FAILED_PRECONDITION,
     NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
+    AccessDeniedError: grpc.StatusCode.PERMISSION_DENIED,
+    ForeignDeviceError: grpc.StatusCode.PERMISSION_DENIED,
+    InvalidCertificateError: grpc.StatusCode.UNAUTHENTICATED,
+    UnknownPeerError: grpc.StatusCode.UNAUTHENTICATED,
     QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     # Commands take UNAVAILABLE and DEADLINE_EXCEEDED for a coordinator that does not answer.
     UploadTimeoutError: grpc.StatusCode.ABORTED,

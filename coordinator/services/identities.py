@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -10,6 +10,7 @@ from coordinator.errors import RotationError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.audit import name_of_caller
 from coordinator.services.issuing import CertificateOf, Issuing
+from coordinator.state.identities import Identities
 from coordinator.state.identity_records import CertificateRecord, InviteRecord
 from coordinator.state.invite_terms import Terms
 from coordinator.state.names import require_name
@@ -30,23 +31,22 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     def __init__(
         self,
         repository: FleetRepository,
-        issuing: Issuing,
+        issuing: Issuing | None,
         certificate_of: CertificateOf,
-        end_sessions: Callable[[Collection[str]], int] = lambda serials: 0,
+        end_invalid_sessions: Callable[[], int],
     ) -> None:
         """Serve one fleet.
 
         Args:
             repository: the fleet and its store.
-            issuing: issues certificates.
+            issuing: issues certificates; None without an authority.
             certificate_of: the caller's certificate.
-            end_sessions: ends the sessions of some certificates, by serial number; returns how many.
+            end_invalid_sessions: ends the sessions whose certificates are no longer valid; returns how many.
         """
         self._repository = repository
-        self._issuing = issuing
-        self._identities = issuing.identities
+        self._issuing_or_none = issuing
         self._certificate_of = certificate_of
-        self._end_sessions = end_sessions
+        self._end_invalid_sessions = end_invalid_sessions
 
     async def Invite(  # noqa: N802 - named by the protocol
         self, request: identity_pb2.InviteRequest, context: Any
@@ -62,7 +62,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         record = self._identities.invite(token, terms, name_of_caller(context, self._certificate_of), now)
         await self._repository.save(record)
         authority = self._issuing.holder.folder.authority.fingerprint
-        line = Invite(self._issuing.addresses.enrolment, authority, token, now).line
+        line = Invite(self._issuing.addresses().enrolment, authority, token, now).line
         return identity_pb2.InviteResponse(line=line, invite=_invite(record))
 
     async def ListInvites(  # noqa: N802 - named by the protocol
@@ -107,7 +107,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         return identity_pb2.IssueCertificateResponse(
             certificate_pem=certificate_pem,
             trusted_pem=folder.trusted_pem,
-            coordinator=self._issuing.addresses.of(role),
+            coordinator=self._issuing.addresses().of(role),
             server_name=SERVER_NAME,
         )
 
@@ -117,7 +117,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         """Revoke certificates, and end the sessions that began with them."""
         revoked = self._identities.revoke(request.name_or_serial, request.reason, self._issuing.now())
         # Before they are stored: nobody who was revoked should stay until a store is available again.
-        ended = self._end_sessions([each.serial for each in revoked])
+        ended = self._end_invalid_sessions()
         await self._repository.save(*revoked)
         return identity_pb2.RevokeCertificatesResponse(certificates=map(_certificate, revoked), ended_sessions=ended)
 
@@ -172,6 +172,24 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
                 for each in found[start : start + _PER_MESSAGE]
             ]
             yield identity_pb2.ReadAuditLogResponse(entries=entries)
+
+    @property
+    def _issuing(self) -> Issuing:
+        """What issues certificates.
+
+        Raises:
+            InvalidInputError: there is no authority.
+        """
+        if self._issuing_or_none is None:
+            raise InvalidInputError(
+                "this coordinator has no certificate authority: run `wattfleet coordinator init` on its machine, and"
+                " start it again"
+            )
+        return self._issuing_or_none
+
+    @property
+    def _identities(self) -> Identities:
+        return self._issuing.identities
 
     def _to_renew(self, now: datetime) -> list[CertificateRecord]:
         return self._identities.not_issued_by(self._issuing.holder.folder.issuer.fingerprint.hex(), now)

@@ -60,7 +60,7 @@ class Issuing:
         identities: notes what is issued.
         holder: the authority in force.
         lifetime: of a certificate.
-        addresses: what enrolled machines are told.
+        addresses: gives what enrolled machines are told.
         now: the time.
     """
 
@@ -68,7 +68,7 @@ class Issuing:
         self,
         identities: Identities,
         holder: AuthorityHolder,
-        addresses: PublicAddresses,
+        addresses: Callable[[], PublicAddresses],
         lifetime: timedelta,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -77,7 +77,7 @@ class Issuing:
         Args:
             identities: notes what is issued.
             holder: the authority in force.
-            addresses: what enrolled machines are told.
+            addresses: gives what enrolled machines are told; ports are known once the server has started.
             lifetime: of a certificate.
             now: the time.
         """

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from coordinator.errors import UnknownRecordError
+from coordinator.identity.callers import peer_of
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
@@ -73,7 +74,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         _require_round(request.rounds)
         workload = workload_from_message(request.workload) if request.HasField("workload") else None
         self._flower.require_room(request.run_id, self._max_live_runs)
-        started = self._flower.start_run(request.run_id, request.strategy, request.rounds, request.run_token, workload)
+        started = self._flower.start_run(
+            request.run_id, request.strategy, request.rounds, request.run_token, workload, peer_of(context)
+        )
         await self._repository.save(started)
         self._planning.run_started(request.run_id)
         self._orders.announce_workloads()
@@ -113,7 +116,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round; a retried request returns the plan that was made."""
-        self._flower.require_owner(request.run_id, request.run_token)
+        self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
         _require_round(request.round)
         return await _message(
             await self._planning.plan(request.run_id, request.round, request.node_ids, epochs_of_request(request))
@@ -123,7 +126,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PredictNodesRequest, context: Any
     ) -> planning_pb2.PredictNodesResponse:
         """Predict the next round on each node."""
-        self._flower.require_owner(request.run_id, request.run_token)
+        self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
         predictions = await self._planning.predict(request.run_id, request.node_ids, request.epochs)
         return planning_pb2.PredictNodesResponse(
             predictions=[
@@ -150,7 +153,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.FinishRoundResponse:
         """Finish a round: the Flower server waits for no more replies to it."""
         results = [_result(message, message.device_id) for message in request.results]
-        self._flower.require_owner(run_of(request.plan_id), request.run_token)
+        self._flower.require_owner(run_of(request.plan_id), request.run_token, peer_of(context))
         await self._repository.load_round(request.plan_id)
         _log_implausible(request.plan_id, results, request.results)
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
@@ -163,7 +166,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.ReportUnplannedRoundResponse:
         """Take a round that trained without a plan; one that is stored stays as it is."""
         run_id, number = request.run_id, request.round
-        self._flower.require_owner(run_id, request.run_token)
+        self._flower.require_owner(run_id, request.run_token, peer_of(context))
         _require_round(number)
         if not self._unplanned.is_known(run_id, number):
             results = [_result(message.result, self._name(message)) for message in request.results]
@@ -179,7 +182,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.ReportMetricsRequest, context: Any
     ) -> planning_pb2.ReportMetricsResponse:
         """Take what the strategy evaluated after a round."""
-        self._flower.require_owner(request.run_id, request.run_token)
+        self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
         _require_round(request.round)
         if self._unplanned.is_known(request.run_id, request.round):
             await self._add_metrics(request.run_id, request.round, dict(request.metrics))
@@ -193,7 +196,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRunRequest, context: Any
     ) -> planning_pb2.FinishRunResponse:
         """Finish a Flower run."""
-        self._flower.require_owner(request.run_id, request.run_token)
+        self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
         finished = self._flower.finish_run(request.run_id, request.error)
         self._orders.send_due()
         await self._repository.save(finished)

@@ -11,7 +11,9 @@ from typing import Any
 
 import grpc
 
-from coordinator.errors import UnknownRecordError
+from coordinator.errors import ForeignDeviceError, InvalidCertificateError, UnknownRecordError
+from coordinator.identity.access import Access
+from coordinator.identity.callers import certificate_of
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders, ResponseStream
@@ -25,6 +27,7 @@ from coordinator.state.records import StoredRecord
 from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import ImplausibleError, InvalidInputError
+from wattfleet_identity.certificates import Certificate
 from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import (
     front_from_message,
@@ -63,6 +66,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         now_s: Callable[[], float] = time.monotonic,
         settings: SessionSettings = SessionSettings(),
         peers: PeerSettings = PeerSettings(),
+        access: Access | None = None,
+        has_certificate: Callable[[str], bool] = lambda device_id: False,
     ) -> None:
         """Serve one fleet.
 
@@ -75,6 +80,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             now_s: the clock of the leases.
             settings: timeouts and limits.
             peers: the limits on the messages of one session.
+            access: says whether a certificate is still valid; None without TLS.
+            has_certificate: whether a device, by its id, has a valid certificate.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -86,7 +93,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._settings = settings
         self._enrolments = Enrolments(settings.max_new_devices_per_connection, settings.max_new_devices_per_host)
         self._peers = peers
+        self._access = access
+        self._has_certificate = has_certificate
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
+        self._certificates: dict[Lease, Certificate] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
 
@@ -103,7 +113,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             return
         protocol = common_version(first.hello.protocol)
         knows_workloads = protocol.minor >= WORKLOADS_MINOR
-        lease = self._begin(first.hello, context.peer(), knows_workloads)
+        certificate = certificate_of(context)
+        lease = self._begin(first.hello, context.peer(), knows_workloads, certificate)
         stream = ResponseStream(context.write)
         ended: tuple[grpc.StatusCode, str] | None = None
         try:
@@ -126,47 +137,76 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if ended is not None:
             await refuse(context, *ended)
 
-    def _begin(self, hello: session_pb2.Hello, connection: str, knows_workloads: bool) -> Lease:
+    def _begin(
+        self, hello: session_pb2.Hello, connection: str, knows_workloads: bool, certificate: Certificate | None
+    ) -> Lease:
         """Begin the session of a Hello; returns its lease.
 
         Args:
             hello: the session's first message.
             connection: the agent's address and port.
             knows_workloads: the agent speaks protocol 2.1 or later.
+            certificate: that of the connection; None on plaintext.
 
         Raises:
+            ForeignDeviceError: the certificate is that of another device, or the device has one and does not use it.
             InvalidInputError: the Hello is malformed, or the id is enrolled as another kind of board.
             DuplicateSessionError: another installation has a session for this device.
             TooManyDevicesError: the connection has enrolled as many new devices as it may.
         """
+        self._require_own(hello, certificate)
         is_new = hello.device_id not in self._fleet.agents.devices
         if is_new:
             self._enrolments.require_room(connection, host_of(connection), hello.device_id)
         provenance = provenance_from_message(hello.provenance)
         if hello.installation:
             require_name("an installation", hello.installation)
-        self._leases.require_free(hello.device_id, hello.installation)
+        is_proven = certificate is not None
+        if not is_proven:
+            self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.agents.connect(
             hello.device_id, hello.board, provenance, hello.mode_count, knows_workloads
         )
         if is_new:
             self._enrolments.add(connection, host_of(connection))
-        lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
+        lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s(), is_proven)
         if replaced is not None:
             self._end(
                 replaced,
                 grpc.StatusCode.ABORTED,
-                f"{hello.device_id}: replaced by a newer session of the same installation. If two agents run, one from"
+                f"{hello.device_id}: replaced by a newer session of the same device. If two agents run, one from"
                 " a copy of the other's disk: give each device its own id and remove the file 'installation' from its"
                 " state directory",
             )
         this = asyncio.current_task()
         assert this is not None, "a handler is a task"
         self._handlers[lease] = this
+        if certificate is not None:
+            self._certificates[lease] = certificate
         _log.debug("%s connected", lease.device_id)
         # A Welcome acknowledges nothing that must be on disk: agents can connect while the disk is full.
         self._repository.save_soon(connected)
         return lease
+
+    def _require_own(self, hello: session_pb2.Hello, certificate: Certificate | None) -> None:
+        """Make sure that a device is the one that its certificate names."""
+        if certificate is None:
+            if self._has_certificate(hello.device_id):
+                raise ForeignDeviceError(
+                    f"{hello.device_id} has a certificate: its agent must use it, at the coordinator's address with TLS"
+                )
+            return
+        peer = certificate.peer
+        for what, claimed, certified in (
+            ("device", hello.device_id, peer.name),
+            ("board", hello.board, peer.board),
+            ("installation", hello.installation, peer.installation),
+        ):
+            if certified and claimed != certified:
+                raise ForeignDeviceError(
+                    f"{hello.device_id}: the certificate is for the {what} {certified!r}, not {claimed!r}: enrol this"
+                    " device with `wattfleet agent join`"
+                )
 
     def _welcome(self, protocol: session_pb2.ProtocolVersion) -> session_pb2.Welcome:
         pace = self._leases.pace
@@ -329,6 +369,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Clean up after a session's handler."""
         self._handlers.pop(lease, None)
         self._ended.pop(lease, None)
+        self._certificates.pop(lease, None)
         # When this coordinator stops, its devices stay stored as connected: the next one expects them back.
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for this record, so it goes with the next transaction.
@@ -364,6 +405,23 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 self._repository.save_soon(*map(self._fleet.agents.get, missing))
             for lease in self._leases.expired(self._now_s()):
                 self._end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: its lease has expired")
+            self.end_invalid()
+
+    def end_invalid(self) -> int:
+        """End the sessions whose certificate has expired or was revoked: TLS checks it at the handshake only.
+
+        Returns:
+            The number of sessions that end.
+        """
+        if self._access is None:
+            return 0
+        before = len(self._ended)
+        for lease, certificate in self._certificates.items():
+            try:
+                self._access.require_valid(certificate)
+            except InvalidCertificateError as error:
+                self._end(lease, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        return len(self._ended) - before
 
     async def close(self) -> None:
         """End all sessions, since the coordinator stops; the devices reconnect to the next one."""

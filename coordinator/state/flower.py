@@ -141,7 +141,13 @@ class FlowerRuns:
         self.nodes = {node: device for node, device in self.nodes.items() if device not in device_ids}
 
     def start_run(
-        self, run_id: str, strategy: str, rounds: int, token: str = "", workload: Workload | None = None
+        self,
+        run_id: str,
+        strategy: str,
+        rounds: int,
+        token: str = "",
+        workload: Workload | None = None,
+        peer: str = "",
     ) -> RunRecord:
         """Start a Flower run, or continue one that was started with the same token.
 
@@ -151,14 +157,16 @@ class FlowerRuns:
             rounds: requested rounds.
             token: proves that later requests come from the same app.
             workload: what it trains from now on; None if the app does not state it.
+            peer: the id in the app's certificate; empty without one.
 
         Raises:
             NotRunOwnerError: another app has started a run of this id.
             InvalidInputError: the token is too long.
         """
         if run_id not in self.runs:
-            return self._put(RunRecord(run_id, strategy, rounds, owner=owner_of(token), workload=workload or UNNAMED))
-        self.require_owner(run_id, token)
+            owner = owner_of(token, peer)
+            return self._put(RunRecord(run_id, strategy, rounds, owner=owner, workload=workload or UNNAMED))
+        self.require_owner(run_id, token, peer)
         before = self.runs[run_id]
         workload = workload or before.workload
         after = replace(before, strategy=strategy, rounds=rounds, error="", finished=False, workload=workload)
@@ -178,7 +186,7 @@ class FlowerRuns:
                 " --end`, or raise the coordinator's setting rounds.max_live_runs"
             )
 
-    def require_owner(self, run_id: str, token: str) -> None:
+    def require_owner(self, run_id: str, token: str, peer: str = "") -> None:
         """Make sure that a request about a run comes from the app that started it.
 
         Raises:
@@ -186,7 +194,7 @@ class FlowerRuns:
             NotRunOwnerError: another app has started it.
             InvalidInputError: the token is too long.
         """
-        require_owner(run_id, self.run(run_id).owner, token)
+        require_owner(run_id, self.run(run_id).owner, token, peer)
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
         """Finish a Flower run and release its devices.

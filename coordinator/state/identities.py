@@ -33,11 +33,15 @@ _EARLY = 0.9  # share of the life that is left
 class Identities:
     """The invites and the certificates of one fleet."""
 
-    def __init__(self, invites: Iterable[InviteRecord] = (), certificates: Iterable[CertificateRecord] = ()) -> None:
-        """Start with what a store holds."""
-        self._invites = {each.token_hash: each for each in invites}
+    def __init__(self) -> None:
+        """Start without any."""
+        self._invites: dict[str, InviteRecord] = {}
         self._certificates: dict[str, CertificateRecord] = {}
         self._of_name: dict[tuple[Role, str], set[str]] = {}
+
+    def restore(self, invites: Iterable[InviteRecord], certificates: Iterable[CertificateRecord]) -> None:
+        """Go on with what a store holds."""
+        self._invites.update((each.token_hash, each) for each in invites)
         for each in certificates:
             self._put(each)
 

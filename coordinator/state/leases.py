@@ -82,8 +82,16 @@ class Leases:
         pace = pace_of(len(self._held) + len(self._expected), self._settings)
         return replace(pace, lease_s=min(pace.lease_s, self._longest_s))
 
-    def begin(self, device_id: str, installation: str, now_s: float) -> tuple[Lease, Lease | None]:
+    def begin(
+        self, device_id: str, installation: str, now_s: float, is_proven: bool = False
+    ) -> tuple[Lease, Lease | None]:
         """Begin a session.
+
+        Args:
+            device_id: the device.
+            installation: the installation of its agent.
+            now_s: the time now.
+            is_proven: a certificate proves that this is the device, which thereby takes its id back from anybody else.
 
         Returns:
             Its lease, and the lease that it replaces: an agent that restarts, or whose connection broke, may be back
@@ -92,7 +100,8 @@ class Leases:
         Raises:
             DuplicateSessionError: another installation has a session for this device.
         """
-        self.require_free(device_id, installation)
+        if not is_proven:
+            self.require_free(device_id, installation)
         held = self._held.get(device_id)
         lease = Lease(device_id, installation, now_s + self._settings.missed_leases * self.pace.lease_s)
         self._held[device_id] = lease

@@ -330,7 +330,7 @@ class RunRecord:
         initial_metrics: metrics before the first round.
         error: why it ended early; empty while it runs and after it completed.
         finished: whether it has ended.
-        owner: hash of the token that the app proves itself with; empty: it belongs to nobody.
+        owner: hash of what the app proves itself with; empty: it belongs to nobody.
         workload: what it trains.
     """
 

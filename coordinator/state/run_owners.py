@@ -1,4 +1,7 @@
-"""Who a run belongs to: the app that started it, which proves it with a token. Only the hash of it is kept."""
+"""Who a run belongs to: the app that started it, which proves it with a token and, over TLS, with its certificate.
+
+Only a hash of both is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,33 @@ from coordinator.state.names import LONGEST_NAME
 from wattfleet.errors import InvalidInputError
 
 
-def owner_of(token: str) -> str:
-    """The owner that a run is stored with: the sha256 of its token, hexadecimal; empty without a token.
+def owner_of(token: str, peer: str = "") -> str:
+    """The owner that a run is stored with: a sha256, hexadecimal; empty without a token and a certificate.
+
+    Args:
+        token: the app's token.
+        peer: the id in the app's certificate; empty without one.
 
     Raises:
         InvalidInputError: the token is too long.
     """
     if len(token) > LONGEST_NAME:
         raise InvalidInputError(f"a run's token must have at most {LONGEST_NAME} characters, not {len(token):,}")
-    return hashlib.sha256(token.encode(errors="replace")).hexdigest() if token else ""
+    proof = f"{peer}\n{token}" if peer else token
+    return hashlib.sha256(proof.encode(errors="replace")).hexdigest() if proof else ""
 
 
-def require_owner(run_id: str, owner: str, token: str) -> None:
+def require_owner(run_id: str, owner: str, token: str, peer: str = "") -> None:
     """Make sure that a request about a run comes from its owner; a run without an owner takes any request.
 
+    A run that was started in plaintext belongs to whoever has its token, so that it goes on over TLS.
+
     Raises:
-        NotRunOwnerError: it carries another token, or none.
+        NotRunOwnerError: it carries another token or certificate, or none.
         InvalidInputError: the token is too long.
     """
-    if owner and not hmac.compare_digest(owner, owner_of(token)):
+    proofs = {owner_of(token), owner_of(token, peer)} - {""}
+    if owner and not any(hmac.compare_digest(owner, proof) for proof in proofs):
         raise NotRunOwnerError(
             f"run {run_id!r} was started by another app: only that app can plan, report and finish its rounds; start a"
             " run of your own"

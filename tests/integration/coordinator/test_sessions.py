@@ -249,7 +249,7 @@ async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once
         await old.greet(hello_of("orin", "one"))
         await old.send(state=READY)
         await new.greet(hello_of("orin", "one"))
-        with pytest.raises(grpc.aio.AioRpcError, match="a newer session of the same installation") as ended:
+        with pytest.raises(grpc.aio.AioRpcError, match="a newer session of the same device") as ended:
             await old.call.read()
         assert status(ended)[0] is grpc.StatusCode.ABORTED
         assert await client.states() == {"orin": "enrolled"}, "the end of the old session is not that of the new one"

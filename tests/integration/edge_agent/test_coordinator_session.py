@@ -265,7 +265,7 @@ def test_of_two_agents_from_a_copied_disk_the_older_yields(
 
     async def body() -> None:
         coordinator = Coordinator()
-        coordinator.refusal = (grpc.StatusCode.ABORTED, "a newer session of the same installation has begun")
+        coordinator.refusal = (grpc.StatusCode.ABORTED, "a newer session of the same device has begun")
         monkeypatch.setattr("wattfleet_io.backoff.random.uniform", noted)
         async with session_with(coordinator, outbox) as (session, _):
             await eventually(lambda: len(coordinator.installations) == 1)
@@ -280,7 +280,7 @@ def test_of_two_agents_from_a_copied_disk_the_older_yields(
 
     run(body)
     assert min(pauses[:4]) == 60.0
-    assert "a newer session of the same installation has begun. This agent waits" in caplog.text
+    assert "a newer session of the same device has begun. This agent waits" in caplog.text
 
 
 def test_reports_of_an_earlier_process_arrive_before_new_ones(tmp_path: Path) -> None:

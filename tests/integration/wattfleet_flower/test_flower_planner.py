@@ -11,7 +11,7 @@ import grpc
 import pytest
 from flwr.app import Error
 
-from coordinator.server import OPTIONS
+from coordinator.listeners import OPTIONS
 from tests.fakes.flower_in_process import GridOfNodes, Node, RecordingClock
 from wattfleet_flower.server.away import AwayPolicy
 from wattfleet_flower.server.errors import RefusedError

@@ -17,6 +17,7 @@ from coordinator.state.leases import Leases
 from coordinator.state.records import ObservedTraining, RoundRecord
 from coordinator.store.store import Store
 from tests.fakes.obedient_devices import confirm_all
+from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.records_to_store import rounds_of
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
@@ -143,9 +144,9 @@ def told(plan: planning_pb2.PlanRoundResponse) -> dict[str, float]:
 async def test_a_requested_choice_is_answered_with_the_epochs_of_each_device() -> None:
     fleet, writer = small_fleet(policy=POLICY), Writer(RecordingStore())
     service = service_of(fleet, writer)
-    plan = await service.PlanRound(asked(epoch_choice_to_message(CHOICE)), None)
+    plan = await service.PlanRound(asked(epoch_choice_to_message(CHOICE)), PlaintextContext())
     assert told(plan) == CHOSEN
-    again = await service.PlanRound(asked(of((1, 1.0), (9, 2.0))), None)
+    again = await service.PlanRound(asked(of((1, 1.0), (9, 2.0))), PlaintextContext())
     assert again == plan, "a round is planned once"
     await writer.close()
     assert fleet.rounds.records[plan.plan_id].epochs == 3.0
@@ -153,7 +154,7 @@ async def test_a_requested_choice_is_answered_with_the_epochs_of_each_device() -
 
 async def test_a_request_without_a_choice_is_answered_with_its_number() -> None:
     fleet, writer = small_fleet(policy=POLICY), Writer(RecordingStore())
-    plan = await service_of(fleet, writer).PlanRound(asked(None, 2.5), None)
+    plan = await service_of(fleet, writer).PlanRound(asked(None, 2.5), PlaintextContext())
     assert set(told(plan).values()) == {2.5}
     await writer.close()
 
@@ -166,9 +167,9 @@ async def test_a_choice_that_cannot_be_is_refused_and_nothing_is_planned(choice:
     writer = Writer(store)
     service = service_of(fleet, writer)
     with pytest.raises(InvalidInputError):
-        await service.PlanRound(asked(choice), None)
+        await service.PlanRound(asked(choice), PlaintextContext())
     assert not fleet.rounds.records and not fleet.rounds.in_flight()
-    plan = await service.PlanRound(asked(epoch_choice_to_message(CHOICE)), None)
+    plan = await service.PlanRound(asked(epoch_choice_to_message(CHOICE)), PlaintextContext())
     assert told(plan) == CHOSEN, "the round can still be planned"
     await writer.close()
     assert len(store.transactions) == 1

@@ -17,6 +17,7 @@ from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecor
 from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
 from coordinator.store.rows import round_values
 from tests.fakes.obedient_devices import confirm_all, end_training, train
+from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, restarted, small_fleet
 from wattfleet.budgets import InForce
@@ -162,15 +163,18 @@ async def test_an_overdue_late_training_is_released_with_a_warning(caplog: pytes
     planning = RoundPlanning(repository, Leases(now_s), orders, lambda: now_s)
     service = PlanningServicer(repository, planning, orders)
     request = planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=NODES, epochs=1.0)
-    plan = await service.PlanRound(request, None)
+    plan = await service.PlanRound(request, PlaintextContext())
     train(fleet, "nano")
     results = [planning_pb2.DeviceResult(device_id="nano", late=True)]
-    await service.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0, results=results), None)
+    await service.FinishRound(
+        planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0, results=results), PlaintextContext()
+    )
     confirm_all(fleet)
     for number, waited_s in ((2, 2 * plan.duration_s + 600.0), (3, 2 * plan.duration_s + 601.0)):
         now_s = 1_000.0 + waited_s
         await service.PlanRound(
-            planning_pb2.PlanRoundRequest(run_id=RUN, round=number, node_ids=[ORIN_NODE], epochs=1.0), None
+            planning_pb2.PlanRoundRequest(run_id=RUN, round=number, node_ids=[ORIN_NODE], epochs=1.0),
+            PlaintextContext(),
         )
         grant = fleet.rounds.grants.of("nano")
         assert grant is not None and grant.is_given_up == (number == 3) and grant.counted_w == 15.0
@@ -186,6 +190,8 @@ async def test_a_device_with_a_failure_is_not_late() -> None:
     service = PlanningServicer(repository, RoundPlanning(repository, Leases(0.0), orders, lambda: 0.0), orders)
     plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     results = [planning_pb2.DeviceResult(device_id="nano", late=True, failure="the node is gone")]
-    await service.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=1.0, results=results), None)
+    await service.FinishRound(
+        planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=1.0, results=results), PlaintextContext()
+    )
     assert (fleet.rounds.records[plan_id].failed, fleet.rounds.records[plan_id].late) == (("nano",), ())
     await writer.close()

@@ -18,6 +18,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.records import RoundRecord
 from coordinator.store.errors import StoreUnavailableError
+from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
 from wattfleet.budgets import InForce
@@ -38,7 +39,7 @@ async def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_onl
 
     async def plan(run_id: str) -> planning_pb2.PlanRoundResponse:
         request = planning_pb2.PlanRoundRequest(run_id=run_id, round=1, node_ids=[ORIN_NODE], epochs=1.0)
-        return await PlanningServicer(repository, planning, orders).PlanRound(request, None)
+        return await PlanningServicer(repository, planning, orders).PlanRound(request, PlaintextContext())
 
     duration_s = (await plan(RUN)).duration_s
     if has_restarted:
@@ -68,7 +69,7 @@ async def test_a_node_that_can_be_no_device_is_no_hindrance_to_the_others(caplog
         planning_pb2.NodeBinding(node_id=number, device_id=device_id)
         for number, device_id in enumerate(("", "x" * 300, "a\0b", "late"))
     ]
-    await service_of(fleet, writer).BindNodes(planning_pb2.BindNodesRequest(bindings=bindings), None)
+    await service_of(fleet, writer).BindNodes(planning_pb2.BindNodesRequest(bindings=bindings), PlaintextContext())
     await writer.close()
     assert {node: fleet.flower.nodes.get(node) for node in range(4)} == {0: None, 1: None, 2: None, 3: "late"}
     assert "3 of 4 nodes are not bound; the first one is node 0: a device's id must have 1 to 200" in caplog.text
@@ -80,7 +81,7 @@ async def test_a_run_without_a_usable_name_is_refused(run_id: str, strategy: str
     fleet, writer = small_fleet(), Writer(RecordingStore())
     request = planning_pb2.StartRunRequest(run_id=run_id, strategy=strategy, rounds=1)
     with pytest.raises(InvalidInputError, match="1 to 200 printable characters"):
-        await service_of(fleet, writer).StartRun(request, None)
+        await service_of(fleet, writer).StartRun(request, PlaintextContext())
     await writer.close()
     assert list(fleet.flower.runs) == [RUN]
 
@@ -90,13 +91,17 @@ async def test_of_what_went_wrong_the_beginning_is_kept() -> None:
     fleet, writer = small_fleet(), Writer(RecordingStore())
     service, plan_id = service_of(fleet, writer), fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
     results = [planning_pb2.DeviceResult(device_id="orin", failure="x" * 10_000)]
-    await service.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=1.0, results=results), None)
-    await service.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="y" * 10_000), None)
+    await service.FinishRound(
+        planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=1.0, results=results), PlaintextContext()
+    )
+    await service.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="y" * 10_000), PlaintextContext())
     [result] = fleet.rounds.records[plan_id].results
     assert (result.failure, fleet.flower.runs[RUN].error) == ("x" * 500, "y" * 2_000)
     with pytest.raises(InvalidInputError, match="a metric's name"):
         metrics = {"z" * 201: 1.0}
-        await service.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics=metrics), None)
+        await service.ReportMetrics(
+            planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics=metrics), PlaintextContext()
+        )
     await writer.close()
 
 
@@ -107,10 +112,10 @@ async def test_nothing_is_granted_before_the_plan_is_stored() -> None:
     request = planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=NODES, epochs=1.0)
     store.fails_with = StoreUnavailableError("the disk is full")
     with pytest.raises(StoreUnavailableError):
-        await service.PlanRound(request, None)
+        await service.PlanRound(request, PlaintextContext())
     assert fleet.take_orders() == []
     store.fails_with = None
-    await service.PlanRound(request, None)
+    await service.PlanRound(request, PlaintextContext())
     assert {device_id for device_id, _ in fleet.take_orders()} == {"orin", "nano"}
     await writer.close()
 
@@ -135,7 +140,7 @@ async def planning(
     """A round of two devices, in the midst of whose planning something happens."""
     writer = Writer(RecordingStore())
     service = service_of(fleet, writer)
-    asked = asyncio.create_task(service.PlanRound(request(RUN), None))
+    asked = asyncio.create_task(service.PlanRound(request(RUN), PlaintextContext()))
     await asyncio.to_thread(policy.asked.wait, 10)
     await story(service)
     policy.go_on.set()
@@ -181,7 +186,7 @@ async def test_two_runs_that_ask_at_once_are_not_given_the_same_devices() -> Non
     others: list[asyncio.Task[planning_pb2.PlanRoundResponse]] = []
 
     async def story(service: PlanningServicer) -> None:
-        others.append(asyncio.create_task(service.PlanRound(request("other"), None)))
+        others.append(asyncio.create_task(service.PlanRound(request("other"), PlaintextContext())))
         await asyncio.sleep(0)
 
     await planning(fleet, policy, story)
@@ -195,7 +200,7 @@ async def test_a_round_that_is_asked_for_again_while_it_is_planned_is_planned_on
     again: list[asyncio.Task[planning_pb2.PlanRoundResponse]] = []
 
     async def story(service: PlanningServicer) -> None:
-        again.append(asyncio.create_task(service.PlanRound(request(RUN), None)))
+        again.append(asyncio.create_task(service.PlanRound(request(RUN), PlaintextContext())))
         await asyncio.sleep(0)
         fleet.operator.drain(["nano"])
 

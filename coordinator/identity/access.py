@@ -1,0 +1,176 @@
+"""Which role may call which RPC: one table, checked before a servicer is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from coordinator.errors import AccessDeniedError, InvalidCertificateError
+from coordinator.identity.callers import certificate_of
+from wattfleet_identity.certificates import Certificate
+from wattfleet_identity.peers import Role
+from wattfleet_io.clock import utc_now
+
+ANYBODY = frozenset(Role)
+_SESSION = frozenset({Role.DEVICE})
+_PLANNING = frozenset({Role.FLOWER})
+_OPERATING = frozenset({Role.OPERATOR})
+_VIEWING = frozenset({Role.OPERATOR, Role.VIEWER})
+
+_OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
+    "wattfleet.v1.SessionService": (_SESSION, ("Session", "FetchReference")),
+    "wattfleet.v1.PlanningService": (
+        _PLANNING,
+        (
+            "StartRun",
+            "ResolveNodes",
+            "BindNodes",
+            "PlanRound",
+            "GetPlan",
+            "FinishRound",
+            "ReportUnplannedRound",
+            "PredictNodes",
+            "ReportMetrics",
+            "FinishRun",
+        ),
+    ),
+    "wattfleet.v1.ViewService": (
+        _VIEWING,
+        ("GetFleet", "ListDevices", "ListRuns", "ListWorkloads", "StreamRounds"),
+    ),
+    "wattfleet.v1.OperatorService": (
+        _OPERATING,
+        (
+            "SetBudget",
+            "ClearBudget",
+            "TagDevices",
+            "DrainDevices",
+            "ProfileWorkload",
+            "ForgetDevices",
+            "DeleteRuns",
+            "PublishReference",
+            "RemoveReference",
+            "PinReference",
+        ),
+    ),
+    "wattfleet.v1.IdentityService": (
+        _OPERATING,
+        (
+            "Invite",
+            "ListInvites",
+            "CancelInvite",
+            "ListCertificates",
+            "IssueCertificate",
+            "RevokeCertificates",
+            "BeginRotation",
+            "FinishRotation",
+            "ReadAuditLog",
+        ),
+    ),
+    "wattfleet.v1.EnrolmentService": (ANYBODY, ("GetAuthority", "Join", "Renew")),
+    "grpc.health.v1.Health": (ANYBODY, ("Check", "Watch")),
+    "grpc.reflection.v1alpha.ServerReflection": (_VIEWING, ("ServerReflectionInfo",)),
+}
+_OF_METHODS: Mapping[str, frozenset[Role]] = {
+    # These change nothing.
+    "/wattfleet.v1.OperatorService/PreviewPlan": _VIEWING,
+    "/wattfleet.v1.OperatorService/GetBudgets": _VIEWING,
+    "/wattfleet.v1.OperatorService/ListReferences": _VIEWING,
+}
+
+ROLES: Mapping[str, frozenset[Role]] = MappingProxyType(
+    {
+        **{f"/{service}/{name}": roles for service, (roles, names) in _OF_SERVICES.items() for name in names},
+        **_OF_METHODS,
+    }
+)
+"""The roles that may call each RPC, by its full name. A missing RPC may be called by nobody."""
+
+WITHOUT_CERTIFICATE = frozenset(
+    {
+        "/wattfleet.v1.EnrolmentService/GetAuthority",
+        "/wattfleet.v1.EnrolmentService/Join",
+        "/grpc.health.v1.Health/Check",
+    }
+)
+"""The RPCs that a caller may use before it has a certificate."""
+
+
+class Access:
+    """Lets callers use the RPCs of their role."""
+
+    def __init__(
+        self,
+        fleet: str,
+        roles: frozenset[Role] = ANYBODY,
+        plaintext_roles: frozenset[Role] | None = None,
+        is_revoked: Callable[[str], bool] = lambda serial: False,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """Guard one address.
+
+        Args:
+            fleet: the fleet that certificates must name.
+            roles: the roles that this address serves.
+            plaintext_roles: what a caller without TLS may be; None where every caller has TLS.
+            is_revoked: whether a certificate was revoked, by its serial number.
+            now: the time.
+        """
+        self._fleet = fleet
+        self._roles = roles
+        self._plaintext_roles = plaintext_roles
+        self._is_revoked = is_revoked
+        self._now = now
+
+    @contextmanager
+    def admitted(self, method: str, context: Any) -> Iterator[None]:
+        """Check a caller before its call.
+
+        Raises:
+            AccessDeniedError: its role may not call the method, or not at this address.
+            InvalidCertificateError: its certificate has expired, was revoked, or is of another fleet.
+            UnknownPeerError: its certificate names no peer.
+        """
+        certificate = certificate_of(context)
+        allowed = ROLES.get(method, frozenset())
+        if certificate is not None:
+            self.require_valid(certificate)
+            role = certificate.peer.role
+            if role not in allowed:
+                raise AccessDeniedError(
+                    f"a certificate of the role {role.value} may not call {method}: use one of the role"
+                    f" {' or '.join(sorted(each.value for each in allowed)) or '(nobody may call it)'}"
+                )
+            if role not in self._roles:
+                raise AccessDeniedError(
+                    f"this address does not serve the role {role.value}: use the address for operators"
+                )
+        elif self._plaintext_roles is not None:
+            if not allowed & self._plaintext_roles:
+                raise AccessDeniedError(f"{method} needs a certificate: use the address with TLS")
+        elif method not in WITHOUT_CERTIFICATE:
+            raise AccessDeniedError(f"{method} needs a certificate: use the other address, after enrolling")
+        yield
+
+    def require_valid(self, certificate: Certificate) -> None:
+        """Make sure that a certificate is of this fleet, has not expired and was not revoked.
+
+        Raises:
+            InvalidCertificateError: it is not valid; the text names the remedy.
+            UnknownPeerError: it names no peer.
+        """
+        peer = certificate.peer
+        if peer.fleet != self._fleet:
+            raise InvalidCertificateError(
+                f"the certificate is of the fleet {peer.fleet!r}, and this is {self._fleet!r}: enrol with this"
+                " coordinator"
+            )
+        if certificate.not_after <= self._now():
+            raise InvalidCertificateError(
+                f"the certificate of {peer} expired on {certificate.not_after:%Y-%m-%d %H:%M} UTC: enrol again"
+            )
+        if self._is_revoked(certificate.serial):
+            raise InvalidCertificateError(f"the certificate of {peer} was revoked: enrol again")

@@ -1,0 +1,234 @@
+"""The gRPC servers of a coordinator, one for each address. All have the same services; the callers differ."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from coordinator.identity.access import ANYBODY, Access
+from coordinator.identity.authority_folder import AuthorityFolder
+from coordinator.identity.server_credentials import ServerCredentials
+from coordinator.services.audit import AuditLog
+from coordinator.services.error_statuses import STATUS
+from coordinator.services.issuing import PublicAddresses
+from coordinator.services.peer_quotas import PeerQuotas
+from coordinator.services.request_limits import RequestLimits
+from coordinator.settings import CoordinatorSettings
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.channels import is_loopback
+from wattfleet_identity.peers import Role
+from wattfleet_io.addresses import split_address
+from wattfleet_proto.error_boundary import ErrorInterceptor
+from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
+
+OPTIONS = [
+    # Otherwise a second coordinator would share the port instead of failing.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Bandwidth probing helps downloads over long distances, and takes a fifth of the time of a lease renewal.
+    ("grpc.http2.bdp_probe", 0),
+    # Ten thousand connections would each hold memory for what is not used here: channel statistics, header tables and
+    # compression.
+    ("grpc.enable_channelz", 0),
+    ("grpc.http2.hpack_table_size.decoder", 0),
+    ("grpc.http2.hpack_table_size.encoder", 0),
+    ("grpc.per_message_compression", 0),
+    # A connection that says nothing at all is closed after this time; by default after 120 s.
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    # When a large fleet reconnects, thousands of sessions begin within seconds. By default gRPC cancels requests beyond
+    # 1,000 pending ones, and those that wait for 30 s; every cancelled one is then retried.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    ("grpc.server_max_unrequested_time_in_server", 120),
+]
+
+_EVERY_ADDRESS = ("0.0.0.0", "[::]", "::")
+
+_SERVED_BESIDE = frozenset({Role.DEVICE, Role.FLOWER})
+"""Those who may be without a certificate while a fleet moves to certificates, or when operators have their own port."""
+_OPERATORS = frozenset({Role.OPERATOR, Role.VIEWER})
+
+
+@dataclass(frozen=True)
+class Listener:
+    """One address that is served.
+
+    Attributes:
+        name: what it is for.
+        address: host:port; port 0 takes a free one.
+        credentials: its TLS; None for plaintext.
+        access: who may call what; None lets everybody do everything.
+    """
+
+    name: str
+    address: str
+    credentials: grpc.ServerCredentials | None
+    access: Access | None
+
+
+def listeners_of(
+    settings: CoordinatorSettings, credentials: ServerCredentials | None, is_revoked: Callable[[str], bool]
+) -> list[Listener]:
+    """What a coordinator listens on, the main address first.
+
+    Args:
+        settings: the addresses.
+        credentials: the server's TLS; None without an authority.
+        is_revoked: whether a certificate was revoked, by its serial number.
+
+    Raises:
+        InvalidInputError: an address is malformed, needs an authority, or would serve plaintext to other machines.
+    """
+    main, identity = settings.server.address, settings.identity
+    if credentials is None:
+        for address, option in (
+            (identity.enrolment_address, "--enrolment-address"),
+            (identity.operator_address, "--operator-address"),
+            (identity.plaintext_address, "--plaintext-address"),
+        ):
+            if address is not None:
+                raise InvalidInputError(f"{option} needs an authority: run `wattfleet coordinator init` first")
+        return [Listener("main", main, None, None)]
+    fleet = credentials.folder.authority.fleet
+    mutual = credentials.requiring_certificates
+
+    def access(roles: frozenset[Role], plaintext_roles: frozenset[Role] | None = None) -> Access:
+        return Access(fleet, roles, plaintext_roles, is_revoked)
+
+    operators = identity.operator_address
+    enrolment = identity.enrolment_address or _port_after(main)
+    found = [
+        Listener("main", main, mutual(), access(ANYBODY if operators is None else _SERVED_BESIDE)),
+        Listener("enrolment", enrolment, credentials.of_enrolment(), access(ANYBODY)),
+    ]
+    if operators is not None:
+        found.append(Listener("operators", operators, mutual(), access(_OPERATORS)))
+    if identity.plaintext_address is not None:
+        found.append(Listener("plaintext", identity.plaintext_address, None, access(frozenset(), _SERVED_BESIDE)))
+    return found
+
+
+def authority_of(settings: CoordinatorSettings) -> AuthorityFolder | None:
+    """The authority of a coordinator's settings; None without one.
+
+    Raises:
+        InvalidInputError: it is damaged, or plaintext would leave this machine without having been asked for.
+    """
+    folder = settings.identity.directory
+    authority = AuthorityFolder.open(folder) if AuthorityFolder.exists(folder) else None
+    exposed = exposed_plaintext(settings, authority is not None)
+    if exposed and not settings.identity.insecure:
+        remedy = "leave out --plaintext-address" if authority else "run `wattfleet coordinator init`"
+        raise InvalidInputError(
+            f"{' and '.join(exposed)} would be plaintext, and other machines reach it: {remedy}, or pass --insecure"
+        )
+    return authority
+
+
+def exposed_plaintext(settings: CoordinatorSettings, has_authority: bool) -> list[str]:
+    """The addresses without TLS that other machines reach."""
+    addresses = [settings.identity.plaintext_address if has_authority else settings.server.address]
+    return [each for each in addresses if each is not None and not is_loopback(split_address(each)[0])]
+
+
+class Listeners:
+    """Running gRPC servers."""
+
+    def __init__(
+        self,
+        listeners: list[Listener],
+        quotas: PeerQuotas,
+        audit: AuditLog,
+        add_services: Callable[[Any], None],
+        idle_s: float,
+    ) -> None:
+        """Start no server yet.
+
+        Args:
+            listeners: the addresses, the main one first.
+            quotas: the limits of all callers together.
+            audit: notes what operators change.
+            add_services: adds the services to a server.
+            idle_s: close a connection without a request for this long.
+        """
+        self._addresses = [(each.name, each.address, each.credentials) for each in listeners]
+        self._servers = []
+        for each in listeners:
+            server = grpc.aio.server(
+                interceptors=[ErrorInterceptor(STATUS, _admission(quotas, each.access)), RequestLimits(), audit],
+                options=[*OPTIONS, ("grpc.max_connection_idle_ms", round(1e3 * idle_s))],
+            )
+            add_services(server)
+            self._servers.append(server)
+
+    async def start(self) -> dict[str, str]:
+        """Listen; returns the bound addresses by name.
+
+        Raises:
+            InvalidInputError: an address is in use.
+        """
+        bound = {}
+        for server, (name, address, credentials) in zip(self._servers, self._addresses, strict=True):
+            host, port = split_address(address)
+            try:
+                if credentials is None:
+                    taken = server.add_insecure_port(f"{host}:{port}")
+                else:
+                    taken = server.add_secure_port(f"{host}:{port}", credentials)
+            except RuntimeError:
+                raise in_use(address) from None
+            bound[name] = f"{host}:{taken}"
+            await server.start()
+        return bound
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop listening; open calls have some time to finish."""
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+
+
+def public_addresses(settings: CoordinatorSettings, bound: Mapping[str, str]) -> PublicAddresses:
+    """The addresses that machines are told.
+
+    Args:
+        settings: the addresses as given.
+        bound: the addresses that are listened on, by name.
+    """
+    main = settings.identity.public_address or bound["main"]
+    host, port = split_address(main)
+    if host in _EVERY_ADDRESS:
+        host = socket.gethostname()
+
+    def beside(name: str) -> str:
+        return f"{host}:{split_address(bound[name])[1] if name in bound else port}"
+
+    return PublicAddresses(beside("enrolment"), f"{host}:{port}", beside("operators"))
+
+
+def in_use(address: str) -> InvalidInputError:
+    """An address cannot be listened on."""
+    return InvalidInputError(f"cannot listen on {address}: is another coordinator running? Choose another port")
+
+
+def _port_after(address: str) -> str:
+    host, port = split_address(address)
+    return f"{host}:{port + 1 if port else 0}"
+
+
+def _admission(quotas: PeerQuotas, access: Access | None) -> Callable[[str, Any], Any]:
+    if access is None:
+        return quotas.admitted
+
+    @contextmanager
+    def admitted(method: str, context: Any) -> Iterator[None]:
+        with ExitStack() as held:
+            held.enter_context(quotas.admitted(method, context))
+            held.enter_context(access.admitted(method, context))
+            yield
+
+    return admitted
