@@ -66,11 +66,12 @@ class InvalidInviteError(WattfleetError):
 
     caller_must_correct = True
 
-    def __init__(self) -> None:
-        super().__init__(
-            "this invite cannot be used: it is unknown, has expired, or was used up. Ask the operator for the line of a"
-            " new `wattfleet coordinator invite`"
-        )
+    def __init__(
+        self,
+        text: str = "this invite cannot be used: it is unknown, has expired, or was used up. Ask the operator for the line"
+        " of a new `wattfleet coordinator invite`",
+    ) -> None:
+        super().__init__(text)
 
 
 class UnknownInviteError(InvalidInviteError):
