@@ -61,6 +61,43 @@ class FleetReturningError(WattfleetError):
     """The coordinator waits for devices to reconnect after a restart or a new reference: ask again."""
 
 
+class InvalidInviteError(WattfleetError):
+    """A token lets nobody enrol. To the outside, all reasons look the same, so that a guess learns nothing."""
+
+    caller_must_correct = True
+
+    def __init__(
+        self,
+        text: str = "this invite cannot be used: it is unknown, has expired, or was used up. Ask the operator for the"
+        " line of a new `wattfleet coordinator invite`",
+    ) -> None:
+        super().__init__(text)
+
+
+class UnknownInviteError(InvalidInviteError):
+    """No invite has this token."""
+
+
+class ExpiredInviteError(InvalidInviteError):
+    """The invite of this token has expired."""
+
+
+class UsedUpInviteError(InvalidInviteError):
+    """The invite of this token was used as often as it may be, or was cancelled."""
+
+
+class AlreadyEnrolledError(WattfleetError):
+    """Another machine has this device id, and a valid certificate."""
+
+    caller_must_correct = True
+
+
+class RotationError(WattfleetError):
+    """The authority cannot be replaced now: the text says what has to happen first."""
+
+    caller_must_correct = True
+
+
 class BudgetSourceError(WattfleetError):
     """A budget's source gives no usable watts; its last reading stays in force until it is stale."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,9 @@ import grpc
 from coordinator.identity.access import ANYBODY, Access
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.server_credentials import ServerCredentials
+from coordinator.services.audit import AuditLog
 from coordinator.services.error_statuses import STATUS
+from coordinator.services.issuing import PublicAddresses
 from coordinator.services.peer_quotas import PeerQuotas
 from coordinator.services.request_limits import RequestLimits
 from coordinator.settings import CoordinatorSettings
@@ -44,6 +47,8 @@ OPTIONS = [
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
     ("grpc.server_max_unrequested_time_in_server", 120),
 ]
+
+_EVERY_ADDRESS = ("0.0.0.0", "[::]", "::")
 
 _SERVED_BESIDE = frozenset({Role.DEVICE, Role.FLOWER})
 """Those who may be without a certificate while a fleet moves to certificates, or when operators have their own port."""
@@ -137,13 +142,19 @@ class Listeners:
     """Running gRPC servers."""
 
     def __init__(
-        self, listeners: list[Listener], quotas: PeerQuotas, add_services: Callable[[Any], None], idle_s: float
+        self,
+        listeners: list[Listener],
+        quotas: PeerQuotas,
+        audit: AuditLog,
+        add_services: Callable[[Any], None],
+        idle_s: float,
     ) -> None:
         """Start no server yet.
 
         Args:
             listeners: the addresses, the main one first.
             quotas: the limits of all callers together.
+            audit: notes what operators change.
             add_services: adds the services to a server.
             idle_s: close a connection without a request for this long.
         """
@@ -151,7 +162,7 @@ class Listeners:
         self._servers = []
         for each in listeners:
             server = grpc.aio.server(
-                interceptors=[ErrorInterceptor(STATUS, _admission(quotas, each.access)), RequestLimits()],
+                interceptors=[ErrorInterceptor(STATUS, _admission(quotas, each.access)), RequestLimits(), audit],
                 options=[*OPTIONS, ("grpc.max_connection_idle_ms", round(1e3 * idle_s))],
             )
             add_services(server)
@@ -180,6 +191,24 @@ class Listeners:
     async def stop(self, grace_s: float) -> None:
         """Stop listening; open calls have some time to finish."""
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+
+
+def public_addresses(settings: CoordinatorSettings, bound: Mapping[str, str]) -> PublicAddresses:
+    """The addresses that machines are told.
+
+    Args:
+        settings: the addresses as given.
+        bound: the addresses that are listened on, by name.
+    """
+    main = settings.identity.public_address or bound["main"]
+    host, port = split_address(main)
+    if host in _EVERY_ADDRESS:
+        host = socket.gethostname()
+
+    def beside(name: str) -> str:
+        return f"{host}:{split_address(bound[name])[1] if name in bound else port}"
+
+    return PublicAddresses(beside("enrolment"), f"{host}:{port}", beside("operators"))
 
 
 def in_use(address: str) -> InvalidInputError:

@@ -22,15 +22,21 @@ from grpc_reflection.v1alpha import reflection
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.clocks import BootClock
 from coordinator.composition import policy_of, selection_of, site_of, weights_of
+from coordinator.identity.callers import certificate_of
+from coordinator.identity.first_operator import adopted
 from coordinator.identity.http_access import HttpAccess
 from coordinator.identity.server_credentials import ServerCredentials
-from coordinator.listeners import Listeners, authority_of, in_use, listeners_of
+from coordinator.listeners import Listeners, authority_of, in_use, listeners_of, public_addresses
 from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
-from coordinator.repository.retention import delete_old_runs_daily
+from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
+from coordinator.services.audit import AuditLog
+from coordinator.services.enrolment import EnrolmentServicer
+from coordinator.services.identities import IdentityServicer
+from coordinator.services.issuing import Issuing
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.orders import Orders
 from coordinator.services.peer_quotas import PeerQuotas
@@ -41,6 +47,7 @@ from coordinator.services.trimmer import Trimmer
 from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
+from coordinator.state.identities import Identities
 from coordinator.state.leases import Leases
 from coordinator.state.shared_modes import SharedModes
 from coordinator.state.stored_grants import GrantLifetime
@@ -51,9 +58,14 @@ from wattfleet.planning import Allowance
 from wattfleet_identity.channels import is_loopback
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
     operator_pb2,
     operator_pb2_grpc,
     planning_pb2,
@@ -69,7 +81,7 @@ if TYPE_CHECKING:
 
 SERVICES = [  # with their methods, by which a test finds RPCs without a row in the table of roles
     service
-    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, health_pb2)
+    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, identity_pb2, enrolment_pb2, health_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 
@@ -114,7 +126,8 @@ async def serve(
     keep = None if settings.store.keep_days is None else timedelta(days=settings.store.keep_days)
     authority = authority_of(settings)
     credentials = None if authority is None else ServerCredentials(authority)
-    listeners = listeners_of(settings, credentials, lambda serial: False)
+    identities = Identities()
+    listeners = listeners_of(settings, credentials, identities.is_revoked)
     access = listeners[0].access
     metrics_host, metrics_port = split_address(settings.server.metrics_address)
     _allow_connections()
@@ -131,6 +144,7 @@ async def serve(
         # As the store's owner: a standby leaves the folder alone.
         metadata = _metadata_in(settings.profiling.reference_metadata)
         kept = store.load()
+        identities.restore(kept.invites, kept.certificates)
         references = ReferenceShelf(reference.artefact, kept.references, kept.pinned)
         fleet = Fleet(
             # No supply has any watts until the budget watch has read them.
@@ -189,12 +203,21 @@ async def serve(
             peers=settings.peers,
             metadata=metadata,
             access=access,
+            has_certificate=lambda device_id: identities.has_certificate(device_id, utc_now()),
         )
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
         planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
         operator = OperatorServicer(
             repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site, metadata
         )
+        bound: dict[str, str] = {}
+        issuing = enrolment = None
+        if credentials is not None:
+            repository.save_soon(*adopted(credentials.folder, identities, utc_now()))
+            lifetime = timedelta(days=settings.identity.certificate_days)
+            issuing = Issuing(identities, credentials, lambda: public_addresses(settings, bound), lifetime)
+            enrolment = EnrolmentServicer(repository, issuing, certificate_of, sessions.end_invalid)
+        identity = IdentityServicer(repository, issuing, certificate_of, sessions.end_invalid)
         healthy = HealthServicer()
         names = [service.full_name for service in SERVICES]
 
@@ -203,14 +226,19 @@ async def serve(
             planning_pb2_grpc.add_PlanningServiceServicer_to_server(planner, server)
             view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
             operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
+            identity_pb2_grpc.add_IdentityServiceServicer_to_server(identity, server)
+            if enrolment is not None:
+                enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, server)
             health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
 
-        servers = Listeners(listeners, PeerQuotas(settings.peers), add_services, settings.server.idle_connection_s)
+        audit = AuditLog(repository, certificate_of)
+        idle_s = settings.server.idle_connection_s
+        servers = Listeners(listeners, PeerQuotas(settings.peers), audit, add_services, idle_s)
         # Before the writer is closed, so that the end of a session is still stored; after the sessions' end.
         held.push_async_callback(servers.stop, settings.server.stop_grace_s)
         held.push_async_callback(sessions.close)
-        bound = await servers.start()
+        bound.update(await servers.start())
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
             stop = asyncio.Event()
@@ -231,6 +259,7 @@ async def serve(
             "trim rounds in flight": trimmer.watch(),
             "evict stored rounds": repository.keep_evicting(),
             "watch the store's owner": writer.watch_owner(),
+            "drop expired identities": drop_expired_hourly(repository, identities),
         }
         if metadata is not None:
             background["renew signed metadata"] = metadata.keep_renewing()

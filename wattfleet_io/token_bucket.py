@@ -26,10 +26,14 @@ class TokenBucket:
         """A bucket that nothing was taken from."""
         return cls(per_s, burst, burst, now_s)
 
+    def is_empty(self, now_s: float) -> bool:
+        """Whether no event is allowed now."""
+        self._refill(now_s)
+        return self.left < 1
+
     def take(self, now_s: float) -> bool:
         """Take an event if it is allowed now."""
-        self._refill(now_s)
-        if self.left < 1:
+        if self.is_empty(now_s):
             return False
         self.left -= 1
         return True

@@ -13,7 +13,14 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError, answers, open_channel
-from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import (
+    identity_pb2,
+    identity_pb2_grpc,
+    operator_pb2,
+    operator_pb2_grpc,
+    view_pb2,
+    view_pb2_grpc,
+)
 
 _ANSWER_TIMEOUT_S = 30.0
 _STREAM_TIMEOUT_S = 600.0
@@ -54,6 +61,7 @@ class CoordinatorClient:
         self._stream_timeout_s = stream_timeout_s
         self._has_answered = False
         self._operator: Any = operator_pb2_grpc.OperatorServiceStub(self._channel)
+        self._identity: Any = identity_pb2_grpc.IdentityServiceStub(self._channel)
         self._view: Any = view_pb2_grpc.ViewServiceStub(self._channel)
 
     def __enter__(self) -> CoordinatorClient:
@@ -74,6 +82,21 @@ class CoordinatorClient:
         """
         with self._errors():
             return getattr(self._operator, method)(request, timeout=timeout_s)
+
+    def administer(self, method: str, request: Any) -> Any:
+        """Call a method of the identity service; errors as for `operate`."""
+        with self._errors():
+            return getattr(self._identity, method)(request, timeout=_ANSWER_TIMEOUT_S)
+
+    def certificates(self) -> list[identity_pb2.CertificateView]:
+        """All certificates that have not expired; errors as for `operate`."""
+        answers = self._streamed(self._identity.ListCertificates, identity_pb2.ListCertificatesRequest())
+        return [certificate for answer in answers for certificate in answer.certificates]
+
+    def audit_log(self, since_unix_s: float | None) -> list[identity_pb2.AuditEntry]:
+        """What operators changed, oldest first; errors as for `operate`."""
+        request = identity_pb2.ReadAuditLogRequest(since_unix_s=since_unix_s)
+        return [entry for answer in self._streamed(self._identity.ReadAuditLog, request) for entry in answer.entries]
 
     def devices(
         self, *device_ids: str, with_fronts: bool = False, with_times: bool = False, workload: str | None = None

@@ -6,9 +6,14 @@ import asyncio
 
 import typer
 
+from coordinator.cli.audit_log import audit_log
+from coordinator.cli.authority import app as rotation_commands
+from coordinator.cli.authority import init
 from coordinator.cli.budget import app as budget_commands
+from coordinator.cli.certificates import certificate, certificates, revoke
 from coordinator.cli.devices import device, devices
 from coordinator.cli.export.command import export
+from coordinator.cli.invites import cancel_invite, invite, invites
 from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
@@ -81,6 +86,9 @@ def serve(ctx: typer.Context) -> None:
 # `serve` first, then commands in the order in which an operator meets them.
 for command in (devices, device, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
     app.command()(command)
+for identity_command in (init, invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
+    app.command(identity_command.__name__.replace("_", "-"))(identity_command)
+app.add_typer(rotation_commands, name="rotate-authority")
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")
 app.add_typer(store_commands, name="store")

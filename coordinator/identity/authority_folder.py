@@ -1,26 +1,40 @@
 """The folder with the keys of the fleet's authority and of the coordinator's own server.
 
-`authority.key` and `authority.pem` sign; `trusted.pem` has every authority whose certificates are accepted, which are
-two while the authority is being replaced. `server.key` and `server.pem` are the coordinator's.
+`authority.key` and `authority.pem` sign; `trusted.pem` has every authority whose certificates are accepted.
+`server.key` and `server.pem` are the coordinator's.
+
+While the authority is being replaced, `next.key` and `next.pem` are those of the new one, which issues the certificates
+of all peers. That of the server is still issued by the old one, since some peers do not know the new one yet. After
+every single write, the folder can be read and the replacement be continued.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from coordinator.errors import RotationError
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.authority import SERVER_NAME, CertificateAuthority
-from wattfleet_identity.certificates import Certificate, matches, new_key, read_certificates, request_certificate
+from wattfleet_identity.certificates import (
+    Certificate,
+    fingerprint,
+    matches,
+    new_key,
+    read_certificates,
+    request_certificate,
+    to_pem,
+)
 from wattfleet_identity.identity_folder import SECRET_MODE, Identity, make_private_folder, require_secret
 from wattfleet_identity.peers import Peer, Role
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.atomic_files import read_regular_file, remove_file, replace_file
 
 AUTHORITY_KEY, AUTHORITY, TRUSTED = "authority.key", "authority.pem", "trusted.pem"
 SERVER_KEY, SERVER = "server.key", "server.pem"
+NEXT_KEY, NEXT = "next.key", "next.pem"
 
 SERVER_LIFETIME = timedelta(days=90)
 
@@ -31,10 +45,11 @@ class AuthorityFolder:
 
     Attributes:
         folder: where they are.
-        authority: signs new certificates.
+        authority: signs the server's certificate, and unless it is being replaced, all others.
         trusted_pem: the authorities whose certificates are accepted.
         server_key_pem: the server's key.
         server_pem: the server's certificate.
+        successor: the authority that replaces it; None most of the time.
     """
 
     folder: Path
@@ -42,6 +57,7 @@ class AuthorityFolder:
     trusted_pem: bytes
     server_key_pem: bytes = field(repr=False)
     server_pem: bytes
+    successor: CertificateAuthority | None = None
 
     @classmethod
     def exists(cls, folder: Path) -> bool:
@@ -95,6 +111,7 @@ class AuthorityFolder:
             key, certificate, trusted, server_key, server = (
                 read_regular_file(folder / name) for name in (AUTHORITY_KEY, AUTHORITY, TRUSTED, SERVER_KEY, SERVER)
             )
+            successor = _successor(folder)
         except OSError as error:
             raise InvalidInputError(
                 f"cannot read {error.filename}: {error.strerror}. Restore the folder {folder} from a backup, or make a"
@@ -103,7 +120,14 @@ class AuthorityFolder:
         read_certificates(trusted)
         if not matches(server_key, server):
             raise InvalidInputError(f"{folder / SERVER_KEY} is not the key of {folder / SERVER}: restore both")
-        return cls(folder, CertificateAuthority(key, certificate), trusted, server_key, server)
+        if successor is not None and key == successor.key_pem:  # the replacement was interrupted at its end
+            certificate, successor = successor.certificate_pem, None
+        return cls(folder, CertificateAuthority(key, certificate), trusted, server_key, server, successor)
+
+    @property
+    def issuer(self) -> CertificateAuthority:
+        """The authority that issues the certificates of all peers."""
+        return self.successor or self.authority
 
     @property
     def server(self) -> Certificate:
@@ -111,23 +135,87 @@ class AuthorityFolder:
         return Certificate.from_pem(self.server_pem)
 
     def with_new_server(self, now: datetime) -> AuthorityFolder:
-        """Issue the server's next certificate, for the same hosts and with a new key.
+        """Issue the server's next certificate, for the same hosts and the same key, so that one file is replaced.
 
         Raises:
             OSError: it cannot be written; the current one stays.
         """
-        key_pem = new_key()
-        server_pem = self.authority.issue_server(key_pem, self._hosts(), SERVER_LIFETIME, now)
-        replace_file(self.folder / SERVER_KEY, key_pem, mode=SECRET_MODE)
-        replace_file(self.folder / SERVER, server_pem)
-        return AuthorityFolder(self.folder, self.authority, self.trusted_pem, key_pem, server_pem)
+        return self._with_server_of(self.authority, now)
+
+    def begin_rotation(self, now: datetime) -> AuthorityFolder:
+        """Make the authority's successor, which issues the certificates of all peers from now on.
+
+        Peers trust it once they have renewed, so that the server's certificate stays with the old one until then.
+
+        Raises:
+            RotationError: there is a successor already.
+            OSError: it cannot be written; the authority stays.
+        """
+        if self.successor is not None:
+            raise RotationError(
+                "the authority is being replaced already: `wattfleet coordinator rotate-authority finish` ends it, once"
+                " all certificates were renewed"
+            )
+        self._tidy()
+        successor = CertificateAuthority.create(self.authority.fleet, now)
+        trusted_pem = self.trusted_pem + successor.certificate_pem
+        replace_file(self.folder / NEXT_KEY, successor.key_pem, mode=SECRET_MODE)
+        replace_file(self.folder / TRUSTED, trusted_pem)
+        replace_file(self.folder / NEXT, successor.certificate_pem)  # last: without it, there is no successor
+        return replace(self, trusted_pem=trusted_pem, successor=successor)
+
+    def finish_rotation(self, now: datetime) -> AuthorityFolder:
+        """Put the successor in the authority's place, whose certificates are not accepted from now on.
+
+        Raises:
+            RotationError: there is no successor.
+            OSError: it cannot be written; repeat it.
+        """
+        if self.successor is None:
+            raise RotationError(
+                "the authority is not being replaced: `wattfleet coordinator rotate-authority begin` begins it"
+            )
+        new = self.successor
+        served = self._with_server_of(new, now)
+        old = self.authority.fingerprint
+        trusted_pem = to_pem(*(each for each in read_certificates(self.trusted_pem) if fingerprint(each) != old))
+        replace_file(self.folder / TRUSTED, trusted_pem)
+        replace_file(self.folder / AUTHORITY_KEY, new.key_pem, mode=SECRET_MODE)
+        finished = replace(served, authority=new, trusted_pem=trusted_pem, successor=None)
+        finished._tidy()  # noqa: SLF001 - an instance of this class
+        return finished
 
     def own_identity(self, role: Role, name: str, coordinator: str, lifetime: timedelta, now: datetime) -> Identity:
         """Issue a certificate with a new key for a peer on this machine, such as its operator."""
         key_pem = new_key()
-        peer = Peer(self.authority.fleet, role, name)
-        certificate_pem = self.authority.issue(request_certificate(key_pem), peer, lifetime, now)
+        peer = Peer(self.issuer.fleet, role, name)
+        certificate_pem = self.issuer.issue(request_certificate(key_pem), peer, lifetime, now)
         return Identity(key_pem, certificate_pem, self.trusted_pem, coordinator)
+
+    def _with_server_of(self, authority: CertificateAuthority, now: datetime) -> AuthorityFolder:
+        server_pem = authority.issue_server(self.server_key_pem, self._hosts(), SERVER_LIFETIME, now)
+        replace_file(self.folder / SERVER, server_pem)
+        return replace(self, server_pem=server_pem)
+
+    def _tidy(self) -> None:
+        """Complete what an interrupted replacement has left."""
+        replace_file(self.folder / AUTHORITY, self.authority.certificate_pem)
+        for name in (NEXT, NEXT_KEY):
+            if (self.folder / name).exists():
+                remove_file(self.folder / name)
 
     def _hosts(self) -> list[str]:
         return [host for host in self.server.hosts if host != SERVER_NAME]
+
+
+def _successor(folder: Path) -> CertificateAuthority | None:
+    """The authority that replaces the one of a folder; None without one.
+
+    Raises:
+        InvalidInputError: others may read its key, or the files do not belong together.
+        OSError: they cannot be read.
+    """
+    if not (folder / NEXT).exists():
+        return None
+    require_secret(folder / NEXT_KEY)
+    return CertificateAuthority(read_regular_file(folder / NEXT_KEY), read_regular_file(folder / NEXT))

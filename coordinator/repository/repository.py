@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from coordinator.repository.shared_reads import SharedReads
 from coordinator.repository.writer import Writer
 from coordinator.settings import StoreSettings
 from coordinator.state.fleet import Fleet
+from coordinator.state.identity_records import AuditEntry
 from coordinator.state.records import RoundRecord, StoredRecord, UnplannedRound, run_of
 from coordinator.store.times import Times, TimesOf
 from wattfleet.planning import History
@@ -115,6 +116,10 @@ class FleetRepository:
     async def times(self, of: TimesOf) -> dict[str, Times]:
         """When things happened, by id, as far as it is on disk (see `Store.times`)."""
         return await self._writer.times(of)
+
+    async def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
+        """The newest entries of the audit log, as far as they are on disk (see `Store.audit_entries`)."""
+        return await self._writer.audit_entries(since, limit)
 
     # --- remove -------------------------------------------------------------------------------------------------
 

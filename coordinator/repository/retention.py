@@ -1,18 +1,21 @@
-"""Deletes old runs once a day."""
+"""Deletes old runs once a day, and drops expired invites, certificates and entries of the audit log every hour."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from coordinator.repository.repository import FleetRepository
+from coordinator.state.identities import Identities
 from coordinator.store.errors import StoreUnavailableError
+from wattfleet_io.clock import utc_now
 
 _log = logging.getLogger(__name__)
 
-_A_DAY_S = 24 * 3600.0
+_AN_HOUR_S = 3600.0
+_A_DAY_S = 24 * _AN_HOUR_S
 
 
 async def delete_old_runs_daily(
@@ -38,3 +41,22 @@ async def delete_old_runs_daily(
             _log.warning("deleting old runs stopped until tomorrow: %s", error)
         if count:
             _log.info("deleted %d runs older than %d days", count, keep.days)
+
+
+async def drop_expired_hourly(
+    repository: FleetRepository,
+    identities: Identities,
+    now: Callable[[], datetime] = utc_now,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Drop what has expired of identities, from memory and from the store, at once and every hour, until cancelled.
+
+    Args:
+        repository: the fleet and its store.
+        identities: invites and certificates.
+        now: the time.
+        sleep: waits for some seconds.
+    """
+    while True:
+        repository.save_soon(identities.expire(now()))
+        await sleep(_AN_HOUR_S)

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from coordinator.settings import StoreSettings
+from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -76,6 +77,10 @@ class RecordStore(Protocol):
         """When things happened."""
         ...
 
+    def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
+        """The newest entries of the audit log."""
+        ...
+
 
 def _key(record: StoredRecord) -> _Key:
     """What a record describes: a newer record with the same key replaces it."""
@@ -93,7 +98,13 @@ def _key(record: StoredRecord) -> _Key:
         return (SupplyOverride, record.supply)
     if isinstance(record, PublishedReference | RemovedReference):
         return (PublishedReference, record.digest)
-    if isinstance(record, PinnedReferences | GrantLifetime):
+    if isinstance(record, InviteRecord):
+        return (InviteRecord, record.token_hash)
+    if isinstance(record, CertificateRecord):
+        return (CertificateRecord, record.serial)
+    if isinstance(record, AuditEntry):
+        return (AuditEntry, record.entry_id)
+    if isinstance(record, PinnedReferences | GrantLifetime | ExpiredIdentities):
         return (type(record),)
     return (type(record), record.run_id)
 
@@ -233,6 +244,15 @@ class Writer:
             StoreUnavailableError: the database does not answer.
         """
         return await self._as_owner(lambda: self._store.times(of), self._reader)
+
+    async def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
+        """The newest entries of the audit log on disk (see `Store.audit_entries`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.audit_entries(since, limit), self._reader)
 
     async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
         """The rounds of a run that are on disk, oldest first, read one at a time.

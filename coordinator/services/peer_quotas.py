@@ -26,6 +26,28 @@ def host_of(peer: str) -> str:
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
 
 
+class HostRates:
+    """A token bucket for each host."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        """Start with full buckets.
+
+        Args:
+            per_s: events of one host each second, in the long run.
+            burst: events of one host at once.
+        """
+        self._per_s, self._burst = per_s, burst
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def of(self, host: str, now_s: float) -> TokenBucket:
+        """A host's bucket."""
+        if host not in self._buckets:
+            if len(self._buckets) >= _MAX_HOSTS:
+                del self._buckets[next(iter(self._buckets))]
+            self._buckets[host] = TokenBucket.full(self._per_s, self._burst, now_s)
+        return self._buckets[host]
+
+
 class PeerQuotas:
     """The calls in progress and the requests of every peer."""
 
@@ -40,7 +62,8 @@ class PeerQuotas:
         self._now_s = now_s
         self._of_connection: Counter[str] = Counter()
         self._of_host: Counter[str] = Counter()
-        self._requests: dict[str, TokenBucket] = {}
+        rate = settings.requests_per_s
+        self._requests = HostRates(rate, max(1.0, _BURST_S * rate))
 
     @contextmanager
     def admitted(self, method: str, context: Any) -> Iterator[None]:
@@ -66,7 +89,7 @@ class PeerQuotas:
                     f"{limit:,} calls of {what} are in progress: end some, or raise the coordinator's setting {setting}"
                 )
         # Agents spread their reconnections, and a session limits its own messages.
-        if not method.startswith(_SESSION_SERVICE) and not self._bucket(host).take(self._now_s()):
+        if not method.startswith(_SESSION_SERVICE) and not self._may_request(host):
             raise QuotaExceededError(
                 f"one host may send {self._settings.requests_per_s:g} requests each second: send fewer, or raise the"
                 " coordinator's setting peers.requests_per_s"
@@ -79,13 +102,9 @@ class PeerQuotas:
             _count_down(self._of_connection, connection)
             _count_down(self._of_host, host)
 
-    def _bucket(self, host: str) -> TokenBucket:
-        if host not in self._requests:
-            rate = self._settings.requests_per_s
-            if len(self._requests) >= _MAX_HOSTS:
-                del self._requests[next(iter(self._requests))]
-            self._requests[host] = TokenBucket.full(rate, max(1.0, _BURST_S * rate), self._now_s())
-        return self._requests[host]
+    def _may_request(self, host: str) -> bool:
+        now_s = self._now_s()
+        return self._requests.of(host, now_s).take(now_s)
 
 
 def _count_down(calls: Counter[str], name: str) -> None:

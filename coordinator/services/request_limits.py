@@ -18,6 +18,7 @@ from wattfleet_proto.message_sizes import (
     MAX_ID_CHARACTERS,
     MAX_MESSAGE_BYTES,
     MAX_PLAN_ID_CHARACTERS,
+    MAX_REASON_LENGTH,
     MAX_SESSION_BYTES,
     MAX_STREAMED_BYTES,
 )
@@ -46,6 +47,8 @@ _MAX_CHARACTERS: Mapping[str, int | None] = {
     "plan_id": MAX_PLAN_ID_CHARACTERS,
     "error": None,  # a text, which is cut
     "run_token": None,  # a secret, whose own check does not repeat it
+    "token": None,  # as well
+    "reason": MAX_REASON_LENGTH,
 }
 """Limits of the characters in a field, by its name; any other text is an id or a name."""
 

@@ -415,17 +415,23 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 self._repository.save_soon(*map(self._fleet.agents.get, missing))
             for lease in self._leases.expired(self._now_s()):
                 self._end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: its lease has expired")
-            self._end_invalid()
+            self.end_invalid()
 
-    def _end_invalid(self) -> None:
-        """End the sessions whose certificate has expired or was revoked: TLS checks it at the handshake only."""
+    def end_invalid(self) -> int:
+        """End the sessions whose certificate has expired or was revoked: TLS checks it at the handshake only.
+
+        Returns:
+            The number of sessions that end.
+        """
         if self._access is None:
-            return
+            return 0
+        before = len(self._ended)
         for lease, certificate in self._certificates.items():
             try:
                 self._access.require_valid(certificate)
             except InvalidCertificateError as error:
                 self._end(lease, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        return len(self._ended) - before
 
     async def close(self) -> None:
         """End all sessions, since the coordinator stops; the devices reconnect to the next one."""

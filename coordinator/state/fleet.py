@@ -14,7 +14,7 @@ from coordinator.state.contention import Contention
 from coordinator.state.flower import FlowerRuns
 from coordinator.state.kept_duties import KeptDuties
 from coordinator.state.operator import OperatorSettings
-from coordinator.state.placement import OnlySite, Placement
+from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
     DeviceOverrides,
@@ -101,7 +101,11 @@ class Fleet:
             weights: weights of runs that wait for each other, by workload; 1 for others.
             max_workloads: workloads of which a device's fronts are kept.
         """
-        placement = placement or OnlySite(allowance.supplies)
+        placement = AssignedPlacement(
+            placement or OnlySite(allowance.supplies),
+            allowance.supplies,
+            {each.device_id: each.supply for each in overrides if each.supply},
+        )
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
         self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s(), stored=stored_grants))

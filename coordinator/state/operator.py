@@ -6,9 +6,10 @@ import copy
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
+from coordinator.errors import UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.names import MAX_TAGS, require_tag
-from coordinator.state.placement import DeviceRules, Placement
+from coordinator.state.placement import AssignedPlacement, DeviceRules
 from coordinator.state.records import DeviceOverrides
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
@@ -27,7 +28,7 @@ class OperatorSettings:
     def __init__(
         self,
         allowance: Allowance,
-        placement: Placement,
+        placement: AssignedPlacement,
         selection: Selection,
         agents: Agents,
         overrides: Sequence[DeviceOverrides] = (),
@@ -108,6 +109,7 @@ class OperatorSettings:
         copied = copy.copy(self)
         copied.budgets_in_force, copied.overrides = self.budgets_in_force.copy(), self.overrides.copy()
         copied._agents = agents  # noqa: SLF001 - an instance of this class
+        copied._placement = self._placement.copy()  # noqa: SLF001
         return copied
 
     # --- changes ------------------------------------------------------------------------------------------------
@@ -166,10 +168,37 @@ class OperatorSettings:
             [replace(self.overrides_of(each), trusted_after=plan_id) for each in dict.fromkeys(device_ids)]
         )
 
+    def require_supply(self, supply: str) -> None:
+        """Make sure that devices can be put behind a supply.
+
+        Raises:
+            UnknownRecordError: the site has no such supply.
+        """
+        if supply not in (names := self.allowance.supplies.names):
+            raise UnknownRecordError(f"the site has no supply {supply!r}; it has {', '.join(names)}")
+
+    def place(self, device_id: str, supply: str, tags: Set[str]) -> list[DeviceOverrides]:
+        """Put a device behind a supply and add tags, before it connects for the first time.
+
+        Args:
+            device_id: the device.
+            supply: the supply; empty leaves the device where it is.
+            tags: the tags; those beyond the most that a device may have are left out.
+        """
+        before = self.overrides_of(device_id)
+        added = sorted(tags - before.tags)[: max(0, MAX_TAGS - len(before.tags))]
+        changed = replace(before, tags=before.tags | set(added), supply=supply or before.supply)
+        if changed == before:
+            return []
+        if supply:
+            self._placement.assign(device_id, supply)
+        return self._put([changed])
+
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove what was set by command for some devices."""
         for device_id in device_ids:
             self.overrides.pop(device_id, None)
+            self._placement.assign(device_id, "")
 
     def _supply(self, device_id: str) -> str:
         """The supply that a device is behind; empty if the site file does not tell."""

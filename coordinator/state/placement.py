@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,3 +56,36 @@ class OnlySite:
     def rules_of(self, device_id: str) -> DeviceRules:
         """No rules."""
         return DeviceRules()
+
+
+class AssignedPlacement:
+    """A placement in which single devices were put behind a supply by their invite."""
+
+    def __init__(self, placement: Placement, supplies: Supplies, assigned: Mapping[str, str]) -> None:
+        """Put some devices behind other supplies.
+
+        Args:
+            placement: that of all other devices, and the rules of all.
+            supplies: the site's supplies; an assignment to one that is gone does not count.
+            assigned: supply by device id.
+        """
+        self._placement = placement
+        self._supplies = supplies
+        self._assigned = dict(assigned)
+
+    def supply_of(self, device_id: str) -> str:
+        """The supply that a device was put behind, or else that of the site file."""
+        supply = self._assigned.get(device_id)
+        return supply if supply in self._supplies.names else self._placement.supply_of(device_id)
+
+    def rules_of(self, device_id: str) -> DeviceRules:
+        """The site file's rules for a device."""
+        return self._placement.rules_of(device_id)
+
+    def assign(self, device_id: str, supply: str) -> None:
+        """Put a device behind a supply; empty to leave it to the site file."""
+        self._assigned[device_id] = supply
+
+    def copy(self) -> AssignedPlacement:
+        """An independent copy."""
+        return AssignedPlacement(self._placement, self._supplies, self._assigned)

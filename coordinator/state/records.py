@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from coordinator.state.identity_records import IdentityRecord
 from coordinator.state.names import MAX_TAGS
 from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
@@ -90,12 +91,14 @@ class DeviceOverrides:
         drained: the device is excluded from new rounds.
         trusted_after: the newest plan when the device was last included again: its contradictions until then do not
             count. Empty if it never was.
+        supply: the supply that the device is behind, by its invite; empty to leave it to the site file.
     """
 
     device_id: str
     tags: frozenset[str] = frozenset()
     drained: bool = False
     trusted_after: str = ""
+    supply: str = ""
 
     @property
     def listed_tags(self) -> list[str]:
@@ -371,6 +374,7 @@ StoredRecord = (
     | UnplannedRound
     | OperatorRecord
     | GrantRecord
+    | IdentityRecord
 )
 """A record to store: it replaces what was stored for the same thing before."""
 

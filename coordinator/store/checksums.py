@@ -27,6 +27,9 @@ CHECKED_TABLES = (
     "coordinator_clock",
     "given_up_training",
     "grant_lifetime",
+    "invite",
+    "certificate",
+    "audit_entry",
 )
 _COLUMN = "checksum"
 FUNCTION = "row_checksum"

@@ -9,10 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from coordinator.state.identity_records import CertificateRecord, InviteRecord
 from coordinator.state.records import DeviceOverrides, DeviceRecord, PublishedReference, RoundRecord, RunRecord
 from coordinator.state.stored_grants import StoredGrants
 from coordinator.state.workload_fronts import WorkloadFront
-from coordinator.store import rounds, rows
+from coordinator.store import identity_rows, rounds, rows
 from coordinator.store.tables import (
     BudgetOverride,
     Device,
@@ -46,6 +47,8 @@ class StoredState:
         pinned: digests of the pinned ones.
         unplanned: run and number of each round without a plan.
         grants: what is known of the grants of an earlier coordinator.
+        invites: permissions to enrol; some may have expired.
+        certificates: what the fleet's authority has issued; some may have expired.
         is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
     """
 
@@ -59,6 +62,8 @@ class StoredState:
     pinned: Sequence[str]
     unplanned: Sequence[tuple[str, int]]
     grants: StoredGrants
+    invites: Sequence[InviteRecord]
+    certificates: Sequence[CertificateRecord]
     is_clock_doubtful: bool
 
     @property
@@ -102,6 +107,8 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
             connection.scalar(select(GrantLifetimeRow.lifetime_s)) or 0.0,
             {row.device_id: row.plan_id for row in connection.execute(select(GivenUpTrainingRow.__table__))},
         ),
+        invites=identity_rows.invites(connection),
+        certificates=identity_rows.certificates(connection),
         is_clock_doubtful=is_clock_doubtful,
     )
 

@@ -225,12 +225,13 @@ def device_overrides_values(record: DeviceOverrides) -> Values:
         "tags": sorted(record.tags),
         "drained": record.drained,
         "trusted_after": record.trusted_after,
+        "supply": record.supply,
     }
 
 
 def device_overrides_record(row: Row[Any]) -> DeviceOverrides:
     """A device's overrides, from their columns."""
-    return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained, row.trusted_after)
+    return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained, row.trusted_after, row.supply)
 
 
 def override_values(supply: str, override: Override) -> Values:

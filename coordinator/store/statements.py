@@ -8,13 +8,16 @@ from sqlalchemy import Insert, Table, bindparam, case, delete, func
 from sqlalchemy.dialects import postgresql, sqlite
 
 from coordinator.store.tables import (
+    AuditEntryRow,
     Base,
     BudgetOverride,
+    CertificateRow,
     Device,
     DeviceFront,
     DeviceOverridesRow,
     GivenUpTrainingRow,
     GrantLifetimeRow,
+    InviteRow,
     Node,
     Observation,
     Reference,
@@ -59,6 +62,9 @@ class Statements:
         self.given_up = self._replacing(GivenUpTrainingRow, "device_id")
         self.not_given_up = delete(GivenUpTrainingRow).where(GivenUpTrainingRow.device_id == bindparam("gone"))
         self.grant_lifetime = self._replacing(GrantLifetimeRow, "only")
+        self.invite = self._replacing(InviteRow, "token_hash")
+        self.certificate = self._replacing(CertificateRow, "serial")
+        self.audit_entry = self._replacing(AuditEntryRow, "entry_id")
 
     def _replacing(self, table_class: type[Base], *key: str) -> Insert:
         table: Table = table_class.metadata.tables[table_class.__tablename__]

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Engine
 
 from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
+from coordinator.state.identity_records import AuditEntry, ExpiredIdentities
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -26,7 +27,7 @@ from coordinator.state.records import (
     UnplannedRound,
 )
 from coordinator.state.workload_fronts import WorkloadFront
-from coordinator.store import checksums, rounds, rows
+from coordinator.store import checksums, identity_rows, rounds, rows
 from coordinator.store.backups import copy_file, has_tables
 from coordinator.store.clock_record import ClockRecord
 from coordinator.store.database import (
@@ -178,6 +179,11 @@ class Store:
                 if values:
                     connection.execute(statement, values)
             save_single_rows(connection, self._statements, records)
+            identity_rows.save_identities(connection, self._statements, records)
+            for each in records:
+                # After a jump of the date, revocations and entries that have not expired would go as well.
+                if isinstance(each, ExpiredIdentities) and not self._keeps(each.keep):
+                    identity_rows.drop(connection, each)
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
@@ -234,6 +240,16 @@ class Store:
         with self._reading() as connection:
             return rounds.history_of(connection, run_id)
 
+    def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
+        """The newest entries of the audit log, in their order; none from before `since`.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return identity_rows.audit_entries(connection, since, limit)
+
     def times(self, of: TimesOf) -> dict[str, Times]:
         """When things happened, by id.
 
@@ -279,8 +295,7 @@ class Store:
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
         with self._transaction() as connection:
-            until = None if self._clocks is None else self._clocks.keeps_until(older_than)
-            if until is not None:
+            if (until := self._keeps(older_than)) is not None:
                 _log.info("no runs are deleted before %s, since the clock has jumped", until.isoformat("T", "seconds"))
                 return None
             return rounds.delete_some(connection, self._now() - older_than, except_runs)
@@ -297,6 +312,10 @@ class Store:
         """
         with self._transaction() as connection:
             return rounds.delete_some_of(connection, run_id)
+
+    def _keeps(self, keep: timedelta) -> datetime | None:
+        """Until when nothing old may be deleted, since the date has jumped; None if it may be deleted."""
+        return None if self._clocks is None else self._clocks.keeps_until(keep)
 
     def require_owner(self) -> None:
         """Make sure that no other coordinator has taken the store over.

@@ -180,6 +180,7 @@ class DeviceOverridesRow(Base):
     tags: Mapped[list[str]] = mapped_column(JsonText)
     drained: Mapped[bool]
     trusted_after: Mapped[str]
+    supply: Mapped[str]
     checksum: Mapped[int | None]
 
 
@@ -227,6 +228,51 @@ class GrantLifetimeRow(Base):
     __tablename__ = "grant_lifetime"
     only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     lifetime_s: Mapped[float]
+    checksum: Mapped[int | None]
+
+
+class InviteRow(Base):
+    """An invite; of its token, only the hash."""
+
+    __tablename__ = "invite"
+    token_hash: Mapped[str] = mapped_column(primary_key=True)
+    role: Mapped[str]
+    name: Mapped[str]
+    site: Mapped[str]
+    tags: Mapped[list[str]] = mapped_column(JsonText)
+    made_at: Mapped[datetime]
+    made_by: Mapped[str]
+    expires_at: Mapped[datetime]
+    uses_left: Mapped[int]
+    checksum: Mapped[int | None]
+
+
+class CertificateRow(Base):
+    """A certificate that the authority issued."""
+
+    __tablename__ = "certificate"
+    serial: Mapped[str] = mapped_column(primary_key=True)
+    peer: Mapped[str]
+    issuer: Mapped[str]
+    issued_at: Mapped[datetime]
+    not_after: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+    reason: Mapped[str]
+    flower_key: Mapped[str]
+    checksum: Mapped[int | None]
+
+
+class AuditEntryRow(Base):
+    """One request of an operator that was to change something."""
+
+    __tablename__ = "audit_entry"
+    order: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    entry_id: Mapped[str] = mapped_column(unique=True)
+    at: Mapped[datetime] = mapped_column(index=True)
+    caller: Mapped[str]
+    method: Mapped[str]
+    request: Mapped[str]
+    outcome: Mapped[str]
     checksum: Mapped[int | None]
 
 

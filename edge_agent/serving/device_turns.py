@@ -255,7 +255,8 @@ class DeviceTurns:
         """The mode in which nothing is trained, in any thread.
 
         It is the parking mode, or with a duty the one that keeps it with the least power; while too little is known of
-        that, the lowest that keeps it.
+        that, the lowest that keeps it. Until the first batch has shown how long one takes, it is the highest: in a low
+        mode, the first batch could take many times the latency.
 
         Args:
             parked: without a duty.
@@ -267,10 +268,17 @@ class DeviceTurns:
     def _resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
         if (planned := self._planned_rest()) is not None:
             return planned
+        if self._awaits_first_batch:
+            return highest_mode(modes)
         if self.keeps_duty(parked):
             return parked
         spread = array_to_modes(modes[:: max(1, len(modes) // _RESTING_MODES)])
         return lowest_keeping([*spread, highest_mode(modes)], self.keeps_duty)
+
+    @property
+    def _awaits_first_batch(self) -> bool:
+        """Whether requests are to be answered, and nothing is known of the time that it takes."""
+        return self.duty is not None and not self._turns.times.knows_inference
 
     def _planned_rest(self) -> PowerMode | None:
         """The mode to answer requests in with the least power; None if there are none, or too little is known."""
@@ -287,6 +295,8 @@ class DeviceTurns:
         mode, planned = self._turns.mode, self._planned_rest()
         if mode is None or planned is not None:
             return mode in (None, planned)
+        if self._awaits_first_batch:
+            return mode == highest_mode(modes)
         return self.keeps_duty(mode) or self.resting_mode(parked, modes) == mode
 
     def why_training_waits(self) -> str | None:

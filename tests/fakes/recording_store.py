@@ -6,11 +6,12 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import pytest
 
+from coordinator.state.identity_records import AuditEntry
 from coordinator.state.records import (
     DeviceRecord,
     RoundRecord,
@@ -66,6 +67,10 @@ class RecordingStore:
     def times(self, of: TimesOf) -> dict[str, Times]:
         self._read("times")
         return {}
+
+    def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
+        self._read("audit log")
+        return [each for each in self.saved if isinstance(each, AuditEntry)][-limit:]
 
     def plan_ids_of(self, run_id: str) -> list[str]:
         self._read(run_id)

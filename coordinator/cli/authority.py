@@ -1,0 +1,88 @@
+"""`wattfleet coordinator init` and `rotate-authority`: make the fleet's certificate authority, and replace it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from wattfleet_io.console import count_of, print_json, print_line
+
+app = typer.Typer(no_args_is_help=True, help="Replace the fleet's certificate authority without a gap.")
+
+_MAX_SHOWN = 20
+
+
+def init(
+    identity: Annotated[
+        Path, typer.Option(help="Make the authority in this folder; `serve --identity` uses it.")
+    ] = Path("wattfleet-identity"),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or IP address of this machine, for clients that check it, such as Prometheus. Repeatable."
+            " Default: none; agents and commands do not need it."
+        ),
+    ] = None,
+    fleet: Annotated[str | None, typer.Option(help="Name of the fleet. Default: a random one.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Make the fleet's certificate authority, and the identity of its first operator, on the coordinator's machine."""
+    from coordinator.identity.authority_folder import AuthorityFolder
+    from coordinator.identity.first_operator import folder_of, make_operator
+    from wattfleet.errors import InvalidInputError
+    from wattfleet_io.clock import utc_now
+
+    now, is_new = utc_now(), not AuthorityFolder.exists(identity)
+    authority = AuthorityFolder.create(identity, host or (), now, fleet) if is_new else AuthorityFolder.open(identity)
+    if fleet not in (None, authority.authority.fleet):
+        raise InvalidInputError(
+            f"{identity} has the authority of the fleet {authority.authority.fleet!r}: leave out --fleet, or choose"
+            " another folder"
+        )
+    try:
+        make_operator(authority, DEFAULT_ADDRESS, now)
+    except OSError as error:
+        raise InvalidInputError(f"cannot write to {folder_of(identity)}: {error.strerror}") from None
+    if json_:
+        content = {"identity": str(identity), "operator": str(folder_of(identity)), "new": is_new}
+        print_json({"fleet": authority.authority.fleet, **content})
+        return
+    already = "" if is_new else "already "
+    print_line(f"the authority of the fleet {authority.authority.fleet} is {already}in {identity}")
+    print_line("keep a backup of this folder, and let nobody else read it: whoever has it can issue certificates")
+    print_line(f"the operator's identity is in {folder_of(identity)}")
+
+
+@app.command("begin")
+def begin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+    """Make a new authority. All machines trust it with their next renewal, which it issues."""
+    from wattfleet_proto.v1 import identity_pb2
+
+    with connected(coordinator) as client:
+        answer = client.administer("BeginRotation", identity_pb2.BeginRotationRequest())
+    names = [f"{each.role} {each.name}" for each in answer.to_renew]
+    if json_:
+        print_json({"to_renew": names})
+        return
+    print_line(f"a new authority issues certificates; {count_of(len(names), 'owner')} have to renew theirs")
+    for name in names[:_MAX_SHOWN]:
+        print_line(f"  {name}")
+    if len(names) > _MAX_SHOWN:
+        print_line(f"  and {len(names) - _MAX_SHOWN:,} more")
+    print_line("agents renew by themselves; then run: wattfleet coordinator rotate-authority finish")
+
+
+@app.command("finish")
+def finish(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+    """Remove the old authority, once every certificate was renewed."""
+    from wattfleet_proto.v1 import identity_pb2
+
+    with connected(coordinator) as client:
+        client.administer("FinishRotation", identity_pb2.FinishRotationRequest())
+    if json_:
+        print_json({"finished": True})
+    else:
+        print_line("the old authority is removed; its certificates are no longer accepted")

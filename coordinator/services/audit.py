@@ -1,0 +1,166 @@
+"""The audit log: who asked for which change, when, and what came of it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from coordinator.repository.repository import FleetRepository
+from coordinator.services.issuing import CertificateOf
+from coordinator.services.peer_quotas import host_of
+from coordinator.state.identity_records import AuditEntry
+from coordinator.store.errors import StoreUnavailableError
+from wattfleet_identity.channels import is_loopback
+from wattfleet_io.clock import utc_now
+from wattfleet_io.console import plain_text
+
+_log = logging.getLogger(__name__)
+
+_SERVICES = ("/wattfleet.v1.OperatorService/", "/wattfleet.v1.IdentityService/")
+_CHANGE_NOTHING = frozenset(
+    {
+        "PreviewPlan",
+        "GetBudgets",
+        "ListReferences",
+        "ListInvites",
+        "ListCertificates",
+        "ReadAuditLog",
+    }
+)
+_SECRETS = frozenset({"token", "run_token", "line"})
+_LONGEST_VALUE, _LONGEST_SUMMARY = 100, 400
+_MAX_LISTED = 10
+
+
+def is_audited(method: str) -> bool:
+    """Whether an RPC, by its full name, is one of operators that may change something."""
+    return method.startswith(_SERVICES) and method.rpartition("/")[2] not in _CHANGE_NOTHING
+
+
+def name_of_caller(context: Any, certificate_of: CertificateOf) -> str:
+    """Who calls, for people: the owner of the certificate, or where a call without one comes from."""
+    certificate = certificate_of(context)
+    if certificate is not None:
+        return str(certificate.peer)
+    peer: str = context.peer()
+    host = unquote(host_of(peer))
+    is_local = peer.startswith("unix:") or is_loopback(host.partition(":")[2])
+    return "unauthenticated on loopback" if is_local else f"unauthenticated at {host}"
+
+
+def summary_of(message: Message) -> str:
+    """A message's fields in a line, without secrets and contents of files."""
+    parts = []
+    for field, value in message.ListFields():
+        if field.name in _SECRETS:
+            parts.append(f"{field.name}=(secret)")
+        elif field.is_repeated:
+            values = list(value)
+            more = f" and {len(values) - _MAX_LISTED:,} more" if len(values) > _MAX_LISTED else ""
+            parts.append(f"{field.name}={', '.join(_shown(field, each) for each in values[:_MAX_LISTED])}{more}")
+        else:
+            parts.append(f"{field.name}={_shown(field, value)}")
+    return plain_text(" ".join(parts), _LONGEST_SUMMARY)
+
+
+class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
+    """Notes every request of operators that may change something.
+
+    It belongs after the error boundary, whose domain errors it sees, and after the limits on requests.
+    """
+
+    def __init__(
+        self, repository: FleetRepository, certificate_of: CertificateOf, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        """Note in a store.
+
+        Args:
+            repository: the fleet and its store.
+            certificate_of: the caller's certificate.
+            now: the time.
+        """
+        self._repository = repository
+        self._certificate_of = certificate_of
+        self._now = now
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap a method's handler, if it may change something."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not is_audited(method):
+            return handler
+        if handler.response_streaming:
+            return handler._replace(unary_stream=self._streaming(method, handler.unary_stream))
+        if handler.request_streaming:
+            return handler._replace(stream_unary=self._answering(method, handler.stream_unary))
+        return handler._replace(unary_unary=self._answering(method, handler.unary_unary))
+
+    def _answering(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        async def noted(request: Any, context: Any) -> Any:
+            async with self._noted(method, context) as summary:
+                # Of a stream of messages, only the answer says what it was about.
+                if isinstance(request, Message):
+                    summary.append(summary_of(request))
+                answer = await inner(request, context)
+                if not summary:
+                    summary.append(summary_of(answer))
+                return answer
+
+        return noted
+
+    def _streaming(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        async def noted(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with self._noted(method, context) as summary:
+                summary.append(summary_of(request))
+                async for answer in inner(request, context):
+                    yield answer
+
+        return noted
+
+    @asynccontextmanager
+    async def _noted(self, method: str, context: Any) -> AsyncIterator[list[str]]:
+        """Note a request once it is answered; yields a list for its summary."""
+        caller, summary = name_of_caller(context, self._certificate_of), list[str]()
+        try:
+            yield summary
+        except BaseException as error:
+            why = str(error) or type(error).__name__
+            self._repository.save_soon(self._entry(caller, method, summary, f"refused: {why}"))
+            raise
+        try:
+            await self._repository.save(self._entry(caller, method, summary, ""))
+        except StoreUnavailableError as error:  # it waits for the next attempt, and the change has been made
+            _log.warning("an entry of the audit log waits for the store: %s", error)
+
+    def _entry(self, caller: str, method: str, summary: list[str], outcome: str) -> AuditEntry:
+        return AuditEntry(
+            secrets.token_hex(8),
+            self._now(),
+            caller,
+            method.rpartition("/")[2],
+            "".join(summary),
+            plain_text(outcome, _LONGEST_SUMMARY),
+        )
+
+
+def _shown(field: FieldDescriptor, value: Any) -> str:
+    if isinstance(value, Message):
+        return f"({summary_of(value)})"
+    if isinstance(value, bytes):
+        return f"({len(value):,} bytes)"
+    if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
+        return f"{value:g}"
+    return plain_text(str(value), _LONGEST_VALUE)

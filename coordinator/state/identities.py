@@ -1,0 +1,237 @@
+"""Who may be in the fleet: open invites, and the certificates that were issued and revoked.
+
+Each change returns the records to store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from coordinator.errors import (
+    AlreadyEnrolledError,
+    ExpiredInviteError,
+    QuotaExceededError,
+    UnknownInviteError,
+    UnknownRecordError,
+    UsedUpInviteError,
+)
+from coordinator.state.identity_records import CertificateRecord, ExpiredIdentities, InviteRecord
+from coordinator.state.invite_terms import Admission, Application, Terms, peer_of
+from wattfleet_identity.invites import token_hash
+from wattfleet_identity.peers import Peer, Role
+
+MAX_INVITES = 1_000
+MAX_CERTIFICATES = 100_000
+AUDIT_KEEP = timedelta(days=400)
+MAX_AUDIT_ENTRIES = 1_000_000
+_MAX_EARLY_RENEWALS = 4
+_EARLY = 0.9  # share of the life that is left
+
+
+class Identities:
+    """The invites and the certificates of one fleet."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._invites: dict[str, InviteRecord] = {}
+        self._certificates: dict[str, CertificateRecord] = {}
+        self._of_name: dict[tuple[Role, str], set[str]] = {}
+
+    def restore(self, invites: Iterable[InviteRecord], certificates: Iterable[CertificateRecord]) -> None:
+        """Go on with what a store holds."""
+        self._invites.update((each.token_hash, each) for each in invites)
+        for each in certificates:
+            self._put(each)
+
+    # --- queries ------------------------------------------------------------------------------------------------
+
+    def invites(self, now: datetime) -> list[InviteRecord]:
+        """The invites that can still be used, the one that expires first at first."""
+        return sorted((each for each in self._invites.values() if each.is_open(now)), key=lambda each: each.expires_at)
+
+    def certificates(self, now: datetime) -> list[CertificateRecord]:
+        """The certificates that have not expired, in the order of their owners, the newest of each first."""
+        unexpired = [each for each in self._certificates.values() if now < each.not_after]
+        unexpired.sort(key=lambda each: each.issued_at, reverse=True)
+        return sorted(unexpired, key=lambda each: (each.peer.role.value, each.peer.name))
+
+    def is_revoked(self, serial: str) -> bool:
+        """Whether a certificate was revoked; one that is unknown was not."""
+        found = self._certificates.get(serial)
+        return found is not None and found.revoked_at is not None
+
+    def is_known(self, serial: str) -> bool:
+        """Whether a certificate is on record."""
+        return serial in self._certificates
+
+    def has_certificate(self, device_id: str, now: datetime) -> bool:
+        """Whether a device has a valid certificate."""
+        serials = self._of_name.get((Role.DEVICE, device_id), ())
+        return any(self._certificates[each].is_valid(now) for each in serials)
+
+    def flower_key_of(self, serial: str) -> str:
+        """The SuperNode's public key that a certificate's owner enrolled with; empty if it is unknown."""
+        found = self._certificates.get(serial)
+        return "" if found is None else found.flower_key
+
+    def not_issued_by(self, issuer: str, now: datetime) -> list[CertificateRecord]:
+        """The newest certificate of every owner that has none of an authority, and would be locked out without others.
+
+        Args:
+            issuer: SHA-256 of the authority's certificate, hexadecimal.
+            now: the time.
+        """
+        valid = [each for each in self.certificates(now) if each.revoked_at is None]
+        renewed = {each.peer.uri for each in valid if each.issuer == issuer}
+        newest = {each.peer.uri: each for each in reversed(valid) if each.peer.uri not in renewed}
+        return sorted(newest.values(), key=lambda each: (each.peer.role.value, each.peer.name))
+
+    # --- changes ------------------------------------------------------------------------------------------------
+
+    def invite(self, token: str, terms: Terms, made_by: str, now: datetime) -> InviteRecord:
+        """Let somebody enrol with a token.
+
+        Raises:
+            QuotaExceededError: there are too many open invites.
+        """
+        if len(self.invites(now)) >= MAX_INVITES:
+            raise QuotaExceededError(
+                f"{MAX_INVITES:,} invites are open: wait until one expires, or make one for several devices with --uses"
+            )
+        until = now + terms.ttl
+        record = InviteRecord(
+            token_hash(token), terms.role, terms.name, terms.site, terms.tags, now, made_by, until, terms.uses
+        )
+        self._invites[record.token_hash] = record
+        return record
+
+    def cancel(self, number: str) -> InviteRecord:
+        """Close an invite, named by the first digits of its hash.
+
+        Raises:
+            UnknownRecordError: there is none, or there are several.
+        """
+        found = [each for each in self._invites.values() if number and each.token_hash.startswith(number)]
+        if len(found) != 1:
+            raise UnknownRecordError(f"no invite {number!r}: `wattfleet coordinator invites` lists them")
+        return self._close(replace(found[0], uses_left=0))
+
+    def redeem(self, token: str, application: Application, fleet: str, now: datetime) -> Admission:
+        """Use an invite once.
+
+        Args:
+            token: the secret.
+            application: the machine that enrols.
+            fleet: the fleet's name.
+            now: the time.
+
+        Raises:
+            InvalidInviteError: the token is unknown, expired or used up: the type tells, and the text does not.
+            InvalidInputError: a device's id, board or installation is not valid.
+            AlreadyEnrolledError: another machine has the device's id.
+        """
+        invite = self._invites.get(token_hash(token))
+        if invite is None:
+            raise UnknownInviteError
+        if now >= invite.expires_at:
+            raise ExpiredInviteError
+        if invite.uses_left < 1:
+            raise UsedUpInviteError
+        if len(self._certificates) >= MAX_CERTIFICATES:
+            raise QuotaExceededError(f"{MAX_CERTIFICATES:,} certificates are valid, which is the most: revoke some")
+        peer = peer_of(invite, application, fleet)
+        # A device whose invite has its name replaces the one of before, such as after its disk was replaced.
+        replaced = [each for each in self._of(peer) if each.is_valid(now)] if peer.role is Role.DEVICE else []
+        others = [each for each in replaced if each.peer.installation != peer.installation]
+        if others and not invite.name:
+            raise AlreadyEnrolledError(
+                f"another machine is enrolled as device {peer.name!r}: give this one another name. If it replaces that"
+                f" one, use an invite of `wattfleet coordinator invite --device {peer.name}`, or revoke the old one's"
+                f" certificate first with `wattfleet coordinator revoke {peer.name}`"
+            )
+        used = self._close(replace(invite, uses_left=invite.uses_left - 1))
+        return Admission(peer, used, self._revoke(replaced, f"{peer} enrolled again", now))
+
+    def take_back(
+        self, admission: Admission, record: CertificateRecord, now: datetime
+    ) -> list[InviteRecord | CertificateRecord]:
+        """Undo an admission whose certificate could not be handed out."""
+        invite = self._invites.get(admission.invite.token_hash, admission.invite)
+        for each in admission.replaced:
+            self._put(replace(each, revoked_at=None, reason=""))
+        return [
+            self._close(replace(invite, uses_left=invite.uses_left + 1)),
+            *(self._certificates[each.serial] for each in admission.replaced),
+            *self._revoke([record], "it could not be stored, and was not handed out", now),
+        ]
+
+    def issued(self, record: CertificateRecord) -> CertificateRecord:
+        """Note an issued certificate."""
+        self._put(record)
+        return record
+
+    def require_renewable(self, peer: Peer, lifetime: timedelta, now: datetime) -> None:
+        """Make sure that a peer does not collect certificates.
+
+        Raises:
+            QuotaExceededError: it has renewed several times, and its newest certificate is almost new.
+        """
+        early = [each for each in self._of(peer) if now < each.issued_at + lifetime * (1 - _EARLY)]
+        if len(early) >= _MAX_EARLY_RENEWALS:
+            raise QuotaExceededError(
+                f"{peer} has got {len(early)} certificates within a tenth of a certificate's life: use the newest one"
+            )
+
+    def revoke(self, name_or_serial: str, reason: str, now: datetime) -> list[CertificateRecord]:
+        """Revoke a certificate by its serial number, or all of a name.
+
+        Returns:
+            The revoked certificates.
+
+        Raises:
+            UnknownRecordError: there is no such valid certificate.
+        """
+        exact = self._certificates.get(name_or_serial)
+        found = [exact] if exact is not None else [each for each in self._certificates.values()]
+        valid = [
+            each
+            for each in found
+            if each.is_valid(now) and (each is exact or name_or_serial in (each.peer.name, str(each.peer)))
+        ]
+        if not valid:
+            raise UnknownRecordError(
+                f"no valid certificate has the name or serial number {name_or_serial!r}:"
+                " `wattfleet coordinator certificates` lists them"
+            )
+        return self._revoke(valid, reason, now)
+
+    def expire(self, now: datetime) -> ExpiredIdentities:
+        """Drop the invites and certificates that have expired."""
+        self._invites = {key: each for key, each in self._invites.items() if now < each.expires_at}
+        for each in [each for each in self._certificates.values() if now >= each.not_after]:
+            del self._certificates[each.serial]
+            of_name = self._of_name[each.peer.role, each.peer.name]
+            of_name.discard(each.serial)
+            if not of_name:
+                del self._of_name[each.peer.role, each.peer.name]
+        return ExpiredIdentities(now, AUDIT_KEEP, MAX_AUDIT_ENTRIES)
+
+    def _of(self, peer: Peer) -> list[CertificateRecord]:
+        """The certificates of a peer's role and name, of whichever installation."""
+        return [self._certificates[each] for each in self._of_name.get((peer.role, peer.name), ())]
+
+    def _revoke(self, records: Collection[CertificateRecord], reason: str, now: datetime) -> list[CertificateRecord]:
+        revoked = [replace(each, revoked_at=now, reason=reason) for each in records]
+        for each in revoked:
+            self._put(each)
+        return revoked
+
+    def _close(self, invite: InviteRecord) -> InviteRecord:
+        self._invites[invite.token_hash] = invite
+        return invite
+
+    def _put(self, record: CertificateRecord) -> None:
+        self._certificates[record.serial] = record
+        self._of_name.setdefault((record.peer.role, record.peer.name), set()).add(record.serial)
