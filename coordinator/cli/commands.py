@@ -9,6 +9,7 @@ import typer
 from coordinator.cli.budget import app as budget_commands
 from coordinator.cli.devices import device, devices
 from coordinator.cli.export.command import export
+from coordinator.cli.options import ClientCommand
 from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
@@ -63,7 +64,7 @@ def serve(ctx: typer.Context) -> None:
 
 # `serve` first, then commands in the order in which an operator meets them.
 for command in (devices, device, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
-    app.command()(command)
+    app.command(cls=ClientCommand)(command)
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")
 app.add_typer(store_commands, name="store")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import ClientCommand, JsonOption, connected
 from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ _SHOWN_DIGITS = 12
 _PUBLISH_TIMEOUT_S = 150.0  # more than the coordinator allows for an upload and its check
 
 
-@app.command("list")
-def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+@app.command("list", cls=ClientCommand)
+def list_references(json_: JsonOption = False) -> None:
     """List the published reference predictors, and those in force."""
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("ListReferences", operator_pb2.ListReferencesRequest())
     content = [_content(view) for view in answer.references]
     if json_:
@@ -38,10 +38,9 @@ def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: Jso
         _print(content)
 
 
-@app.command("publish")
+@app.command("publish", cls=ClientCommand)
 def publish(
     directory: Annotated[Path, typer.Argument(help="Folder written by `wattfleet reference train --out`.")],
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Upload the reference predictor in DIRECTORY. Agents use it once it is pinned."""
@@ -50,7 +49,7 @@ def publish(
 
     artefact = read_artefact(directory)
     require_size(str(directory), artefact)
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("PublishReference", _parts(artefact), _PUBLISH_TIMEOUT_S)
     if json_:
         print_json({"digest": answer.digest, "known": answer.known})
@@ -59,16 +58,15 @@ def publish(
         print_line(f"to put it in force: wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}")
 
 
-@app.command("remove")
+@app.command("remove", cls=ClientCommand)
 def remove(
     digest: Annotated[str, typer.Argument(help="Digest of a published reference, or its first 6 or more digits.")],
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Remove the published reference predictor DIGEST. One that is pinned must be unpinned first."""
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("RemoveReference", operator_pb2.RemoveReferenceRequest(digest=digest))
     if json_:
         print_json({"digest": answer.digest})
@@ -76,12 +74,11 @@ def remove(
         print(f"{answer.digest} is removed")
 
 
-@app.command("pin")
+@app.command("pin", cls=ClientCommand)
 def pin(
     digests: Annotated[
         list[str], typer.Argument(help="Digests of published references, or their first 6 or more digits.")
     ],
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Make all agents transfer from the reference predictors DIGESTS.
@@ -92,20 +89,20 @@ def pin(
 
     if not all(digests):
         raise InvalidInputError("the digest is empty; `wattfleet coordinator reference list` shows the digests")
-    _pinned(coordinator, digests, json_)
+    _pinned(digests, json_)
 
 
-@app.command("unpin")
-def unpin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+@app.command("unpin", cls=ClientCommand)
+def unpin(json_: JsonOption = False) -> None:
     """Make all agents transfer from the predictor of `serve --reference` again."""
-    _pinned(coordinator, [], json_)
+    _pinned([], json_)
 
 
-def _pinned(coordinator: str, digests: Sequence[str], json_: bool) -> None:
+def _pinned(digests: Sequence[str], json_: bool) -> None:
     from wattfleet_proto.v1 import operator_pb2
 
     request = operator_pb2.PinReferenceRequest(digest=digests[0] if digests else "", further_digests=digests[1:])
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("PinReference", request)
     in_force = [answer.digest, *answer.further_digests]
     if json_:

@@ -22,6 +22,7 @@ from edge_agent.serving.duty_process import keep_duty_aside
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference_rows import InferenceRows
 from edge_agent.serving.turns import Kind
+from edge_agent.session.certificate_keeper import CertificateKeeper
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
@@ -30,6 +31,7 @@ from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import backed_up
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.channels import PLAINTEXT_WARNING
 from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import kept_duty_to_message, provenance_to_message
@@ -52,7 +54,8 @@ async def run_agent(
         stop: ends the agent.
 
     Raises:
-        InvalidInputError: the socket cannot be served, or the state directory is another user's or device's.
+        InvalidInputError: the socket cannot be served, the state directory is another user's or device's, or the
+            connection to the coordinator would be unprotected although it must not.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
@@ -73,7 +76,10 @@ async def _run_with_device(
     turns, duty_file, rows = DeviceTurns(), DutyFile(state_directory), InferenceRows(state_directory)
     board, planning = DutyDevice(device, turns), DutyPlanning(turns, rows, device.modes)
     turns.judge, planning.keep = planning.judge, keep_duty_aside
-    connect = connects_to(settings.session.coordinator)
+    endpoint = settings.endpoint()
+    if endpoint.is_exposed:
+        _log.warning("the connection to %s is %s", endpoint.address, PLAINTEXT_WARNING)
+    connect = connects_to(endpoint)
     hello = session_pb2.Hello(
         device_id=settings.device.id,
         board=device.board_kind,
@@ -84,8 +90,9 @@ async def _run_with_device(
     )
     welcome = LatestWelcome(WelcomeFile(state_directory / WELCOME_FILE))
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
-    news = SessionNews(settings.session.coordinator, state_directory / SESSION_FILE)
+    news = SessionNews(endpoint.address, state_directory / SESSION_FILE, is_exposed=endpoint.is_exposed)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
+    keeper = CertificateKeeper(endpoint, session.reconnect)
     trainings = AppTrainings(settings.device.id)
     session.duty_figures = partial(_duty_figures, turns)
     if device.built_in_workload() is None:
@@ -105,7 +112,8 @@ async def _run_with_device(
     take_up_duty(turns, duty_file, device)
     async with serve_socket(settings.device.socket, trainings, DutyServicer(device, turns, duty_file, rows)):
         try:
-            await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})
+            works = {"session": session.run(), "device": service.run(), "certificate": keeper.run()}
+            await run_until_first({**works, "stop": stop.wait()})
         finally:
             turns.stop()
 
