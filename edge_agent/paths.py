@@ -30,6 +30,9 @@ OUTBOX_FILE = "outbox.jsonl"
 INSTALLATION_FILE = "installation"
 """Below the state directory: a random name, by which the coordinator knows this agent after a restart."""
 
+IDENTITY_DIRECTORY = "identity"
+"""Below the state directory: the agent's key and certificate, and the SuperNode's key."""
+
 SESSION_FILE = "session.json"
 """Below the state directory: how the session with the coordinator stands, for `wattfleet agent status`."""
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.workloads.loading import SHIPPED, Processor
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import LARGEST_COUNT
+from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
+from wattfleet_identity.peers import Role
 from wattfleet_io.settings.model import Group, Settings, setting
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
@@ -119,8 +122,23 @@ class WorkloadSettings(Group):
 class SessionSettings(Group):
     """Session: the connection to the coordinator."""
 
-    coordinator: str = setting(
-        "127.0.0.1:7070", "Connect to the coordinator at this address, host:port.", option="--coordinator"
+    coordinator: str | None = setting(
+        None,
+        "Connect to the coordinator at this address, host:port.",
+        option="--coordinator",
+        unset=f"that of the enrolment, else {DEFAULT_ADDRESS}",
+    )
+    identity: Path | None = setting(
+        None,
+        "Connect with the key and the certificate in this folder, which `wattfleet agent join` fills.",
+        option="--identity",
+        unset=f"the folder {IDENTITY_DIRECTORY} in the state directory",
+    )
+    insecure: bool = setting(
+        False,
+        "Connect in plaintext where there is no identity, also to another machine. Anybody on the network can then read"
+        " and change everything.",
+        option="--insecure",
     )
     welcome_timeout_s: float = setting(
         60.0,
@@ -187,3 +205,27 @@ class AgentSettings(Settings):
     workload: WorkloadSettings = WorkloadSettings()
     session: SessionSettings = SessionSettings()
     recovery: RecoverySettings = RecoverySettings()
+
+    @property
+    def identity_folder(self) -> Path:
+        """The folder of the agent's identity, which may be empty."""
+        return self.session.identity or self.device.state_dir / IDENTITY_DIRECTORY
+
+    def endpoint(self) -> Endpoint:
+        """The coordinator, and how to connect to it.
+
+        Raises:
+            InvalidInputError: its address is none, or the identity is absent although it was named, is damaged, or is
+                that of another device; or plaintext would leave this machine although it must not.
+        """
+        if self.session.identity is not None:
+            require_identity(self.session.identity)
+        endpoint = Endpoint.of(self.session.coordinator, self.identity_folder, self.session.insecure)
+        if (identity := endpoint.identity()) is not None:
+            peer = identity.peer
+            if (peer.role, peer.name) != (Role.DEVICE, self.device.id):
+                raise InvalidInputError(
+                    f"the certificate in {self.identity_folder} is for {peer}, not for device {self.device.id}: pass"
+                    " that device's id as --device-id, or enrol again with `wattfleet agent join`"
+                )
+        return endpoint

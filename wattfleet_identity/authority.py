@@ -30,7 +30,9 @@ SERVER_NAME = "coordinator.wattfleet"
 """A DNS name of every server certificate; clients check it instead of the address, which may change."""
 
 LIFETIME = timedelta(days=3650)
-_VALID_FROM = datetime(2020, 1, 1, tzinfo=timezone.utc)  # a board without a battery-backed clock starts in the past
+VALID_FROM = datetime(2020, 1, 1, tzinfo=timezone.utc)
+"""From when certificates are valid: a board without a battery-backed clock starts in the past."""
+
 _SCHEME = "spiffe://"
 
 
@@ -145,7 +147,7 @@ def _builder(
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     serial = x509.random_serial_number()
-    return builder.serial_number(serial).not_valid_before(_VALID_FROM).not_valid_after(until)
+    return builder.serial_number(serial).not_valid_before(VALID_FROM).not_valid_after(until)
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

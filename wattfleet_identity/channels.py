@@ -11,14 +11,35 @@ import grpc
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.identity_folder import Identity
 from wattfleet_io.addresses import split_address
+from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 
 Options = Sequence[tuple[str, Any]]
+
+_CLIENT_OPTIONS: Options = (
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    # gRPC's own reconnect backoff grows to two minutes, in which a client would miss a coordinator that is back.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 PLAINTEXT_WARNING = "plaintext: anybody on the network can read and change everything"
 
 
-def open_channel(address: str, identity: Identity | None, options: Options = ()) -> grpc.Channel:
-    """Open a channel to a coordinator; it connects at the first call.
+def open_channel(address: str, identity: Identity | None) -> grpc.Channel:
+    """Open a channel of a synchronous client to a coordinator; it connects at the first call.
+
+    Args:
+        address: the coordinator's host:port.
+        identity: proves who calls; None for plaintext.
+    """
+    if identity is None:
+        return grpc.insecure_channel(address, options=_CLIENT_OPTIONS)
+    options = [*_CLIENT_OPTIONS, *_naming(identity.server_name)]
+    return grpc.secure_channel(address, _credentials(identity), options=options)
+
+
+def open_async_channel(address: str, identity: Identity | None, options: Options = ()) -> grpc.aio.Channel:
+    """Open a channel for asyncio.
 
     Args:
         address: the coordinator's host:port.
@@ -26,35 +47,27 @@ def open_channel(address: str, identity: Identity | None, options: Options = ())
         options: gRPC's options.
     """
     if identity is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, _credentials(identity), options=[*options, *_naming(identity.server_name)])
-
-
-def open_async_channel(address: str, identity: Identity | None, options: Options = ()) -> grpc.aio.Channel:
-    """Open a channel for asyncio, as `open_channel` does."""
-    if identity is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, _credentials(identity), options=[*options, *_naming(identity.server_name)])
 
 
-def open_enrolment_channel(address: str, trusted_pem: bytes, server_name: str, options: Options = ()) -> grpc.Channel:
+def open_enrolment_channel(address: str, trusted_pem: bytes, server_name: str) -> grpc.Channel:
     """Open a channel of a machine that has no certificate yet.
 
     Args:
         address: the coordinator's host:port for enrolment.
         trusted_pem: the certificates that the server's must come from.
         server_name: the DNS name that the server's certificate must have.
-        options: gRPC's options.
     """
     credentials = grpc.ssl_channel_credentials(trusted_pem)
-    return grpc.secure_channel(address, credentials, options=[*options, *_naming(server_name)])
+    return grpc.secure_channel(address, credentials, options=_naming(server_name))
 
 
 def require_protected(address: str, identity: Identity | None, is_insecure: bool) -> bool:
     """Make sure that plaintext leaves this machine only where that was asked for.
 
     Args:
-        address: host:port to listen on or to connect to.
+        address: host:port to listen on or to connect to; a unix socket leaves no machine.
         identity: what the channel is protected with, or None.
         is_insecure: whether `--insecure` was given.
 
@@ -64,7 +77,7 @@ def require_protected(address: str, identity: Identity | None, is_insecure: bool
     Raises:
         InvalidInputError: it would leave this machine, and was not asked for.
     """
-    if identity is not None or is_loopback(split_address(address)[0]):
+    if identity is not None or address.startswith("unix:") or is_loopback(split_address(address)[0]):
         return False
     if not is_insecure:
         raise InvalidInputError(

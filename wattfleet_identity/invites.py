@@ -16,7 +16,9 @@ from datetime import datetime, timezone
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.addresses import split_address
 
-_PREFIX = "wfj1"
+PREFIX = "wfj1"
+"""What every line begins with."""
+
 _SECRET_BYTES = 32
 
 
@@ -50,7 +52,7 @@ class Invite:
     def line(self) -> str:
         """The line to paste."""
         authority = base64.urlsafe_b64encode(self.authority).decode().rstrip("=")
-        return "/".join([_PREFIX, self.address, authority, self.token, str(int(self.issued_at.timestamp()))])
+        return "/".join([PREFIX, self.address, authority, self.token, str(int(self.issued_at.timestamp()))])
 
     @classmethod
     def parse(cls, line: str) -> Invite:
@@ -61,7 +63,7 @@ class Invite:
         """
         try:
             prefix, address, authority, token, seconds = line.strip().split("/")
-            if prefix != _PREFIX or len(_decoded(token)) != _SECRET_BYTES or len(seconds) < 10:
+            if prefix != PREFIX or len(_decoded(token)) != _SECRET_BYTES or len(seconds) < 10:
                 raise ValueError
             decoded = _decoded(authority)
             if len(decoded) != hashlib.sha256().digest_size:
@@ -71,7 +73,7 @@ class Invite:
         except (ValueError, OverflowError, OSError, binascii.Error, InvalidInputError):
             raise InvalidInputError(
                 "this is not the whole line that `wattfleet coordinator invite` printed: copy it again, from"
-                f" {_PREFIX}/ to its end"
+                f" {PREFIX}/ to its end"
             ) from None
         return cls(f"{host}:{port}", decoded, token, issued_at)
 

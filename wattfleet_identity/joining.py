@@ -1,4 +1,4 @@
-"""Enrolment of a machine: from the line of an invite to an identity.
+"""Enrolment of a machine: from the line of an invite to an identity in a folder.
 
 The machine checks the authority by its hash before it sends the token.
 """
@@ -10,6 +10,9 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import grpc
@@ -18,9 +21,11 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.authority import SERVER_NAME
 from wattfleet_identity.certificates import fingerprint, new_key, read_certificate, request_certificate
 from wattfleet_identity.channels import open_enrolment_channel
-from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.identity_folder import Identity, make_private_folder, write_identity
 from wattfleet_identity.invites import Invite
+from wattfleet_identity.renewal import note_time
 from wattfleet_io.addresses import split_address
+from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
@@ -57,6 +62,52 @@ class Applicant:
     board: str = ""
     installation: str = ""
     flower_public_key: bytes = b""
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder of an identity, before an invite is used up where nothing can be stored.
+
+    Raises:
+        InvalidInputError: it cannot be written, or belongs to another user.
+    """
+    try:
+        require_own_folder(folder.parent)
+        make_private_folder(folder)
+        require_own_folder(folder)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInputError(
+            f"the identity cannot be stored in {folder}: {error.strerror}. The invite was not used: run this as the"
+            " user who will use the identity (root for a device's service), or name another folder with --identity"
+        ) from None
+
+
+def join_and_store(invite: Invite, applicant: Applicant, folder: Path, now: datetime) -> Identity:
+    """Enrol, and store the identity in a folder that `require_writable` has made.
+
+    Args:
+        invite: the invite.
+        applicant: the machine.
+        folder: where its key and certificate go.
+        now: the time.
+
+    Raises:
+        CoordinatorUnreachableError: nothing answers at the invite's address.
+        WrongAuthorityError: another coordinator answers, or somebody in between.
+        EnrolmentRefusedError: the token is unknown, used up or expired, or the machine may not have that name.
+        InvalidInputError: the identity cannot be stored.
+    """
+    identity = join(invite, applicant)
+    try:
+        write_identity(folder, identity)
+        note_time(folder, now)
+    except OSError as error:
+        raise InvalidInputError(
+            f"the identity cannot be stored in {folder}: {error.strerror}. The invite is used up: make room, and enrol"
+            " with another one"
+        ) from None
+    return identity
 
 
 def join(invite: Invite, applicant: Applicant) -> Identity:

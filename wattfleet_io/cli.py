@@ -18,7 +18,7 @@ EXIT_FAILED = 1
 _MAX_ERROR_LENGTH = 5_000
 """Characters of an error that are shown; it may quote a file, and lists at most a few things."""
 
-_EXTRAS = {"reference": "simulation", "simulate": "simulation"}
+_EXTRAS = {"join": "flower", "reference": "simulation", "simulate": "simulation"}
 """The extra with a command's dependencies, if its name is not the command's."""
 
 

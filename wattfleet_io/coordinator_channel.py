@@ -1,4 +1,4 @@
-"""Channels to the coordinator, as its synchronous clients open them."""
+"""Whether a coordinator answers, and the errors of one that does not."""
 
 from __future__ import annotations
 
@@ -8,31 +8,14 @@ from typing import Any
 import grpc
 
 from wattfleet.errors import WattfleetError
-from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 
 UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 """Statuses of a call that may have reached no coordinator. A coordinator without a ready device answers with the first
 one, too; `answers` tells the two apart."""
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    # gRPC's own reconnect backoff grows to two minutes, in which a client would miss a coordinator that is back.
-    ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
-
 
 class CoordinatorUnreachableError(WattfleetError):
     """No coordinator answers at an address."""
-
-
-def open_channel(address: str) -> grpc.Channel:
-    """Open a channel to a coordinator; it connects at the first call.
-
-    Args:
-        address: the coordinator's host:port.
-    """
-    return grpc.insecure_channel(address, options=_OPTIONS)
 
 
 def answers(method: Callable[..., Any], request: Any, timeout_s: float, wait_for_ready: bool = False) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from coordinator.cli.client import CoordinatorClient
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import view_pb2
 
 _TIMEOUT_S = 30.0
@@ -30,7 +31,7 @@ class CoordinatorView:
 
     def __init__(self, address: str) -> None:
         """Connect to host:port at the first request."""
-        self._client = CoordinatorClient(address, stream_timeout_s=_TIMEOUT_S)
+        self._client = CoordinatorClient(Endpoint(address), stream_timeout_s=_TIMEOUT_S)
 
     def __enter__(self) -> CoordinatorView:
         return self

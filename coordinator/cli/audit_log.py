@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.budget import seconds
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import JsonOption, connected
 from wattfleet_io.console import print_json, print_line
 
 
@@ -15,7 +15,6 @@ def audit_log(
     since: Annotated[
         str | None, typer.Option(help="Only what was asked within this long, such as 7d. Default: all that is kept.")
     ] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """List what operators changed or tried to change: when, who, and what. At most the newest 10,000 are listed."""
@@ -23,7 +22,7 @@ def audit_log(
     from datetime import datetime, timezone
 
     since_unix_s = None if since is None else time.time() - seconds(since)
-    with connected(coordinator) as client:
+    with connected() as client:
         entries = client.audit_log(since_unix_s)
     content = [
         {

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import ClientCommand, JsonOption, connected
 from wattfleet_io.console import count_of, print_json, print_line
 
 app = typer.Typer(no_args_is_help=True, help="Replace the fleet's certificate authority without a gap.")
@@ -33,6 +33,7 @@ def init(
     from coordinator.identity.authority_folder import AuthorityFolder
     from coordinator.identity.first_operator import folder_of, make_operator
     from wattfleet.errors import InvalidInputError
+    from wattfleet_identity.endpoint import DEFAULT_ADDRESS
     from wattfleet_io.clock import utc_now
 
     now, is_new = utc_now(), not AuthorityFolder.exists(identity)
@@ -56,12 +57,12 @@ def init(
     print_line(f"the operator's identity is in {folder_of(identity)}")
 
 
-@app.command("begin")
-def begin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+@app.command("begin", cls=ClientCommand)
+def begin(json_: JsonOption = False) -> None:
     """Make a new authority. All machines trust it with their next renewal, which it issues."""
     from wattfleet_proto.v1 import identity_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.administer("BeginRotation", identity_pb2.BeginRotationRequest())
     names = [f"{each.role} {each.name}" for each in answer.to_renew]
     if json_:
@@ -75,12 +76,12 @@ def begin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = 
     print_line("agents renew by themselves; then run: wattfleet coordinator rotate-authority finish")
 
 
-@app.command("finish")
-def finish(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+@app.command("finish", cls=ClientCommand)
+def finish(json_: JsonOption = False) -> None:
     """Remove the old authority, once every certificate was renewed."""
     from wattfleet_proto.v1 import identity_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         client.administer("FinishRotation", identity_pb2.FinishRotationRequest())
     if json_:
         print_json({"finished": True})

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import (
-    DEFAULT_ADDRESS,
-    CoordinatorOption,
+    ClientCommand,
     JsonOption,
     WatchOption,
     connected,
@@ -34,14 +33,12 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 SupplyArgument = Annotated[str, typer.Argument(help="Name of the supply. With `serve --site-budget-w`, it is `site`.")]
 
 
-@app.command("show")
-def show_budgets(
-    watch: WatchOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
-) -> None:
+@app.command("show", cls=ClientCommand)
+def show_budgets(watch: WatchOption = False, json_: JsonOption = False) -> None:
     """Show each supply's budget in force, its source, and the watts set aside for devices."""
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
 
         def content() -> list[dict[str, Any]]:
             answer = client.operate("GetBudgets", operator_pb2.GetBudgetsRequest())
@@ -51,7 +48,7 @@ def show_budgets(
 
 
 # So that a negative number reaches the coordinator, which explains what is wrong with it.
-@app.command("set", context_settings={"ignore_unknown_options": True})
+@app.command("set", cls=ClientCommand, context_settings={"ignore_unknown_options": True})
 def set_budget(
     supply: SupplyArgument,
     watts: Annotated[float, typer.Argument(metavar="WATTS", help="Budget in watts, above 0.")],
@@ -61,26 +58,23 @@ def set_budget(
             "--for", help="Clear the override after this long, such as 45m or 1h30m. Default: keep it until cleared."
         ),
     ] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Set the budget of SUPPLY to WATTS until cleared, and trim rounds in flight to it."""
     from wattfleet_proto.v1 import operator_pb2
 
     for_s = None if for_ is None else seconds(for_)
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("SetBudget", operator_pb2.SetBudgetRequest(supply=supply, watts=watts, for_s=for_s))
     _print_changed(answer, json_)
 
 
-@app.command("clear")
-def clear_budget(
-    supply: SupplyArgument, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
-) -> None:
+@app.command("clear", cls=ClientCommand)
+def clear_budget(supply: SupplyArgument, json_: JsonOption = False) -> None:
     """End the override of SUPPLY; its configured budget takes effect again."""
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("ClearBudget", operator_pb2.ClearBudgetRequest(supply=supply))
     _print_changed(answer, json_)
 

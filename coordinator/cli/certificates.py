@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.budget import seconds
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, show
+from coordinator.cli.options import JsonOption, connected, show
 from wattfleet_io.console import count_of, print_json, print_line
 
 if TYPE_CHECKING:
@@ -26,11 +26,10 @@ def certificates(
             " Default: none."
         ),
     ] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """List the certificates that have not expired, the newest of each owner first."""
-    with connected(coordinator) as client:
+    with connected() as client:
         if supernodes is None:
             show(lambda: [_content(each) for each in client.certificates()], _table, json_, watch=False)
             return
@@ -53,7 +52,6 @@ def certificate(
         str | None,
         typer.Option(help="Let it expire after this long, such as 365d. Default: as the coordinator's setting says."),
     ] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Make a certificate NAME on this machine, such as one of Prometheus."""
@@ -71,7 +69,7 @@ def certificate(
         name=name,
         lifetime_s=0.0 if lifetime is None else seconds(lifetime),
     )
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.administer("IssueCertificate", request)
     identity = Identity(key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name)
     try:
@@ -88,14 +86,13 @@ def certificate(
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME|SERIAL", help="Name of its owner, or its serial number.")],
     reason: Annotated[str, typer.Option(help="Why, for the list of certificates. Default: none.")] = "",
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Revoke the certificates of a name, or a single one. Sessions that began with them end."""
     from wattfleet_proto.v1 import identity_pb2
 
     request = identity_pb2.RevokeCertificatesRequest(name_or_serial=name, reason=reason)
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.administer("RevokeCertificates", request)
     if json_:
         print_json([_content(each) for each in answer.certificates])

@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.addresses import split_address
+from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.handshakes import why_refused
 from wattfleet_io.console import plain_text
-from wattfleet_io.coordinator_channel import CoordinatorUnreachableError, answers, open_channel
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError, answers
 from wattfleet_proto.v1 import (
     identity_pb2,
     identity_pb2_grpc,
@@ -45,19 +46,19 @@ class RequestRefusedError(InvalidInputError):
 class CoordinatorClient:
     """The services of one coordinator; gRPC errors become typed errors."""
 
-    def __init__(self, address: str, stream_timeout_s: float = _STREAM_TIMEOUT_S) -> None:
+    def __init__(self, endpoint: Endpoint, stream_timeout_s: float = _STREAM_TIMEOUT_S) -> None:
         """Prepare a connection; the first request opens it.
 
         Args:
-            address: the coordinator's host:port.
+            endpoint: the coordinator, and how to connect to it.
             stream_timeout_s: timeout of an answer in several messages, seconds.
 
         Raises:
-            InvalidInputError: the address is not host:port.
+            InvalidInputError: the identity is damaged, or plaintext would leave this machine although it must not.
         """
-        host, port = split_address(address)
-        self._address = f"{host}:{port}"
-        self._channel = open_channel(self._address)
+        self._endpoint = endpoint
+        self._address = endpoint.address
+        self._channel = endpoint.channel()
         self._stream_timeout_s = stream_timeout_s
         self._has_answered = False
         self._operator: Any = operator_pb2_grpc.OperatorServiceStub(self._channel)
@@ -147,7 +148,7 @@ class CoordinatorClient:
         # A coordinator that answers, but cannot do this now, uses the same status.
         is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_there()
         if is_unavailable or code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return CoordinatorUnreachableError(
+            return why_refused(self._endpoint) or CoordinatorUnreachableError(
                 f"no coordinator answers at {self._address}: start one with `wattfleet coordinator serve`, or name"
                 " another with --coordinator"
             )

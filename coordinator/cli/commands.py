@@ -14,6 +14,7 @@ from coordinator.cli.certificates import certificate, certificates, revoke
 from coordinator.cli.devices import device, devices
 from coordinator.cli.export.command import export
 from coordinator.cli.invites import cancel_invite, invite, invites
+from coordinator.cli.options import ClientCommand
 from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
@@ -85,9 +86,10 @@ def serve(ctx: typer.Context) -> None:
 
 # `serve` first, then commands in the order in which an operator meets them.
 for command in (devices, device, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
-    app.command()(command)
-for identity_command in (init, invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
-    app.command(identity_command.__name__.replace("_", "-"))(identity_command)
+    app.command(cls=ClientCommand)(command)
+app.command()(init)
+for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
+    app.command(identity_command.__name__.replace("_", "-"), cls=ClientCommand)(identity_command)
 app.add_typer(rotation_commands, name="rotate-authority")
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")

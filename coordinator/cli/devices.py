@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import (
-    DEFAULT_ADDRESS,
-    CoordinatorOption,
     JsonOption,
     WatchOption,
     connected,
@@ -45,7 +43,6 @@ def devices(
     ] = None,
     workload: WorkloadOption = None,
     watch: WatchOption = False,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """List devices with their state, profiling progress and fastest epoch."""
@@ -54,7 +51,7 @@ def devices(
     states, tags = set(state or _STATES), set(tag or ())
     if unknown := states - set(_STATES):
         raise InvalidInputError(f"unknown state {sorted(unknown)[0]!r}: choose from {', '.join(_STATES)}")
-    with connected(coordinator) as client:
+    with connected() as client:
 
         def content() -> list[dict[str, Any]]:
             found = [_content(view) for view in client.devices(workload=workload)]
@@ -66,13 +63,12 @@ def devices(
 def device(
     device: Annotated[str, typer.Argument(metavar="ID", help="Id of the device.")],
     workload: WorkloadOption = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Show one device: its state, supply, limit, tags, workloads and Pareto front."""
     from coordinator.cli.output.view_values import device_workload_values
 
-    with connected(coordinator) as client:
+    with connected() as client:
         (view,) = client.devices(device, with_fronts=True, with_times=True, workload=workload)
     workloads = [device_workload_values(each) for each in view.workloads]
     content = {**_content(view), "workloads": workloads, "front": _front_content(view)}

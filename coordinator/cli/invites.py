@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.budget import seconds
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, show
+from coordinator.cli.options import JsonOption, connected, show
 from wattfleet_io.console import count_of, print_json, print_line
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def invite(
     tag: Annotated[list[str] | None, typer.Option(help="Give the device this tag. Repeatable. Default: none.")] = None,
     ttl: Annotated[str, typer.Option(help="Let the invite expire after this long, such as 30m or 2d.")] = "1h",
     uses: Annotated[int, typer.Option(help="Let so many machines enrol with it.")] = 1,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Print a line with which a machine enrols. Whoever has the line can enrol, so keep it secret."""
@@ -49,7 +48,7 @@ def invite(
     request = identity_pb2.InviteRequest(
         role=role, name=device or name or "", site=site or "", tags=tag, uses=uses, ttl_s=seconds(ttl)
     )
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.administer("Invite", request)
     command = "wattfleet agent join" if role == "device" else "wattfleet join"
     if json_:
@@ -61,7 +60,7 @@ def invite(
     print_line(f"It can be used {'once' if uses == 1 else f'{uses:,} times'} within {ttl}. Keep it secret.")
 
 
-def invites(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+def invites(json_: JsonOption = False) -> None:
     """List the invites that can still be used."""
     from wattfleet_proto.v1 import identity_pb2
 
@@ -69,19 +68,18 @@ def invites(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption 
         answer = client.administer("ListInvites", identity_pb2.ListInvitesRequest())
         return [_content(each) for each in answer.invites]
 
-    with connected(coordinator) as client:
+    with connected() as client:
         show(content, _table, json_, watch=False)
 
 
 def cancel_invite(
     number: Annotated[str, typer.Argument(help="Number of the invite, as `invites` lists it.")],
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Close the invite NUMBER, such as one whose line was seen by others."""
     from wattfleet_proto.v1 import identity_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.administer("CancelInvite", identity_pb2.CancelInviteRequest(number=number))
     if json_:
         print_json(_content(answer.invite))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from wattfleet_io.console import json_text, print_json, print_line, terminal
 
@@ -14,30 +17,77 @@ if TYPE_CHECKING:
 
     from coordinator.cli.client import CoordinatorClient
 
-DEFAULT_ADDRESS = "127.0.0.1:7070"
 WATCHED_EVERY_S = 2.0
+_DEFAULT_ADDRESS = "127.0.0.1:7070"
+"""Equals `wattfleet_identity.endpoint.DEFAULT_ADDRESS`, which is slow to import for a default."""
 
-CoordinatorOption = Annotated[
-    str,
-    typer.Option(
-        "--coordinator",
-        help=f"Connect to the coordinator at this host:port. Default: {DEFAULT_ADDRESS}.",
-        show_default=False,
-    ),
-]
+_CONNECTION = "coordinator.cli.connection"
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.")]
 
 
-def connected(address: str) -> CoordinatorClient:
-    """A connection to the coordinator that `--coordinator` names.
+class ClientCommand(TyperCommand):
+    """A command with the options for the connection to a running coordinator; its function calls `connected`."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own options, then those for the connection."""
+        *own, help_ = super().get_params(ctx)
+        return [*own, *_connection_options(), help_]
+
+
+def _connection_options() -> Iterator[click.Parameter]:
+    yield TyperOption(
+        param_decls=["--coordinator"],
+        type=str,
+        help=f"Connect to the coordinator at this host:port. Default: that of the identity, else {_DEFAULT_ADDRESS}.",
+        expose_value=False,
+        callback=_note,
+    )
+    yield TyperOption(
+        param_decls=["--identity"],
+        type=click.Path(path_type=Path),
+        help="Connect with the key and the certificate in this folder. Default: WATTFLEET_IDENTITY, else"
+        " ./wattfleet-identity/operator or ~/.config/wattfleet/identity, if there is one.",
+        expose_value=False,
+        callback=_note,
+    )
+    yield TyperOption(
+        param_decls=["--insecure"],
+        is_flag=True,
+        help="Connect in plaintext where there is no identity, also to another machine.",
+        expose_value=False,
+        callback=_note,
+    )
+
+
+def _note(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    ctx.meta[f"{_CONNECTION}.{param.name}"] = value
+    return value
+
+
+def connected() -> CoordinatorClient:
+    """A connection to the coordinator that the options of a `ClientCommand` name.
+
+    A certificate that is due is renewed first.
 
     Raises:
-        InvalidInputError: it is not host:port.
+        InvalidInputError: the address is not host:port, the identity is absent or damaged, or plaintext would leave
+            this machine although it must not.
     """
     from coordinator.cli.client import CoordinatorClient
+    from wattfleet_identity.channels import PLAINTEXT_WARNING
+    from wattfleet_identity.endpoint import OPERATOR_FOLDER, USER_FOLDER, Endpoint, named_folder
+    from wattfleet_identity.renewal import renew_if_due
 
-    return CoordinatorClient(address)
+    given = click.get_current_context().meta
+    folder = named_folder(given[f"{_CONNECTION}.identity"], OPERATOR_FOLDER, USER_FOLDER)
+    endpoint = Endpoint.of(given[f"{_CONNECTION}.coordinator"], folder, given[f"{_CONNECTION}.insecure"])
+    if endpoint.is_exposed:
+        print_line(f"warning: the connection to {endpoint.address} is {PLAINTEXT_WARNING}", to_stderr=True)
+    if (problem := renew_if_due(endpoint)) is not None:
+        print_line(f"warning: {problem}", to_stderr=True)
+    return CoordinatorClient(endpoint)
 
 
 def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], json_: bool, watch: bool) -> None:

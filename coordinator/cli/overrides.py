@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import JsonOption, connected
 from wattfleet_io.console import print_json, print_line
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ def tag(
     devices: DevicesArgument,
     add: Annotated[list[str] | None, typer.Option(help="Add this tag. Repeatable. Default: none.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove this tag. Repeatable. Default: none.")] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Add tags to devices, or remove tags that were added by this command.
@@ -34,7 +33,7 @@ def tag(
     if not add and not remove:
         raise InvalidInputError("pass at least one of --add, --remove")
     request = operator_pb2.TagDevicesRequest(device_ids=devices, add=add, remove=remove)
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("TagDevices", request)
     if json_:
         print_json(_content(answer.devices))
@@ -48,14 +47,13 @@ def drain(
     undo: Annotated[
         bool, typer.Option("--undo", help="Let the devices be selected again. Default: drain them.")
     ] = False,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Exclude devices from new rounds. Devices that are training finish first."""
     from wattfleet_proto.v1 import operator_pb2
 
     request = operator_pb2.DrainDevicesRequest(device_ids=devices, undo=undo)
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("DrainDevices", request)
     if json_:
         print_json(_content(answer.devices))

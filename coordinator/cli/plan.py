@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import (
-    DEFAULT_ADDRESS,
-    CoordinatorOption,
     JsonOption,
     connected,
 )
@@ -41,7 +39,6 @@ def plan(
         str | None,
         typer.Option(help="Preview the first round of a new run of this workload. Default: that of the newest run."),
     ] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Preview the next round: selected devices, their modes and the reasons. Changes nothing."""
@@ -55,7 +52,7 @@ def plan(
     request = operator_pb2.PreviewPlanRequest(
         run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices, workload=workload or ""
     )
-    with connected(coordinator) as client:
+    with connected() as client:
         content = _content(client.operate("PreviewPlan", request))
     if json_:
         print_json(content)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import ClientCommand, JsonOption, connected
 from coordinator.cli.reference_keys import app as keys_commands
 from coordinator.cli.reference_keys import sign, sign_references
 from wattfleet_io.console import count_of, print_json, print_line, terminal
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Manage the reference predictors that agents transfer from.")
 
 app.add_typer(keys_commands, name="keys")
-app.command()(sign)
+app.command(cls=ClientCommand)(sign)
 
 _CHUNK_BYTES = 64 * 1024
 _SHOWN_DIGITS = 12
 _PUBLISH_TIMEOUT_S = 150.0  # more than the coordinator allows for an upload and its check
 
 
-@app.command("list")
-def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+@app.command("list", cls=ClientCommand)
+def list_references(json_: JsonOption = False) -> None:
     """List the published reference predictors, and those in force."""
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("ListReferences", operator_pb2.ListReferencesRequest())
     content = [_content(view) for view in answer.references]
     if json_:
@@ -43,14 +43,13 @@ def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: Jso
         _print(content)
 
 
-@app.command("publish")
+@app.command("publish", cls=ClientCommand)
 def publish(
     directory: Annotated[Path, typer.Argument(help="Folder written by `wattfleet reference train --out`.")],
     keys: Annotated[
         Path | None,
         typer.Option(help="Also sign it with the keys in this folder (docs/references.md).", show_default=False),
     ] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Upload the reference predictor in DIRECTORY. Agents use it once it is pinned."""
@@ -59,10 +58,10 @@ def publish(
 
     artefact = read_artefact(directory)
     require_size(str(directory), artefact)
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("PublishReference", _parts(artefact), _PUBLISH_TIMEOUT_S)
     if keys is not None:
-        sign_references([artefact], keys, (), (), None, coordinator)
+        sign_references([artefact], keys, (), (), None)
     if json_:
         print_json({"digest": answer.digest, "known": answer.known})
     else:
@@ -70,16 +69,15 @@ def publish(
         print_line(f"to put it in force: wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}")
 
 
-@app.command("remove")
+@app.command("remove", cls=ClientCommand)
 def remove(
     digest: Annotated[str, typer.Argument(help="Digest of a published reference, or its first 6 or more digits.")],
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Remove the published reference predictor DIGEST. One that is pinned must be unpinned first."""
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("RemoveReference", operator_pb2.RemoveReferenceRequest(digest=digest))
     if json_:
         print_json({"digest": answer.digest})
@@ -87,12 +85,11 @@ def remove(
         print(f"{answer.digest} is removed")
 
 
-@app.command("pin")
+@app.command("pin", cls=ClientCommand)
 def pin(
     digests: Annotated[
         list[str], typer.Argument(help="Digests of published references, or their first 6 or more digits.")
     ],
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Make all agents transfer from the reference predictors DIGESTS.
@@ -103,20 +100,20 @@ def pin(
 
     if not all(digests):
         raise InvalidInputError("the digest is empty; `wattfleet coordinator reference list` shows the digests")
-    _pinned(coordinator, digests, json_)
+    _pinned(digests, json_)
 
 
-@app.command("unpin")
-def unpin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+@app.command("unpin", cls=ClientCommand)
+def unpin(json_: JsonOption = False) -> None:
     """Make all agents transfer from the predictor of `serve --reference` again."""
-    _pinned(coordinator, [], json_)
+    _pinned([], json_)
 
 
-def _pinned(coordinator: str, digests: Sequence[str], json_: bool) -> None:
+def _pinned(digests: Sequence[str], json_: bool) -> None:
     from wattfleet_proto.v1 import operator_pb2
 
     request = operator_pb2.PinReferenceRequest(digest=digests[0] if digests else "", further_digests=digests[1:])
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("PinReference", request)
     in_force = [answer.digest, *answer.further_digests]
     if json_:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import ClientCommand, JsonOption, connected
 from wattfleet_io.console import print_json, print_line
 
 if TYPE_CHECKING:
@@ -37,12 +37,11 @@ def group() -> None:
     """Keep the commands in a group."""
 
 
-@app.command("init")
+@app.command("init", cls=ClientCommand)
 def init(
     out: Annotated[Path, typer.Option("--out", help="Create the keys in this folder.")],
     root_keys: Annotated[int, typer.Option(help="Create so many root keys.", min=2, max=16)] = 2,
     threshold: Annotated[int, typer.Option(help="Let so many root keys sign together.", min=1, max=15)] = 1,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Create the keys that sign references, and have the coordinator serve the first metadata.
@@ -54,7 +53,7 @@ def init(
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         served = client.operate("GetMetadata", operator_pb2.GetMetadataRequest())
         if served.root_version:
             raise InvalidInputError(
@@ -72,7 +71,7 @@ def init(
     print_line(f"on each device: wattfleet agent trust-references {root.name}")
 
 
-@app.command("rotate")
+@app.command("rotate", cls=ClientCommand)
 def rotate(
     keys: KeysArgument,
     replace: Annotated[
@@ -85,7 +84,6 @@ def rotate(
     ] = None,
     key: KeyOption = None,
     days: DaysOption = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Sign a new version of the root: with other keys, or with a later expiry if none is replaced."""
@@ -94,7 +92,7 @@ def rotate(
     from wattfleet_proto.v1 import operator_pb2
 
     folder = SigningFolder(keys, key or ())
-    with connected(coordinator) as client:
+    with connected() as client:
         served = client.operate("GetMetadata", operator_pb2.GetMetadataRequest())
         replaced = [each for each in replace or () if each != _ONLINE]
         online_key = key_of_pem(served.online_key) if _ONLINE in (replace or ()) else None
@@ -136,7 +134,6 @@ def sign(
     ] = None,
     key: KeyOption = None,
     days: DaysOption = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Sign the reference predictors in DIRECTORIES, besides those that are signed already.
@@ -145,9 +142,7 @@ def sign(
     """
     from wattfleet.prediction import read_artefact
 
-    signed = sign_references(
-        list(map(read_artefact, directories or ())), keys, revoke or (), key or (), days, coordinator
-    )
+    signed = sign_references(list(map(read_artefact, directories or ())), keys, revoke or (), key or (), days)
     if json_:
         print_json(_content(signed))
         return
@@ -163,7 +158,6 @@ def sign_references(
     revoked: Sequence[str],
     further_keys: Sequence[Path],
     days: float | None,
-    coordinator: str,
 ) -> SigningFolder:
     """Sign references with an operator's folder, and have the coordinator serve the metadata."""
     from coordinator.references import require_size
@@ -173,7 +167,7 @@ def sign_references(
         require_size(artefact.digest[:12], artefact)
     folder = SigningFolder(keys, further_keys)
     folder.sign(artefacts, revoked, days)
-    with connected(coordinator) as client:
+    with connected() as client:
         _publish(client, folder)
     return folder
 

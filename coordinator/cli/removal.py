@@ -6,20 +6,19 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import JsonOption, connected
 from coordinator.cli.overrides import DevicesArgument
 from wattfleet_io.console import print_json
 
 
 def forget(
     devices: DevicesArgument,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Remove disconnected devices with their tags and Flower nodes. A device may enrol again later."""
     from wattfleet_proto.v1 import operator_pb2
 
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("ForgetDevices", operator_pb2.ForgetDevicesRequest(device_ids=devices))
     if json_:
         print_json([{"device_id": device_id, "forgotten": True} for device_id in answer.device_ids])
@@ -33,12 +32,11 @@ def delete(
     end: Annotated[
         bool, typer.Option("--end", help="End the runs that are running first. Default: refuse them.")
     ] = False,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Delete finished runs with their rounds."""
     deleted = []
-    with connected(coordinator) as client:
+    with connected() as client:
         for run_id in client.deleted_runs(runs, end):
             deleted.append(run_id)
             if not json_:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import (
-    DEFAULT_ADDRESS,
-    CoordinatorOption,
     JsonOption,
     WatchOption,
     connected,
@@ -33,14 +31,13 @@ RunOption = Annotated[
 def rounds(
     run: RunOption = None,
     watch: WatchOption = False,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
     from coordinator.cli.output.view_values import round_values, run_values
     from wattfleet.errors import InvalidInputError
 
-    with connected(coordinator) as client:
+    with connected() as client:
 
         def content() -> dict[str, Any]:
             runs = client.runs(with_times=json_)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import (
-    DEFAULT_ADDRESS,
-    CoordinatorOption,
     JsonOption,
     WatchOption,
     connected,
@@ -25,13 +23,11 @@ _PROFILE_MODES = 30
 _KINDS = ("id:", "tag:", "site:")
 
 
-def workloads(
-    watch: WatchOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
-) -> None:
+def workloads(watch: WatchOption = False, json_: JsonOption = False) -> None:
     """List the workloads of runs and devices: who has a prediction, what was measured, and when it was used."""
     from coordinator.cli.output.view_values import known_workload_values
 
-    with connected(coordinator) as client:
+    with connected() as client:
         show(lambda: [known_workload_values(view) for view in client.workloads()], _table, json_, watch)
 
 
@@ -48,7 +44,6 @@ def profile(
     modes: Annotated[
         int, typer.Option(help=f"Measure at most this many modes on each device. Default: {_PROFILE_MODES}.")
     ] = _PROFILE_MODES,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Order devices to measure a workload now, ahead of its first run. They use their full power meanwhile."""
@@ -64,7 +59,7 @@ def profile(
         modes=modes,
         devices=[each if each.startswith(_KINDS) else f"id:{each}" for some in devices for each in some.split(",")],
     )
-    with connected(coordinator) as client:
+    with connected() as client:
         answer = client.operate("ProfileWorkload", request)
     not_told = {each.device_id: each.reason for each in answer.not_told}
     if json_:

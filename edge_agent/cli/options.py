@@ -26,6 +26,15 @@ StateDirOption = Annotated[
     # Each command reports an unreadable directory itself, with the remedy.
     typer.Option("--state-dir", readable=False, help="Use the profile, reference and predictor in this directory."),
 ]
+IdentityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--identity",
+        readable=False,
+        help="Use the key and the certificate in this folder. Default: the folder identity in the state directory.",
+        show_default=False,
+    ),
+]
 SeedOption = Annotated[
     int, typer.Option("--seed", help="Set the random seed for choosing modes and for a simulated board.", min=0)
 ]

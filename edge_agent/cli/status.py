@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, SocketOption, StateDirOption, open_named
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, IdentityOption, JsonOption, SocketOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from wattfleet_io.console import count_of, print_json, terminal
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
@@ -24,6 +24,7 @@ def status(
     device: DeviceOption = "auto",
     workload: Annotated[str | None, typer.Option(help="Show this workload only.", show_default=False)] = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    identity: IdentityOption = None,
     socket: SocketOption = Path(DEFAULT_SOCKET),
     json_: JsonOption = False,
 ) -> None:
@@ -41,6 +42,7 @@ def status(
         "knob_backup": lambda: _knob_backup(folder),
         "session": lambda: _session(state_dir, folder),
         "references": lambda: _references(state_dir),
+        "identity": lambda: _identity(identity or state_dir / IDENTITY_DIRECTORY),
         "duty": lambda: _duty(state_dir, socket),
         "workloads": lambda: _workloads(state_dir, workload, problems),
     }
@@ -99,9 +101,32 @@ def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
 
     from edge_agent.session.status import read_session_status
     from edge_agent.training.knob_backup import holder_of
+    from wattfleet_identity.channels import PLAINTEXT_WARNING
 
     status = read_session_status(state_directory)
-    return None if status is None else {**asdict(status), "agent_runs": holder_of(folder) is not None}
+    if status is None:
+        return None
+    warning = PLAINTEXT_WARNING if status.is_exposed else None
+    return {**asdict(status), "warning": warning, "agent_runs": holder_of(folder) is not None}
+
+
+def _identity(folder: Path) -> dict[str, Any] | None:
+    from wattfleet_identity.identity_folder import read_identity
+    from wattfleet_identity.renewal import expiry_text
+    from wattfleet_io.clock import utc_now
+
+    identity = read_identity(folder)
+    if identity is None:
+        return None
+    certificate, now = identity.certificate, utc_now()
+    expired = certificate.not_after <= now
+    return {
+        "folder": str(folder),
+        "peer": identity.certificate.uri,
+        "not_after": certificate.not_after.isoformat(),
+        "expiry": expiry_text(certificate, now),
+        "remedy": "enrol again with `wattfleet agent join`" if expired else None,
+    }
 
 
 def _references(state_directory: Path) -> dict[str, Any] | None:
@@ -200,6 +225,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
         "knob_backup": _knob_backup_lines,
         "session": _session_lines,
         "references": _references_lines,
+        "identity": _identity_lines,
         "duty": _duty_lines,
     }
     for name, in_words in lines.items():
@@ -250,7 +276,15 @@ def _session_lines(session: Any) -> dict[str, str]:
     if not session["agent_runs"]:
         return {"coordinator": "not connected, as no agent runs"}
     since = datetime.fromtimestamp(session["unix_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return {"coordinator": f"{session['address']}, since {since}: {session['problem'] or 'connected'}"}
+    lines = {"coordinator": f"{session['address']}, since {since}: {session['problem'] or 'connected'}"}
+    return {**lines, "warning": session["warning"]} if session["warning"] else lines
+
+
+def _identity_lines(identity: Any) -> dict[str, str]:
+    if identity is None:
+        return {"certificate": "none; enrol with `wattfleet agent join`"}
+    remedy = f": {identity['remedy']}" if identity["remedy"] else ""
+    return {"certificate": f"{identity['peer']}, {identity['expiry']}{remedy}"}
 
 
 def _references_lines(references: Any) -> dict[str, str]:

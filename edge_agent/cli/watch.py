@@ -53,9 +53,9 @@ def watch(
         ):
             with signals.interrupting():
                 if json_:
-                    _print_lines(live_samples, socket)
+                    _print_lines(live_samples, socket, state_dir)
                 else:
-                    _show(live_samples, board, no_prediction, socket)
+                    _show(live_samples, board, no_prediction, socket, state_dir)
     except StoppedBySignal:
         # Ctrl-C is the normal way to end it.
         return
@@ -95,15 +95,29 @@ def _kept_duty(socket: Path) -> KeptDuty | None:
     return None if shown is None else shown[1]
 
 
-def _print_lines(live_samples: Iterator[Sample], socket: Path) -> None:
+def _warning(state_dir: Path) -> str | None:
+    """What is wrong with the agent's connection, if the agent has said so."""
+    from edge_agent.session.status import read_session_status
+    from wattfleet.errors import WattfleetError
+    from wattfleet_identity.channels import PLAINTEXT_WARNING
+
+    try:
+        status = read_session_status(state_dir)
+    except WattfleetError:  # `status` names it
+        return None
+    return PLAINTEXT_WARNING if status is not None and status.is_exposed else None
+
+
+def _print_lines(live_samples: Iterator[Sample], socket: Path, state_dir: Path) -> None:
     from dataclasses import asdict
 
     for sample in live_samples:
         kept = _kept_duty(socket)
-        print(json_text({**sample.content(), "duty": None if kept is None else asdict(kept)}), flush=True)
+        duty = None if kept is None else asdict(kept)
+        print(json_text({**sample.content(), "duty": duty, "warning": _warning(state_dir)}), flush=True)
 
 
-def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str, socket: Path) -> None:
+def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str, socket: Path, state_dir: Path) -> None:
     from rich.live import Live
 
     recent: deque[float | None] = deque(maxlen=_DISPLAYED_SAMPLES)
@@ -111,14 +125,21 @@ def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str, soc
     with Live(console=console, auto_refresh=False) as live:
         for sample in live_samples:
             recent.append(sample.power_w)
-            live.update(_table(sample, recent, board, no_prediction, _kept_duty(socket)), refresh=True)
+            live.update(
+                _table(sample, recent, board, no_prediction, _kept_duty(socket), _warning(state_dir)), refresh=True
+            )
     if not console.is_terminal:
         # Without a terminal, Live ends its last output without a newline.
         console.line()
 
 
 def _table(
-    sample: Sample, recent: deque[float | None], board: Device, no_prediction: str, kept: KeptDuty | None
+    sample: Sample,
+    recent: deque[float | None],
+    board: Device,
+    no_prediction: str,
+    kept: KeptDuty | None,
+    warning: str | None,
 ) -> Table:
     from rich.table import Table
     from rich.text import Text
@@ -152,6 +173,8 @@ def _table(
     )
     for what, text in ({} if kept is None else kept.lines()).items():
         table.add_row(what, Text(text))
+    if warning is not None:
+        table.add_row("warning", Text(warning, style="bold red"))
     return table
 
 

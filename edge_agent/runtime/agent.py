@@ -28,6 +28,7 @@ from edge_agent.serving.served_spans import SpanFile
 from edge_agent.serving.serving_board import ServingBoard
 from edge_agent.serving.simulated_duty import SWITCH_MS, measure_inference, require_simulated, simulated_duty
 from edge_agent.serving.turns import Kind
+from edge_agent.session.certificate_keeper import CertificateKeeper
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
@@ -36,6 +37,7 @@ from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings, DeviceSettings
 from edge_agent.training.knob_backup import backed_up
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.channels import PLAINTEXT_WARNING
 from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import run_until_first
@@ -59,7 +61,8 @@ async def run_agent(
         stop: ends the agent.
 
     Raises:
-        InvalidInputError: the socket cannot be served, or the state directory is another user's or device's.
+        InvalidInputError: the socket cannot be served, the state directory is another user's or device's, or the
+            connection to the coordinator would be unprotected although it must not.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
@@ -84,7 +87,10 @@ async def _run_with_device(
     planning = DutyPlanning(turns, rows, device.modes)
     turns.judge, turns.plan_batching = planning.judge, planning.batching
     planning.keep = partial(keep_duty_aside, lambda: turns.measuring_ends.is_set())
-    connect = connects_to(settings.session.coordinator)
+    endpoint = settings.endpoint()
+    if endpoint.is_exposed:
+        _log.warning("the connection to %s is %s", endpoint.address, PLAINTEXT_WARNING)
+    connect = connects_to(endpoint)
     hello = session_pb2.Hello(
         device_id=settings.device.id,
         board=device.board_kind,
@@ -95,8 +101,9 @@ async def _run_with_device(
     )
     welcome = LatestWelcome(WelcomeFile(state_directory / WELCOME_FILE))
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
-    news = SessionNews(settings.session.coordinator, state_directory / SESSION_FILE)
+    news = SessionNews(endpoint.address, state_directory / SESSION_FILE, is_exposed=endpoint.is_exposed)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
+    keeper = CertificateKeeper(endpoint, session.reconnect)
     trainings = AppTrainings(settings.device.id)
     session.duty_figures = partial(_duty_figures, turns)
     if device.built_in_workload() is None:
@@ -127,7 +134,8 @@ async def _run_with_device(
         if serving is not None:
             works["simulated requests"] = serving.serve_at_rest(lambda: service.is_resting)
         try:
-            await run_until_first(works | {"session": session.run(), "device": service.run(), "stop": stop.wait()})
+            works |= {"session": session.run(), "device": service.run(), "certificate": keeper.run()}
+            await run_until_first(works | {"stop": stop.wait()})
         finally:
             turns.stop()
 

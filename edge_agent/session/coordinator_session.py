@@ -21,6 +21,7 @@ from edge_agent.session.outbox import Outbox
 from edge_agent.session.requests import CoordinatorRequests
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
+from wattfleet_identity.handshakes import HandshakeError
 from wattfleet_io.backoff import MAX_S, Backoff
 from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import stop_tasks, with_timeout
@@ -87,6 +88,7 @@ class CoordinatorSession:
         self.requests = CoordinatorRequests()
         self.duty_figures: Callable[[], duty_pb2.DutyFigures | None] = lambda: None
         self._is_lease_due = False
+        self._is_to_reconnect = False
         self._pace = Pace()
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
@@ -106,6 +108,11 @@ class CoordinatorSession:
     def report_removed(self, workload: str) -> None:
         """Report that the device has removed what it stored of a workload."""
         self._put(session_pb2.SessionRequest(removed=session_pb2.WorkloadRemoved(workload=workload)))
+
+    def reconnect(self) -> None:
+        """End the session in good order and open the next one at once, on a new connection. A grant stays in force."""
+        self._is_to_reconnect = True
+        self._wake.set()
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until everything reported so far is acknowledged; False if that takes too long."""
@@ -141,9 +148,14 @@ class CoordinatorSession:
                     self._news.failed(f"the coordinator is away ({code.name}: {details}); reconnecting")
             except _LOST:
                 self._news.failed("the coordinator is away (no answer); reconnecting")
+            except HandshakeError as error:
+                self._news.failed(f"{error}; trying again")
             except (UnusableAnswerError, ProtocolVersionError) as error:
                 self._news.failed(f"the coordinator cannot be used: {error}; trying again")
             self.attempted.set()
+            if self._is_to_reconnect:
+                self._is_to_reconnect = False
+                continue
             # The coordinator names the seconds over which its whole fleet should reconnect.
             spread_s = _DISPLACED_SPREAD_S if self._is_displaced else self._pace.reconnect_s
             await backoff.pause(self._max_backoff_s, spread_s)
@@ -242,7 +254,7 @@ class CoordinatorSession:
         sent = 0
         self._is_lease_due = True
         leased_s, share = -float("inf"), 0.0
-        while True:
+        while not self._is_to_reconnect:
             # Before the reports, so that a state is never reported ahead of the grant that it follows from.
             if self._is_lease_due or time.monotonic() >= leased_s + share * self._pace.lease_s:
                 self._is_lease_due = False
@@ -256,11 +268,12 @@ class CoordinatorSession:
                 await call.write(request)
                 sent = request.sequence
             self._wake.clear()
-            if self._outbox.after(sent) or self._is_lease_due:
+            if self._outbox.after(sent) or self._is_lease_due or self._is_to_reconnect:
                 continue
             with suppress(asyncio.TimeoutError):
                 left_s = leased_s + share * self._pace.lease_s - time.monotonic()
                 await with_timeout(max(0.0, left_s), self._wake.wait())
+        await call.done_writing()
 
     def _report_grant(self) -> None:
         self._is_lease_due = True

@@ -32,11 +32,13 @@ class SessionStatus:
         address: the coordinator's host:port.
         problem: why there is no session; None while there is one.
         unix_s: when it changed.
+        is_exposed: whether the connection leaves the machine in plaintext.
     """
 
     address: str
     problem: str | None
     unix_s: float
+    is_exposed: bool = False
 
 
 class SessionNews:
@@ -46,6 +48,7 @@ class SessionNews:
         address: the coordinator's host:port.
         path: the file to note it in; None for none. Its folder exists once the agent runs.
         now_s: a monotonic clock.
+        is_exposed: whether the connection leaves the machine in plaintext.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class SessionNews:
         address: str = "",
         path: Path | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        is_exposed: bool = False,
     ) -> None:
         self._address = address
+        self._is_exposed = is_exposed
         self._path = path
         self._now_s = now_s
         self._logged_s: deque[float] = deque(maxlen=_LINES_PER_MINUTE)
@@ -90,7 +95,7 @@ class SessionNews:
         self._noted = True
         if self._path is None:
             return
-        content = {"address": self._address, "problem": self._shown}
+        content = {"address": self._address, "problem": self._shown, "is_exposed": self._is_exposed}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self._path, json.dumps(content).encode() + b"\n")
@@ -107,10 +112,10 @@ def read_session_status(state_directory: Path) -> SessionStatus | None:
     path = state_directory / SESSION_FILE
     try:
         content = parse_json(read_regular_file(path))
-        address, problem = content["address"], content["problem"]
-        if not (isinstance(address, str) and isinstance(problem, str | None)):
+        address, problem, is_exposed = content["address"], content["problem"], content.get("is_exposed", False)
+        if not (isinstance(address, str) and isinstance(problem, str | None) and isinstance(is_exposed, bool)):
             raise ValueError
-        return SessionStatus(address, problem, path.stat().st_mtime)
+        return SessionStatus(address, problem, path.stat().st_mtime, is_exposed)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -22,6 +22,7 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.chaos.mortal_coordinator import MortalCoordinator
 from tests.fakes.fronts import front
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     planning_pb2,
@@ -74,7 +75,7 @@ class SimulatedAgent:
             installation=self.device_id,
         )
         self.outbox = Outbox(OutboxFile(self.folder / self.device_id / "outbox.jsonl"))
-        self.session = CoordinatorSession(connects_to(self.address), hello, welcomed, self.outbox)
+        self.session = CoordinatorSession(connects_to(Endpoint(self.address)), hello, welcomed, self.outbox)
         self.session.report_front(session_pb2.FrontReport(front=front_to_message(FRONT), idle_w=3.0))
         self.session.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY))
         await self.session.run()

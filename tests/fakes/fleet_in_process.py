@@ -33,6 +33,7 @@ from tests.fakes.agent_settings import agent_settings
 from tests.fakes.flower_task import be_task
 from tests.fakes.polling import until
 from tests.fakes.served import serving
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 
@@ -122,7 +123,7 @@ class RunningFleet:
 
     def newest_run(self) -> RunSeen:
         """The newest run; Flower's id has a suffix if the id was used before."""
-        with CoordinatorClient(self.addresses.address) as client:
+        with CoordinatorClient(Endpoint(self.addresses.address)) as client:
             return self.view.run(client.runs()[-1].run_id)
 
     def nodes(self) -> dict[int, dict[str, Any]]:

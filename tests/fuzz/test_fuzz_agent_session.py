@@ -25,6 +25,7 @@ from tests.fuzz.hostile_messages import HostileMessages, Known
 from tests.fuzz.hostile_values import Hostile
 from wattfleet.errors import WattfleetError
 from wattfleet.prediction import Artefact
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version
@@ -93,7 +94,11 @@ async def _no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
                 hostile_coordinator.answer_with(sent, status)
                 latest = LatestWelcome(WelcomeFile(tmp_path / "welcome.json"))
                 session = CoordinatorSession(
-                    connects_to(address), hello, latest.receive, Outbox(OutboxFile(tmp_path / "outbox.jsonl")), settings
+                    connects_to(Endpoint(address)),
+                    hello,
+                    latest.receive,
+                    Outbox(OutboxFile(tmp_path / "outbox.jsonl")),
+                    settings,
                 )
                 session.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail="parked"))
                 points = front_to_message(front((10, 50), (20, 30)))
@@ -144,5 +149,5 @@ async def _fetched(address: str, cache: Path) -> Artefact | None:
     """What an agent takes for the reference; None if it has refused it, or asks again."""
     with suppress(WattfleetError, TimeoutError):
         async with asyncio.timeout(0.1):
-            return await reference_of_digest(REFERENCE.digest, cache, connects_to(address), 0.05)
+            return await reference_of_digest(REFERENCE.digest, cache, connects_to(Endpoint(address)), 0.05)
     return None

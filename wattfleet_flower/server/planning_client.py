@@ -14,10 +14,15 @@ from typing import Any
 import grpc
 from flwr.common.logger import log
 
+from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.errors import RefusedError
+from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.renewal import renew_if_due
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
-from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError, open_channel
+from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -61,22 +66,50 @@ class PlanningClient:
         is_unreachable: whether it did not answer the last request.
     """
 
-    def __init__(self, coordinator: str | Any, clock: Clock) -> None:
+    def __init__(self, coordinator: Endpoint | Any, clock: Clock) -> None:
         """Use one coordinator.
 
         Args:
-            coordinator: its host:port, or a stub of its PlanningService.
+            coordinator: how to connect to it, or a stub of its PlanningService.
             clock: measures round trips.
+
+        Raises:
+            InvalidInputError: the identity is damaged, or plaintext would leave this machine although it must not.
         """
-        self.name = coordinator if isinstance(coordinator, str) else "its stub"
-        if isinstance(coordinator, str):
-            coordinator = planning_pb2_grpc.PlanningServiceStub(open_channel(coordinator))
+        self._endpoint = coordinator if isinstance(coordinator, Endpoint) else None
+        self.name = "its stub" if self._endpoint is None else self._endpoint.address
         self._stub = coordinator
+        self._channel: grpc.Channel | None = None
+        self._identity: Identity | None = None
+        self._open()
         self._clock = clock
         self._pending: list[_Report] = []
         self._round_trip_s = 0.0
         self._failed_attempts = 0
+        self._is_refused = False
         self.is_unreachable = False
+
+    def keep_identity(self) -> None:
+        """Renew the certificate if it is due, and connect with the identity as it is on disk now."""
+        if self._endpoint is None:
+            return
+        try:
+            if (problem := renew_if_due(self._endpoint)) is not None:
+                log(WARNING, "%s", problem)
+            if self._endpoint.identity() != self._identity:
+                self._open()
+        except InvalidInputError as error:
+            log(WARNING, "the identity cannot be read, and the earlier one is used: %s", error)
+
+    def _open(self) -> None:
+        """Open a channel with the identity as it is on disk now, in place of an earlier one."""
+        if self._endpoint is None:
+            return
+        if self._channel is not None:
+            self._channel.close()
+        self._identity = self._endpoint.identity()
+        self._channel = self._endpoint.channel()
+        self._stub = planning_pb2_grpc.PlanningServiceStub(self._channel)
 
     def connect(self, within_s: float = float("inf")) -> None:
         """Make sure that the coordinator answers, and send pending reports.
@@ -85,18 +118,24 @@ class PlanningClient:
             within_s: seconds after which to give up in any case.
 
         Raises:
-            CoordinatorUnreachableError: it does not answer.
+            CoordinatorUnreachableError: it does not answer, or does not accept this client.
             RefusedError: another service answers.
         """
+        if self._is_refused:
+            self.keep_identity()  # it may have been enrolled again
         timeout_s = self._reconnect_timeout_s if self.is_unreachable else self._connect_timeout_s
         try:
             self._call(_MEASURED, planning_pb2.ResolveNodesRequest(), min(timeout_s, within_s))
         except RefusedError as refused:
             if refused.code not in UNREACHABLE:
                 raise
+            # Looked for once, and again only while it lasts: a coordinator that is away needs no second connection.
+            may_be_handshake = not self.is_unreachable or self._is_refused
             self._failed_attempts += self.is_unreachable
             self.is_unreachable = True
-            raise CoordinatorUnreachableError(str(refused)) from None
+            why = why_refused(self._endpoint) if self._endpoint is not None and may_be_handshake else None
+            self._is_refused = why is not None
+            raise why or CoordinatorUnreachableError(str(refused)) from None
         self.is_unreachable, self._failed_attempts = False, 0
         with suppress(RefusedError):
             self._send_pending()

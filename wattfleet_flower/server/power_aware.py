@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -29,6 +30,8 @@ from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sa
 from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
+from wattfleet_identity.channels import PLAINTEXT_WARNING
+from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder
 from wattfleet_io.clock import Clock, SystemClock
 
 ALLOWANCE_S = 90.0
@@ -51,7 +54,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def __init__(
         self,
         strategy: Strategy,
-        coordinator: str | Any = "127.0.0.1:7070",
+        coordinator: str | Any | None = None,
         local_epochs: float | EpochChoice = 1.0,
         *,
         workload: str | Workload | None = None,
@@ -64,13 +67,16 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         low_budget_patience_s: float = LOW_BUDGET_PATIENCE_S,
         on_coordinator_away: OnCoordinatorAway = "wait",
         coordinator_patience_s: float | None = None,
+        identity: str | Path | None = None,
+        insecure: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Wrap a strategy.
 
         Args:
             strategy: one of Flower's strategies, or one of your own.
-            coordinator: host:port of the coordinator, or a stub of its PlanningService.
+            coordinator: host:port of the coordinator, or a stub of its PlanningService; None for the one that the
+                identity was enrolled with, else 127.0.0.1:7070.
             local_epochs: passes over its data that each node trains in a round, or those that the plan may choose, for
                 an app that trains `planned_work(...).epochs`.
             workload: what the app trains, or its name; None to derive the name from the app's id, from `workload_keys`
@@ -96,12 +102,16 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 Drained and excluded devices do not train either way.
             coordinator_patience_s: with "wait", seconds after which the run ends with an error; None to wait without
                 end.
+            identity: the folder with the key and the certificate of `wattfleet join`; None for that of the environment
+                variable WATTFLEET_IDENTITY, else `~/.config/wattfleet/identity` if there is one.
+            insecure: whether to connect in plaintext to another machine where there is no identity.
             clock: measures the waiting; None for the system's clock.
 
         Raises:
             TwoStrategiesError: the strategy is, or wraps, a power-aware one.
             InvalidInputError: `local_epochs`, `workload`, `on_coordinator_away` or `coordinator_patience_s` cannot be
-                used, or the strategy cannot be combined with a quorum or with the choice of epochs.
+                used; the strategy cannot be combined with a quorum or with the choice of epochs; the identity is absent
+                or damaged; or plaintext would leave this machine although it must not.
         """
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
             raise TwoStrategiesError("this strategy is power-aware already: wrap a strategy once, on the outside")
@@ -113,10 +123,13 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         epochs = local_epochs if isinstance(local_epochs, EpochChoice) else EpochChoice.fixed(local_epochs)
         require_combinable(strategy, quorum, epochs)
         self.strategy = strategy
-        self._coordinator = coordinator if isinstance(coordinator, str) else "its stub"
+        if coordinator is None or isinstance(coordinator, str):
+            coordinator = _endpoint(coordinator, identity, insecure)
         self._clock = clock or SystemClock()
+        client = PlanningClient(coordinator, self._clock)
+        self._coordinator = client.name
         self._rounds = PlannedRounds(
-            PlanningClient(coordinator, self._clock),
+            client,
             type(strategy).__name__,
             epochs,
             WorkloadNaming(workload, workload_keys),
@@ -250,3 +263,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def _extended_timeout_s(self, timeout_s: float | None) -> float | None:
         """Return the timeout for missing replies once the first has passed."""
         return timeout_s if self._sent is None else self._rounds.extended_timeout_s(self._sent, timeout_s)
+
+
+def _endpoint(address: str | None, identity: str | Path | None, is_insecure: bool) -> Endpoint:
+    """The coordinator, and how to connect to it."""
+    named = None if identity is None else Path(identity).expanduser()
+    endpoint = Endpoint.of(address, named_folder(named, USER_FOLDER), is_insecure)
+    if endpoint.is_exposed:
+        log(WARNING, "the connection to %s is %s", endpoint.address, PLAINTEXT_WARNING)
+    return endpoint

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.options import JsonOption, connected
 from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 
@@ -32,7 +32,6 @@ def export(
     run: Annotated[
         list[str] | None, typer.Option("--run", help="Export only this run. Repeatable. Default: all runs.")
     ] = None,
-    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
     """Export the fleet and its history as tables, one file each.
@@ -44,7 +43,7 @@ def export(
 
     require_format(format_.value)
     tables = Tables()
-    with connected(coordinator) as client, terminal(to_stderr=True).status("asking the coordinator") as status:
+    with connected() as client, terminal(to_stderr=True).status("asking the coordinator") as status:
         runs = client.runs(with_times=True)
         if unknown := sorted(set(run or ()) - {each.run_id for each in runs}):
             raise InvalidInputError(f"unknown run {unknown[0]!r}: it never started, or was deleted")

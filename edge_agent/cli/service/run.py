@@ -23,7 +23,6 @@ def run(ctx: typer.Context) -> None:
     from edge_agent.profiling.profiled_workload import daemon_workload
     from edge_agent.runtime.agent import run_agent
     from edge_agent.settings import AgentSettings
-    from wattfleet_io.addresses import split_address
     from wattfleet_io.logs import start_logging
     from wattfleet_io.memory import give_memory_back_early
     from wattfleet_io.stop_signals import handled_signals
@@ -31,7 +30,7 @@ def run(ctx: typer.Context) -> None:
     settings: AgentSettings = effective(ctx)
     give_memory_back_early()
     start_logging()
-    split_address(settings.session.coordinator)
+    settings.endpoint()  # before the device is opened
     spec, state_dir = settings.device.spec, settings.device.state_dir
     board = open_named(spec, state_dir, settings.device.seed)
     workload = settings.workload

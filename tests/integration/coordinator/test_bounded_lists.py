@@ -18,6 +18,7 @@ from tests.fakes.served import serving_client, status
 from tests.fakes.small_fleet import RUN
 from wattfleet_flower.server.errors import RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_io.clock import SystemClock
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, view_pb2
@@ -134,7 +135,7 @@ async def test_runs_come_in_parts_and_the_commands_read_all(
         assert all(run.HasField("started_unix_s") for answer in answers for run in answer.runs)
 
         def command() -> list[str]:
-            with CoordinatorClient(client.bound.address) as connection:
+            with CoordinatorClient(Endpoint(client.bound.address)) as connection:
                 return [run.run_id for run in connection.runs()]
 
         assert await asyncio.to_thread(command) == [f"run-{k}" for k in range(5)]

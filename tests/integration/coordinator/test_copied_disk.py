@@ -15,6 +15,7 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.polling import eventually
 from tests.fakes.served import READY, Client, serving_client
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version
 
@@ -34,7 +35,7 @@ class Agent:
     def __init__(self, client: Client, folder: Path) -> None:
         self.welcomes = 0
         outbox = Outbox(OutboxFile(folder / "outbox.jsonl"))
-        self.session = CoordinatorSession(connects_to(client.bound.address), HELLO, self._welcomed, outbox)
+        self.session = CoordinatorSession(connects_to(Endpoint(client.bound.address)), HELLO, self._welcomed, outbox)
 
     async def _welcomed(self, welcome: session_pb2.Welcome) -> None:
         self.welcomes += 1

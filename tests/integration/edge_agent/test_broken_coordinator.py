@@ -17,6 +17,7 @@ from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.polling import eventually
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_proto.version import own_version
 
@@ -80,7 +81,7 @@ class Agent:
     def __init__(self, address: str, folder: Path) -> None:
         self.welcomes: list[session_pb2.Welcome] = []
         outbox = Outbox(OutboxFile(folder / "outbox.jsonl"))
-        self.session = CoordinatorSession(connects_to(address), HELLO, self._welcomed, outbox)
+        self.session = CoordinatorSession(connects_to(Endpoint(address)), HELLO, self._welcomed, outbox)
 
     async def _welcomed(self, received: session_pb2.Welcome) -> None:
         self.welcomes.append(received)

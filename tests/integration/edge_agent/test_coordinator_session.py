@@ -16,6 +16,7 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.settings import SessionSettings
 from tests.fakes.polling import eventually
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import own_version
 
@@ -87,7 +88,7 @@ async def session_at(
     async def on_welcome(welcome: session_pb2.Welcome) -> None:
         pass
 
-    session = CoordinatorSession(connects_to(f"127.0.0.1:{port}"), HELLO, on_welcome, outbox, settings)
+    session = CoordinatorSession(connects_to(Endpoint(f"127.0.0.1:{port}")), HELLO, on_welcome, outbox, settings)
     running = asyncio.create_task(session.run())
     try:
         yield session, running

@@ -17,6 +17,7 @@ from edge_agent.session.connection import connects_to
 from edge_agent.session.references import reference_of_digest, remove_old_references
 from wattfleet.errors import CorruptReferenceError
 from wattfleet.prediction import Artefact
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 Away = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
@@ -151,7 +152,7 @@ async def test_a_fetch_that_stalls_goes_on_where_it_stopped(shipped: Artefact, t
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            fetched = reference_of_digest(shipped.digest, tmp_path, connects_to(f"127.0.0.1:{port}"), 0.5)
+            fetched = reference_of_digest(shipped.digest, tmp_path, connects_to(Endpoint(f"127.0.0.1:{port}")), 0.5)
             return await asyncio.wait_for(fetched, 20)
         finally:
             await server.stop(None)

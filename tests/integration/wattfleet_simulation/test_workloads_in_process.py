@@ -22,6 +22,7 @@ from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fl
 from tests.fakes.polling import until
 from tests.fakes.running_agent import fitting_here
 from wattfleet_flower import PowerAware, power_mode_mod, profiled
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 
 FLEET = {"agx-orin-0": "simulated:agx-orin", "orin-nano-0": "simulated:orin-nano"}
@@ -86,7 +87,7 @@ def train(
 
 
 def rounds_of(fleet: RunningFleet, run_id: int) -> list[view_pb2.RoundView]:
-    with CoordinatorClient(fleet.addresses.address) as client:
+    with CoordinatorClient(Endpoint(fleet.addresses.address)) as client:
         (run,) = [run.run_id for run in client.runs() if run.run_id.split("-")[0] == str(run_id)]
         return list(client.rounds(run))
 

@@ -1,0 +1,40 @@
+"""`wattfleet join`: enrol a Flower app, an operator or a viewer with a coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, USER_FOLDER
+from wattfleet_identity.invite_input import ArgumentsGiven, read_invite
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def join(
+    arguments: ArgumentsGiven = None,
+    identity: Annotated[
+        Path,
+        typer.Option(envvar=ENVIRONMENT_VARIABLE, help="Store the key and the certificate in this folder."),
+    ] = USER_FOLDER,
+) -> None:
+    """Enrol this user with a coordinator, with the line of `wattfleet coordinator invite` from standard input.
+
+    On a device, use `wattfleet agent join`.
+    """
+    from wattfleet_identity.invite_input import plausible_time
+    from wattfleet_identity.joining import Applicant, join_and_store, require_writable
+    from wattfleet_identity.renewal import expiry_text
+    from wattfleet_io.clock import utc_now
+    from wattfleet_io.console import print_line
+
+    invite = read_invite(arguments, "wattfleet join")
+    folder = identity.expanduser()
+    now = plausible_time(invite, utc_now())
+    require_writable(folder)
+    found = join_and_store(invite, Applicant(), folder, now)
+    print_line(f"{found.peer} is enrolled in {found.peer.fleet}; the certificate {expiry_text(found.certificate, now)}")
+    print_line(f"identity: {folder}; coordinator: {found.coordinator}")

@@ -1,0 +1,121 @@
+"""How a client reaches its coordinator: the address, and the folder with what it proves itself with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.channels import Options, open_async_channel, open_channel, require_protected
+from wattfleet_identity.identity_folder import Identity, read_identity
+from wattfleet_io.addresses import split_address
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+ENVIRONMENT_VARIABLE = "WATTFLEET_IDENTITY"
+USER_FOLDER = Path("~/.config/wattfleet/identity")
+OPERATOR_FOLDER = Path("wattfleet-identity/operator")
+"""Where `wattfleet coordinator init` puts the operator's identity, below the current directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A coordinator, and how a client connects to it.
+
+    The identity is read again for each channel, so that a renewed certificate is used without a restart.
+
+    Args:
+        address: the coordinator's host:port.
+        folder: the folder of the client's identity, which may be empty; None for plaintext.
+        is_insecure: whether plaintext may leave this machine.
+    """
+
+    address: str
+    folder: Path | None = None
+    is_insecure: bool = False
+
+    @classmethod
+    def of(cls, address: str | None, folder: Path | None, is_insecure: bool = False) -> Endpoint:
+        """Find the coordinator.
+
+        Args:
+            address: its host:port; None for the one that the identity was enrolled with, or `DEFAULT_ADDRESS`.
+            folder: the folder of the client's identity, which may be empty; None for plaintext.
+            is_insecure: whether plaintext may leave this machine.
+
+        Raises:
+            InvalidInputError: the address is none, the identity is damaged, or plaintext would leave this machine
+                although it must not.
+        """
+        identity = None if folder is None else read_identity(folder)
+        found = address or (identity.coordinator if identity else "") or DEFAULT_ADDRESS
+        if not found.startswith("unix:"):
+            host, port = split_address(found)
+            found = f"{host}:{port}"
+        require_protected(found, identity, is_insecure)
+        return cls(found, folder, is_insecure)
+
+    def identity(self) -> Identity | None:
+        """The identity as it is on disk now; None for plaintext.
+
+        Raises:
+            InvalidInputError: it is damaged, or there is none any more and plaintext must not leave this machine.
+        """
+        identity = None if self.folder is None else read_identity(self.folder)
+        require_protected(self.address, identity, self.is_insecure)
+        return identity
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether plaintext leaves this machine.
+
+        Raises:
+            InvalidInputError: the identity is damaged.
+        """
+        return require_protected(self.address, self.identity(), self.is_insecure)
+
+    def channel(self) -> grpc.Channel:
+        """Open a channel of a synchronous client; errors as for `identity`."""
+        return open_channel(self.address, self.identity())
+
+    def async_channel(self, options: Options) -> grpc.aio.Channel:
+        """Open a channel for asyncio with gRPC's options; errors as for `identity`."""
+        return open_async_channel(self.address, self.identity(), options)
+
+
+def named_folder(named: Path | None, *defaults: Path) -> Path | None:
+    """The folder of a client's identity.
+
+    Args:
+        named: what the user named; None for the one of the environment variable `WATTFLEET_IDENTITY`.
+        defaults: folders to look into otherwise, the first ones first; `~` is the user's home.
+
+    Returns:
+        None if nothing is named and no default has an identity.
+
+    Raises:
+        InvalidInputError: the named folder has no identity, or an identity is damaged.
+    """
+    if named is None and (variable := os.environ.get(ENVIRONMENT_VARIABLE)):
+        named = Path(variable)
+    if named is not None:
+        require_identity(named)
+        return named
+    return next((each for each in map(Path.expanduser, defaults) if read_identity(each) is not None), None)
+
+
+def require_identity(folder: Path) -> Identity:
+    """Read the identity in a folder.
+
+    Raises:
+        InvalidInputError: there is none, or it is damaged.
+    """
+    identity = read_identity(folder)
+    if identity is None:
+        raise InvalidInputError(
+            f"{folder} has no identity: enrol with `wattfleet join --identity {folder}`, on a device with"
+            " `wattfleet agent join`, or name another folder"
+        )
+    return identity

@@ -1,0 +1,144 @@
+"""Renewal of a certificate with the same key, at two thirds of its life."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.certificates import Certificate, request_certificate
+from wattfleet_identity.endpoint import Endpoint, require_identity
+from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.identity_folder import CERTIFICATE, Identity, write_renewed
+from wattfleet_io.clock import utc_now
+from wattfleet_io.console import plain_text
+from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError
+from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
+
+TIMEOUT_S = 20.0
+
+
+class RenewalError(WattfleetError):
+    """A certificate could not be renewed; the old one stays."""
+
+
+def stored_at(folder: Path) -> datetime:
+    """When the certificate in a folder was stored.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    try:
+        return datetime.fromtimestamp((folder / CERTIFICATE).stat().st_mtime, timezone.utc)
+    except OSError as error:
+        raise InvalidInputError(f"{folder / CERTIFICATE}: {error.strerror}") from None
+
+
+def note_time(folder: Path, at: datetime) -> None:
+    """Note a better time for when the certificate was stored than that of a machine whose clock is wrong.
+
+    Raises:
+        OSError: it cannot be noted.
+    """
+    os.utime(folder / CERTIFICATE, (at.timestamp(), at.timestamp()))
+
+
+def due_at(folder: Path) -> datetime:
+    """When the certificate in a folder has to be renewed: once two thirds of its life since it was stored are over.
+
+    Raises:
+        InvalidInputError: there is none, or it is damaged.
+    """
+    certificate = require_identity(folder).certificate
+    return min(certificate.renew_at(stored_at(folder)), certificate.not_after)
+
+
+def renew(endpoint: Endpoint) -> None:
+    """Renew the certificate of a synchronous client, and store it.
+
+    Raises:
+        InvalidInputError: there is no identity, or it is damaged.
+        CoordinatorUnreachableError: no coordinator answers, or it and the client do not accept each other.
+        RenewalError: the coordinator refuses, or the certificate cannot be used or stored.
+    """
+    assert endpoint.folder is not None, "without an identity there is nothing to renew"
+    identity = require_identity(endpoint.folder)
+    with endpoint.channel() as channel:
+        stub: Any = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
+        try:
+            answer = stub.Renew(renewal_request(identity), timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            status: Any = error
+            if status.code() in UNREACHABLE:
+                raise why_refused(endpoint) or CoordinatorUnreachableError(
+                    f"no coordinator answers at {endpoint.address}"
+                ) from None
+            raise refusal(error) from None
+    store_renewed(endpoint.folder, identity, answer)
+
+
+def renew_if_due(endpoint: Endpoint, now: Callable[[], datetime] = utc_now) -> str | None:
+    """Renew the certificate of a synchronous client once two thirds of its life are over.
+
+    Returns:
+        Why that failed, in a sentence; None if it did not, or while no coordinator answers.
+
+    Raises:
+        InvalidInputError: the identity is damaged.
+    """
+    if endpoint.folder is None or endpoint.identity() is None or now() < due_at(endpoint.folder):
+        return None
+    try:
+        renew(endpoint)
+    except CoordinatorUnreachableError:  # the next request says so
+        return None
+    except RenewalError as error:
+        certificate = require_identity(endpoint.folder).certificate
+        return f"the certificate {expiry_text(certificate, now())}, and could not be renewed: {error}"
+    return None
+
+
+def renewal_request(identity: Identity) -> enrolment_pb2.RenewRequest:
+    """The request for a new certificate."""
+    return enrolment_pb2.RenewRequest(request_pem=request_certificate(identity.key_pem))
+
+
+def refusal(error: Any) -> RenewalError:
+    """What a gRPC error says about a renewal."""
+    return RenewalError(plain_text(error.details() or error.code().name))
+
+
+def store_renewed(folder: Path, identity: Identity, answer: enrolment_pb2.RenewResponse) -> None:
+    """Check and store a renewed certificate.
+
+    Args:
+        folder: of the identity.
+        identity: the identity that is renewed.
+        answer: the coordinator's.
+
+    Raises:
+        RenewalError: it is no certificate for the same key and owner, or it cannot be stored.
+    """
+    try:
+        renewed = Identity(identity.key_pem, answer.certificate_pem, answer.trusted_pem)
+    except InvalidInputError as error:
+        raise RenewalError(f"the coordinator sent no usable certificate: {error}") from None
+    if renewed.certificate.uri != identity.certificate.uri:
+        raise RenewalError(f"the coordinator sent a certificate of another owner, {renewed.certificate.uri!r}")
+    try:
+        write_renewed(folder, answer.certificate_pem, answer.trusted_pem)
+    except OSError as error:
+        raise RenewalError(f"the renewed certificate cannot be stored in {folder}: {error.strerror}") from None
+
+
+def expiry_text(certificate: Certificate, now: datetime) -> str:
+    """Until when a certificate is valid, such as "expires on 2027-02-22, in 90 days"."""
+    days = certificate.remaining(now).total_seconds() / 86400
+    if days < 0:
+        return f"expired on {certificate.not_after:%Y-%m-%d}"
+    return f"expires on {certificate.not_after:%Y-%m-%d}, in {days:.0f} day{'' if round(days) == 1 else 's'}"
