@@ -158,7 +158,7 @@ class FaultyLink:
             losses += 1
             if losses == _MOST_LOSSES:
                 return None
-        repeated_s = _REPEATED_AFTER_S * (2**losses - 1)
+        repeated_s: float = _REPEATED_AFTER_S * (2**losses - 1)
         self._free_at_s[direction] = max(now_s, self._free_at_s[direction]) + length / self.bytes_per_s
         return self._free_at_s[direction] + self.latency_s + repeated_s
 
