@@ -51,7 +51,7 @@ contracts: install
 stubs: install
 	PATH="$(abspath $(BIN)):$$PATH" proto/generate --check
 
-chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100
+chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100 on each store
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
 

@@ -10,14 +10,22 @@ import sys
 import time
 from pathlib import Path
 
+from sqlalchemy import URL
+
 _STARTS_WITHIN_S = 60.0
 
 
 class MortalCoordinator:
-    """The real command on a store in a folder; it keeps the port that it got first."""
+    """The real command on a store; it keeps the port that it got first.
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self._folder = folder
+    Args:
+        folder: of its log.
+        store: an SQLite file, or a database's URL.
+        options: further ones of the command.
+    """
+
+    def __init__(self, folder: Path, store: Path | URL, *options: str) -> None:
+        self._store = str(store) if isinstance(store, Path) else store.render_as_string(hide_password=False)
         self._options = options
         self._announced = folder / "addresses.json"
         self._process: subprocess.Popen[bytes] | None = None
@@ -33,7 +41,7 @@ class MortalCoordinator:
                 [
                     *(sys.executable, "-c", "from wattfleet_io.cli import main; main()", "coordinator", "serve"),
                     *("--address", self.address, "--metrics-address", "127.0.0.1:0"),
-                    *("--store", str(self._folder / "coordinator.db"), "--announce", str(self._announced)),
+                    *("--store", self._store, "--announce", str(self._announced)),
                     *self._options,
                 ],
                 stdout=log,

@@ -1,6 +1,7 @@
 """A coordinator that is killed at random moments under a fleet at work: nothing that was acknowledged is lost.
 
-A short form runs with all tests; `make chaos` kills 50 times. CHAOS_SEED repeats a run's moments.
+It serves from SQLite and from PostgreSQL. A short form runs with all tests; `make chaos` kills 50 times on each store.
+CHAOS_SEED repeats a run's moments.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+from sqlalchemy import URL
 
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
@@ -159,8 +161,12 @@ def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowled
 
 @pytest.mark.timeout(60 + 12 * KILLS)
 @pytest.mark.parametrize(("how", "times"), [("killed", KILLS), ("stopped", 2)])
-async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(tmp_path: Path, how: str, times: int) -> None:
-    coordinator = MortalCoordinator(tmp_path, "--site-budget-w", "600", "--policy", "random", "--clients", "20")
+async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(
+    tmp_path: Path, location: Path | URL, how: str, times: int
+) -> None:
+    coordinator = MortalCoordinator(
+        tmp_path, location, "--site-budget-w", "600", "--policy", "random", "--clients", "20"
+    )
     acknowledged = Acknowledged()
     chance = random.Random(SEED)
 
@@ -198,6 +204,7 @@ async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(tmp_pa
     if times > 10:  # the short form runs beside other tests
         assert restarts_s[-1] <= BACK_WITHIN_S
     assert len(acknowledged.finished) > times // 2
-    with sqlite3.connect(tmp_path / "coordinator.db") as database:
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    database.close()
+    if isinstance(location, Path):
+        with sqlite3.connect(location) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        database.close()

@@ -1,0 +1,201 @@
+"""A link to a TCP server on loopback, with faults that are switched while it is used.
+
+A proxy of TCP cannot drop packets. It does what the ends of a connection notice of the fault instead:
+
+- latency: each piece of data arrives so much later, in each direction.
+- bandwidth: all connections share the link's bytes per second, separately in each direction.
+- loss: a piece waits as TCP waits before it repeats a packet, 0.2 s and then twice as long each time. After 6 losses in
+  a row (12.6 s), the connection is reset.
+- half-open: what is sent in one direction is swallowed, the end of the connection included, and nothing is closed.
+  Healing resets the connections of which something was swallowed, as a peer does that does not know them any more.
+- partition: nothing passes. New connections are accepted by the kernel, and hear nothing. Healing lets everything pass
+  that waited, as repeated packets do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+
+_PIECE_BYTES = 16_384
+_PIECES_UNDER_WAY = 64
+_REPEATED_AFTER_S = 0.2
+_MOST_LOSSES = 6
+
+
+class Direction(Enum):
+    """Where data goes."""
+
+    TO_SERVER = auto()
+    TO_CLIENT = auto()
+
+
+@dataclass(eq=False)
+class _Connection:
+    """One client's connection, as two streams."""
+
+    client: asyncio.StreamWriter
+    task: asyncio.Task[None] | None
+    server: asyncio.StreamWriter | None = None
+    has_lost_bytes: bool = False
+
+    def reset(self) -> None:
+        for writer in (self.client, self.server):
+            if writer is not None:
+                writer.transport.abort()
+        if self.task is not None:
+            self.task.cancel()
+
+
+class FaultyLink:
+    """A link to a server; every fault is off at first.
+
+    Args:
+        target: host:port of the server.
+        seed: of the losses.
+
+    Attributes:
+        address: host:port for clients.
+        latency_s: of each direction.
+        bytes_per_s: of each direction.
+        loss: the share of pieces that are lost, each time they are sent; 0 to 1.
+        swallowed_bytes: what half-open connections have lost so far.
+    """
+
+    def __init__(self, target: str, seed: int = 0) -> None:
+        self.target = target
+        self.address = ""
+        self.latency_s = 0.0
+        self.bytes_per_s = math.inf
+        self.loss = 0.0
+        self.swallowed_bytes = 0
+        self._swallows: set[Direction] = set()
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._free_at_s = dict.fromkeys(Direction, 0.0)
+        self._chance = random.Random(seed)
+        self._connections: set[_Connection] = set()
+
+    @property
+    def connections(self) -> int:
+        """Connections of clients that are open now."""
+        return len(self._connections)
+
+    def half_open(self, *directions: Direction) -> None:
+        """Swallow what is sent in these directions."""
+        self._swallows = set(directions)
+
+    def partition(self) -> None:
+        """Let nothing pass."""
+        self._passes.clear()
+
+    def reset(self) -> None:
+        """Reset all connections."""
+        for connection in list(self._connections):
+            connection.reset()
+
+    def heal(self) -> None:
+        """End all faults."""
+        self.latency_s, self.bytes_per_s, self.loss = 0.0, math.inf, 0.0
+        self._free_at_s = dict.fromkeys(Direction, 0.0)
+        self._swallows.clear()
+        for connection in list(self._connections):
+            if connection.has_lost_bytes:
+                connection.reset()
+        self._passes.set()
+
+    async def serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        """Forward one connection to its end."""
+        connection = _Connection(client, asyncio.current_task())
+        self._connections.add(connection)
+        ways: list[asyncio.Task[None]] = []
+        try:
+            await self._passes.wait()
+            host, _, port = self.target.rpartition(":")
+            from_server, connection.server = await asyncio.open_connection(host, int(port))
+            for direction, source, sink in (
+                (Direction.TO_SERVER, reader, connection.server),
+                (Direction.TO_CLIENT, from_server, client),
+            ):
+                under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
+                ways += [
+                    asyncio.create_task(self._read(direction, source, under_way)),
+                    asyncio.create_task(self._write(connection, direction, under_way, sink)),
+                ]
+            await asyncio.gather(*ways)
+        except (OSError, asyncio.CancelledError):
+            pass  # an end is gone, or the link is closed
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            connection.task = None
+            connection.reset()
+            self._connections.discard(connection)
+
+    async def _read(
+        self, direction: Direction, source: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]
+    ) -> None:
+        while True:
+            piece = await source.read(_PIECE_BYTES)
+            arrives_s = self._arrives_s(direction, len(piece))
+            if arrives_s is None:
+                raise ConnectionResetError("lost too often")
+            await under_way.put((arrives_s, piece))
+            if not piece:
+                return
+
+    def _arrives_s(self, direction: Direction, length: int) -> float | None:
+        """When a piece arrives, on the loop's clock; None if it was lost too often."""
+        now_s = asyncio.get_running_loop().time()
+        losses = 0
+        while self._chance.random() < self.loss:
+            losses += 1
+            if losses == _MOST_LOSSES:
+                return None
+        repeated_s: float = _REPEATED_AFTER_S * (2**losses - 1)
+        self._free_at_s[direction] = max(now_s, self._free_at_s[direction]) + length / self.bytes_per_s
+        return self._free_at_s[direction] + self.latency_s + repeated_s
+
+    async def _write(
+        self,
+        connection: _Connection,
+        direction: Direction,
+        under_way: asyncio.Queue[tuple[float, bytes]],
+        sink: asyncio.StreamWriter,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            arrives_s, piece = await under_way.get()
+            await asyncio.sleep(arrives_s - loop.time())
+            await self._passes.wait()
+            if direction in self._swallows:
+                connection.has_lost_bytes = True
+                self.swallowed_bytes += len(piece)
+            elif piece:
+                sink.write(piece)
+                await sink.drain()
+            else:
+                sink.write_eof()
+            if not piece:
+                return
+
+
+@asynccontextmanager
+async def faulty_link(target: str, seed: int = 0) -> AsyncIterator[FaultyLink]:
+    """A link to host:port in the running event loop, on a port of its own."""
+    link = FaultyLink(target, seed)
+    server = await asyncio.start_server(link.serve, "127.0.0.1", 0)
+    link.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield link
+    finally:
+        server.close()
+        link.reset()
+        while link.connections:
+            await asyncio.sleep(0.01)
