@@ -219,7 +219,8 @@ async def serve(
             enrolment = EnrolmentServicer(repository, issuing, certificate_of, sessions.end_invalid)
         identity = IdentityServicer(repository, issuing, certificate_of, sessions.end_invalid)
         healthy = HealthServicer()
-        names = [service.full_name for service in SERVICES]
+        absent = ("wattfleet.v1.EnrolmentService",) if enrolment is None else ()
+        names = [service.full_name for service in SERVICES if service.full_name not in absent]
 
         def add_services(server: Any) -> None:
             session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)

@@ -36,6 +36,11 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
+def unix_now_s() -> float:
+    """The date and time in seconds since 1970, as `utc_now`."""
+    return utc_now().timestamp()
+
+
 def boot_time_s() -> float:
     """Seconds since the machine started, suspended time included, which `time.monotonic` leaves out on Linux."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -21,18 +21,17 @@ def trust_references(
 
     Restart the agent afterwards.
     """
-    import time
-
     from edge_agent.session.reference_trust import trust_root
     from wattfleet.errors import InvalidInputError
     from wattfleet_io.atomic_files import read_regular_file, require_own_folder
+    from wattfleet_io.clock import unix_now_s
 
     try:
         content = read_regular_file(root)
         require_own_folder(state_dir)
     except OSError as error:
         raise InvalidInputError(f"{error.filename}: cannot be used: {error.strerror}") from None
-    digest = trust_root(state_dir / TRUST_DIRECTORY, content, time.time())
+    digest = trust_root(state_dir / TRUST_DIRECTORY, content, unix_now_s())
     if json_:
         print_json({"sha256": digest})
     else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.clock import unix_now_s
 from wattfleet_io.parsing import parse_json_object
 from wattfleet_proto.message_sizes import MAX_METADATA_BYTES
 
@@ -82,7 +82,7 @@ class ReferenceTrust:
         now_s: the date and time, seconds since 1970.
     """
 
-    def __init__(self, folder: Path, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, now_s: Callable[[], float] = unix_now_s) -> None:
         self._folder = folder
         self._now_s = now_s
 

@@ -13,7 +13,7 @@ from tests.fuzz.hostile_messages import Known
 from tests.fuzz.remote_calls import Valid
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
-from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
+from wattfleet_proto.v1 import identity_pb2, operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
 from wattfleet_proto.version import own_version
 
 RUN = "4711"
@@ -63,6 +63,7 @@ def valid_calls(artefact: Artefact) -> Valid:
         "/wattfleet.v1.SessionService/FetchReference": [[session_pb2.FetchReferenceRequest(digest=artefact.digest)]],
         "/wattfleet.v1.SessionService/FetchMetadata": [[session_pb2.FetchMetadataRequest(name="timestamp.json")]],
         **{f"/wattfleet.v1.OperatorService/{name}": [messages] for name, messages in operator.items()},
+        **{f"/wattfleet.v1.IdentityService/{name}": [[request]] for name, request in _identity().items()},
         **{f"/wattfleet.v1.PlanningService/{name}": [[request]] for name, request in planning.items()},
         **{f"/wattfleet.v1.ViewService/{name}": [[request]] for name, request in view.items()},
         "/grpc.health.v1.Health/Check": [[health_pb2.HealthCheckRequest()]],
@@ -140,6 +141,22 @@ def _operator(artefact: Artefact) -> dict[str, list[Message]]:
         "PublishMetadata": [operator_pb2.PublishMetadataRequest(roots=[b"{}"], targets=b"{}")],
         "DeleteRuns": [operator_pb2.DeleteRunsRequest(run_ids=["4712"], end=True)],
         "ForgetDevices": [operator_pb2.ForgetDevicesRequest(device_ids=["new-1"])],
+    }
+
+
+def _identity() -> dict[str, Message]:
+    return {
+        "Invite": identity_pb2.InviteRequest(role="device", site="site", tags=["a"], uses=2, ttl_s=60.0),
+        "ListInvites": identity_pb2.ListInvitesRequest(),
+        "CancelInvite": identity_pb2.CancelInviteRequest(number="0f"),
+        "ListCertificates": identity_pb2.ListCertificatesRequest(),
+        "IssueCertificate": identity_pb2.IssueCertificateRequest(
+            request_pem=b"-", role="viewer", name="p", lifetime_s=9.0
+        ),
+        "RevokeCertificates": identity_pb2.RevokeCertificatesRequest(name_or_serial="orin", reason="lost"),
+        "BeginRotation": identity_pb2.BeginRotationRequest(),
+        "FinishRotation": identity_pb2.FinishRotationRequest(),
+        "ReadAuditLog": identity_pb2.ReadAuditLogRequest(),
     }
 
 

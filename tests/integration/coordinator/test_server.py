@@ -224,6 +224,7 @@ async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config
         await agent.hello("orin")
         await agent.lease()
         await agent.send(state=READY)
+        await client.end_trainings()  # of round 2, whose grant may come again
         after = await client.plan(3)
         assert [(part.node_id, part.device_id) for part in after.assignments] == [(ORIN_NODE, "orin")]
         assert [listed.round for listed in (await client.rounds()).rounds] == [1, 2, 3]
