@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from edge_agent.systemd.installation import SETTINGS_PATH, UNIT_PATH, ServiceSettings, installation
 from edge_agent.systemd.ownership import InstalledCode
-from tests.fakes.certified import CertifiedFleet
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.identity_folder import write_identity
-from wattfleet_identity.peers import Role
+from wattfleet_identity.authority import CertificateAuthority
+from wattfleet_identity.certificates import new_key, request_certificate
+from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.peers import Peer, Role
+from wattfleet_io.clock import utc_now
 
 CODE = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
 OLD_EXEC = (
@@ -136,8 +139,10 @@ def install(agent, tmp_path, monkeypatch):
 
 
 def test_install_asks_for_the_coordinator_alone_on_an_enrolled_device(install, tmp_path):
-    fleet = CertifiedFleet.create(tmp_path / "authority")
-    write_identity(tmp_path / "var/lib/wattfleet/identity", fleet.identity(Role.DEVICE, "jetson-1"))
+    authority, key, now = CertificateAuthority.create("fleet", utc_now()), new_key(), utc_now()
+    peer = Peer("fleet", Role.DEVICE, "jetson-1")
+    certificate = authority.issue(request_certificate(key), peer, timedelta(days=30), now)
+    write_identity(tmp_path / "var/lib/wattfleet/identity", Identity(key, certificate, authority.certificate_pem))
     done = install()
     assert done.code == 0
     assert "WATTFLEET_WORKLOAD=--processor cuda\n" in done.out and "INSECURE" not in done.out
