@@ -31,7 +31,7 @@ INSTALLATION_FILE = "installation"
 """Below the state directory: a random name, by which the coordinator knows this agent after a restart."""
 
 IDENTITY_DIRECTORY = "identity"
-"""Below the state directory: the agent's key and certificate, and the SuperNode's key."""
+"""Below the state directory: the agent's key and certificate."""
 
 SESSION_FILE = "session.json"
 """Below the state directory: how the session with the coordinator stands, for `wattfleet agent status`."""

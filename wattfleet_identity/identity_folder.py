@@ -69,9 +69,9 @@ def read_identity(folder: Path) -> Identity | None:
     Raises:
         InvalidInputError: a file is missing or unreadable, or others may read the key.
     """
-    if not (folder / CERTIFICATE).exists() and not (folder / KEY).exists():
-        return None
     try:
+        if not (folder / CERTIFICATE).exists() and not (folder / KEY).exists():
+            return None
         key, certificate, trusted = (read_regular_file(folder / name) for name in (KEY, CERTIFICATE, TRUSTED))
         require_secret(folder / KEY)
         facts = json.loads(read_regular_file(folder / COORDINATOR)) if (folder / COORDINATOR).exists() else {}

@@ -11,7 +11,6 @@ import click
 import typer
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.authority import VALID_FROM
 from wattfleet_identity.invites import PREFIX, Invite
 
 _LONGEST_LINE = 4096
@@ -66,6 +65,8 @@ def plausible_time(invite: Invite, now: datetime) -> datetime:
     Raises:
         InvalidInputError: the clock is so wrong that no certificate is valid yet; the invite was not used.
     """
+    from wattfleet_identity.authority import VALID_FROM  # slow to import for a command's options
+
     text = (
         f"this machine's clock shows {now:%Y-%m-%d %H:%M} UTC, but the invite is of {invite.issued_at:%Y-%m-%d %H:%M}"
     )

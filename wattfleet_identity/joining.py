@@ -55,13 +55,11 @@ class Applicant:
         name: a device's id; empty where the invite names the peer.
         board: a device's kind of board.
         installation: the installation of a device's agent.
-        flower_public_key: the public key of the device's SuperNode; empty without one.
     """
 
     name: str = ""
     board: str = ""
     installation: str = ""
-    flower_public_key: bytes = b""
 
 
 def require_writable(folder: Path) -> None:
@@ -127,7 +125,6 @@ def join(invite: Invite, applicant: Applicant) -> Identity:
         name=applicant.name,
         board=applicant.board,
         installation=applicant.installation,
-        flower_public_key=applicant.flower_public_key,
     )
     with _enrolment(invite.address, authority_pem) as stub:
         answer = stub.Join(request, timeout=_TIMEOUT_S)

@@ -11,6 +11,7 @@ from edge_agent.cli.duty import app as duty
 from edge_agent.cli.explain import explain
 from edge_agent.cli.fit import fit
 from edge_agent.cli.front import front
+from edge_agent.cli.join import join
 from edge_agent.cli.modes import modes
 from edge_agent.cli.profile import profile
 from edge_agent.cli.service.install import install
@@ -42,6 +43,7 @@ for command in (
     choose,
     explain,
     front,
+    join,
     install,
     uninstall,
     trust_references,

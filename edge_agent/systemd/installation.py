@@ -11,9 +11,12 @@ from pathlib import Path
 
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.selection import is_virtual
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.systemd.ownership import InstalledCode, Stat
 from edge_agent.workloads.loading import Processor, require_workload
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.channels import is_loopback
+from wattfleet_identity.identity_folder import read_identity
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import remove_file, replace_file
 
@@ -23,6 +26,9 @@ UNIT_FILE = "wattfleet-agent.service"
 UNIT_PATH = f"/etc/systemd/system/{UNIT_FILE}"
 SETTINGS_PATH = "/etc/wattfleet/agent.env"
 GROUP = "wattfleet"
+
+_INSECURE = "WATTFLEET_AGENT_SESSION_INSECURE"
+"""What `wattfleet agent run` takes from the environment for `--insecure`."""
 
 _SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
 _INSTALL_AS_ROOT = f"install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
@@ -46,6 +52,7 @@ class ServiceSettings:
         workload: the workload to measure with besides the apps; None for none.
         minibatch: samples in a minibatch of the workload.
         processor: where it computes.
+        is_insecure: whether plaintext may leave the machine while it has no identity.
 
     Raises:
         InvalidInputError: a value is invalid, or cannot be stored in the settings file.
@@ -58,6 +65,7 @@ class ServiceSettings:
     workload: str | None = None
     minibatch: int = 16
     processor: Processor = "cuda"
+    is_insecure: bool = False
 
     def __post_init__(self) -> None:
         split_address(self.coordinator)
@@ -85,7 +93,27 @@ class ServiceSettings:
             f"WATTFLEET_DEVICE_ID={self.device_id}\n"
             f"WATTFLEET_COORDINATOR={self.coordinator}\n"
             f"WATTFLEET_WORKLOAD={' '.join(self._workload_options())}\n"
-        )
+        ) + (f"{_INSECURE}=true\n" if self.is_insecure else "")
+
+    def is_exposed(self, root: Path) -> bool:
+        """Whether the service's connection leaves the machine in plaintext.
+
+        Args:
+            root: root of the machine's files; `/` on the machine itself.
+
+        Raises:
+            InvalidInputError: it would although it must not, or the machine's identity is damaged.
+        """
+        folder = root / DEFAULT_STATE_DIRECTORY.lstrip("/") / IDENTITY_DIRECTORY
+        if is_loopback(split_address(self.coordinator)[0]) or read_identity(folder) is not None:
+            return False
+        if not self.is_insecure:
+            raise InvalidInputError(
+                f"{self.coordinator} is another machine's address, and {folder} has no identity to protect the"
+                " connection: enrol this device first with `wattfleet agent join` and the line of `wattfleet"
+                " coordinator invite`, or pass --insecure for plaintext"
+            )
+        return True
 
     def _workload_options(self) -> Iterator[str]:
         if self.minibatches_per_epoch is not None:

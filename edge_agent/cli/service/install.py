@@ -47,6 +47,14 @@ def install(
     ] = None,
     minibatch: MinibatchOption = 16,
     processor: ProcessorOption = "cuda",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Let the service connect in plaintext while the device has no identity, also to another machine."
+            " Anybody on the network can then read and change everything.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
     root: Annotated[
@@ -67,10 +75,19 @@ def install(
     from edge_agent.devices.jetson.programs import run_program
     from edge_agent.systemd.installation import ServiceSettings, installation
     from edge_agent.systemd.ownership import running_code
+    from wattfleet_identity.channels import PLAINTEXT_WARNING
 
     settings = ServiceSettings(
-        device, device_id or platform.node(), coordinator, minibatches_per_epoch, workload, minibatch, processor
+        device,
+        device_id or platform.node(),
+        coordinator,
+        minibatches_per_epoch,
+        workload,
+        minibatch,
+        processor,
+        insecure,
     )
+    is_exposed = settings.is_exposed(root)
     plan = installation(settings, running_code(), allow_writable=allow_writable)
     if json_:
         print_json(_content(plan, root))
@@ -78,6 +95,8 @@ def install(
         _print(plan, root)
     if plan.writable is not None:
         typer.echo(f"warning: users other than root can write {plan.writable}, and so become root", err=True)
+    if is_exposed:
+        typer.echo(f"warning: the connection to {coordinator} is {PLAINTEXT_WARNING}", err=True)
     if dry_run:
         return
     if not yes:

@@ -18,6 +18,7 @@ from flwr.app import Context, RecordDict
 
 from tests.fakes.fleet_in_process import RUN_ID, InProcessGrid
 from wattfleet_flower.server import planning_client
+from wattfleet_identity.endpoint import Endpoint
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -99,7 +100,7 @@ def test_without_a_coordinator_both_learn_the_same(
 ) -> None:
     # Wherever this runs, nobody is to be found at the address that is the default.
     nobody = grpc.insecure_channel("127.0.0.1:1")
-    monkeypatch.setattr(planning_client, "open_channel", lambda address: nobody)
+    monkeypatch.setattr(Endpoint, "channel", lambda endpoint: nobody)
     monkeypatch.setattr("wattfleet_flower.server.rounds._FINAL_REPORTS_WITHIN_S", 0.0)
     monkeypatch.setattr(planning_client, "_CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(planning_client, "_RECONNECT_TIMEOUT_S", 0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ import pytest
 from edge_agent.systemd.installation import SETTINGS_PATH, UNIT_PATH, ServiceSettings, installation
 from edge_agent.systemd.ownership import InstalledCode
 from wattfleet.errors import InvalidInputError
+from wattfleet_identity.authority import CertificateAuthority
+from wattfleet_identity.certificates import new_key, request_certificate
+from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.peers import Peer, Role
+from wattfleet_io.clock import utc_now
 
 CODE = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
 OLD_EXEC = (
@@ -40,27 +46,29 @@ def started(command: str, environment: Mapping[str, str]) -> list[str]:
     return words[words.index("run") :]
 
 
-def planned(settings: ServiceSettings) -> list[str]:
+def planned(settings: ServiceSettings) -> tuple[list[str], dict[str, str]]:
     plan = installation(settings, CODE, allow_writable=True)
     lines = [line for line in plan.files[SETTINGS_PATH].splitlines() if not line.startswith("#")]
     environment = dict(line.split("=", 1) for line in lines)
     (command,) = [
         line.removeprefix("ExecStart=") for line in plan.files[UNIT_PATH].splitlines() if line.startswith("ExecStart=")
     ]
-    return started(command, environment)
+    return started(command, environment), environment
 
 
 @pytest.fixture
 def settings_of(agent, monkeypatch):
     """The settings that an agent runs with."""
 
-    def settings_of(words):
+    def settings_of(words, environment):
         seen = []
 
         async def run_agent(settings, board, profiled, device_folder, stop):
             seen.append(settings)
 
         monkeypatch.setattr("edge_agent.runtime.agent.run_agent", run_agent)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
         done = agent(*words)
         assert done.code == 0, done
         return seen[0]
@@ -69,33 +77,40 @@ def settings_of(agent, monkeypatch):
 
 
 def test_a_service_is_installed_without_a_word_about_networks_and_data(settings_of):
-    words = planned(ServiceSettings("host", "jetson-1", "site.example:7070"))
+    words, environment = planned(ServiceSettings("host", "jetson-1", "site.example:7070", is_insecure=True))
     assert "--workload" not in words and "--minibatches-per-epoch" not in words
-    settings = settings_of(words)
+    settings = settings_of(words, environment)
+    assert settings.endpoint().is_exposed
     assert (settings.device.id, settings.session.coordinator) == ("jetson-1", "site.example:7070")
     assert (settings.workload.name, settings.profile.minibatches_per_epoch) == (None, None)
 
 
 def test_a_simulated_board_is_installed_without_options_of_a_workload(settings_of):
-    settings = settings_of(planned(ServiceSettings("simulated:orin-nano", "nano", "site.example:7070")))
+    settings = settings_of(*planned(ServiceSettings("simulated:orin-nano", "nano", "127.0.0.1:7070")))
     assert (settings.workload.name, settings.profile.minibatches_per_epoch) == (None, None)
 
 
 def test_what_install_is_told_of_a_workload_reaches_the_agent(settings_of):
-    settings = settings_of(planned(ServiceSettings("host", "jetson-1", "site.example:7070", 500, "lstm", 32, "cpu")))
+    settings = settings_of(*planned(ServiceSettings("host", "jetson-1", "127.0.0.1:7070", 500, "lstm", 32, "cpu")))
     assert (settings.workload.name, settings.workload.minibatch, settings.workload.processor) == ("lstm", 32, "cpu")
     assert settings.profile.minibatches_per_epoch == 500
 
 
-def test_a_service_that_was_installed_earlier_goes_on(settings_of):
-    settings = settings_of(started(OLD_EXEC, OLD_SETTINGS))
+def test_a_service_that_was_installed_earlier_goes_on_once_plaintext_is_allowed(settings_of):
+    settings = settings_of(started(OLD_EXEC, OLD_SETTINGS), OLD_SETTINGS | {"WATTFLEET_AGENT_SESSION_INSECURE": "true"})
     assert (settings.workload.name, settings.profile.minibatches_per_epoch) == ("resnet18", 2000)
 
 
 def test_earlier_settings_serve_the_new_unit(settings_of):
     plan = installation(ServiceSettings("host", "a", "site.example:7070"), CODE, allow_writable=True)
     (command,) = [line for line in plan.files[UNIT_PATH].splitlines() if line.startswith("ExecStart=")]
-    assert settings_of(started(command, OLD_SETTINGS)).workload.name == "resnet18"
+    local = OLD_SETTINGS | {"WATTFLEET_COORDINATOR": "127.0.0.1:7070"}
+    assert settings_of(started(command, local), local).workload.name == "resnet18"
+
+
+def test_an_installed_service_without_an_identity_says_how_to_enrol(agent):
+    done = agent(*started(OLD_EXEC, OLD_SETTINGS))
+    assert done.code != 0 and "wattfleet coordinator invite" in done.err and "--insecure" in done.err
 
 
 @pytest.mark.parametrize(
@@ -112,8 +127,35 @@ def test_settings_that_cannot_be_stored_are_refused(values, why):
         ServiceSettings(*values)
 
 
-def test_install_asks_for_the_coordinator_alone(agent, tmp_path, monkeypatch):
+@pytest.fixture
+def install(agent, tmp_path, monkeypatch):
     monkeypatch.setattr("edge_agent.systemd.ownership.running_code", lambda: CODE)
-    done = agent("install", "--coordinator", "site.example:7070", "--dry-run", "--allow-writable", "--root", tmp_path)
+
+    def install(*words):
+        command = ("install", "--coordinator", "site.example:7070", "--dry-run", "--allow-writable", "--root", tmp_path)
+        return agent(*command, *words)
+
+    return install
+
+
+def test_install_asks_for_the_coordinator_alone_on_an_enrolled_device(install, tmp_path):
+    authority, key, now = CertificateAuthority.create("fleet", utc_now()), new_key(), utc_now()
+    peer = Peer("fleet", Role.DEVICE, "jetson-1")
+    certificate = authority.issue(request_certificate(key), peer, timedelta(days=30), now)
+    write_identity(tmp_path / "var/lib/wattfleet/identity", Identity(key, certificate, authority.certificate_pem))
+    done = install()
     assert done.code == 0
-    assert "WATTFLEET_WORKLOAD=--processor cuda\n" in done.out
+    assert "WATTFLEET_WORKLOAD=--processor cuda\n" in done.out and "INSECURE" not in done.out
+    assert "plaintext" not in done.err
+
+
+def test_a_service_without_an_identity_is_not_installed(install, tmp_path):
+    done = install()
+    assert done.code != 0 and list(tmp_path.iterdir()) == []
+    assert "wattfleet agent join" in done.err and "--insecure" in done.err
+
+
+def test_a_service_in_plaintext_is_installed_with_a_warning(install):
+    done = install("--insecure")
+    assert done.code == 0 and "WATTFLEET_AGENT_SESSION_INSECURE=true\n" in done.out
+    assert "warning: the connection to site.example:7070 is plaintext" in done.err
