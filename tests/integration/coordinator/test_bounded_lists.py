@@ -52,7 +52,7 @@ async def test_flowers_server_does_not_keep_a_report_that_is_too_large(config: C
 
     async with serving_client(config) as client:
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="run", strategy="FedAvg", rounds=1))
-        flower = PlanningClient(client.bound.address, SystemClock())
+        flower = PlanningClient(Endpoint.of(client.bound.address, None), SystemClock())
         request = planning_pb2.ReportMetricsRequest(run_id="run", metrics=_LARGE)
         with pytest.raises(RefusedError, match="is too large"):
             await asyncio.to_thread(flower.report, "ReportMetrics", lambda: request)

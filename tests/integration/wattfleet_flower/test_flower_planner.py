@@ -20,6 +20,7 @@ from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
 from wattfleet_flower.server.sent_rounds import PlannedRound
 from wattfleet_flower.server.workload_naming import WorkloadNaming
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 DEVICES = 10_000
@@ -63,7 +64,7 @@ def planner(coordinator: Coordinator) -> Iterator[PlanningClient]:
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(coordinator, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        yield PlanningClient(f"127.0.0.1:{port}", RecordingClock())
+        yield PlanningClient(Endpoint.of(f"127.0.0.1:{port}", None), RecordingClock())
         server.stop(None).wait()
 
 

@@ -18,6 +18,7 @@ from tests.fakes.flower_in_process import PlannerStub, RecordingClock, StatusErr
 from tests.fakes.power_aware_runs import A
 from wattfleet_flower.server import planning_client
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_io.clock import SystemClock
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
@@ -192,7 +193,7 @@ def test_a_new_connection_over_a_slow_link_is_waited_for(monkeypatch: pytest.Mon
     # A tenth of 2.4 s each way, and a tenth of the fixed timeout.
     monkeypatch.setattr(planning_client, "_RECONNECT_TIMEOUT_S", 0.2)
     with coordinator_behind(delay_s=0.24) as proxy:
-        client = PlanningClient(proxy.address, SystemClock())
+        client = PlanningClient(Endpoint.of(proxy.address, None), SystemClock())
         client.connect()
         client.call("ResolveNodes", LOOKUP)
         monkeypatch.setattr(planning_client, "_CONNECT_TIMEOUT_S", 0.2)
