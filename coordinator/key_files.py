@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from wattfleet.errors import InvalidInputError
+from wattfleet_identity.identity_folder import require_secret
 from wattfleet_io.atomic_files import read_regular_file, sync_folder
 
 SHOWN_DIGITS = 8
@@ -63,8 +63,7 @@ def load_key(path: Path) -> CryptoSigner:
         InvalidInputError: it cannot be read, is no private key of a supported kind, or others may read it.
     """
     try:
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise InvalidInputError(f"{path}: other users may use this private key: run `chmod 600 {path}`")
+        require_secret(path)
         return CryptoSigner(load_pem_private_key(read_regular_file(path), None))
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.identity.access import ANYBODY, Access
+from coordinator.identity.access import ANYBODY, VIEWING, Access
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.server_credentials import ServerCredentials
 from coordinator.services.audit import AuditLog
@@ -52,7 +52,6 @@ _EVERY_ADDRESS = ("0.0.0.0", "[::]", "::")
 
 _SERVED_BESIDE = frozenset({Role.DEVICE, Role.FLOWER})
 """Those who may be without a certificate while a fleet moves to certificates, or when operators have their own port."""
-_OPERATORS = frozenset({Role.OPERATOR, Role.VIEWER})
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def listeners_of(
         Listener("enrolment", enrolment, credentials.of_enrolment(), access(ANYBODY)),
     ]
     if operators is not None:
-        found.append(Listener("operators", operators, mutual(), access(_OPERATORS)))
+        found.append(Listener("operators", operators, mutual(), access(VIEWING)))
     if identity.plaintext_address is not None:
         found.append(Listener("plaintext", identity.plaintext_address, None, access(frozenset(), _SERVED_BESIDE)))
     return found
