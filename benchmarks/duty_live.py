@@ -18,7 +18,7 @@ divided in the same way: both compute for as long as the board would, on one cor
 - `trained_per_s`: minibatches a second that were trained; `of_plan_pct` is their ratio.
 - `training_pct`, `inference_pct`: the share of the time in which either computed itself.
 - `within_pct`: the share of the requests that were answered within the latency.
-- `latency_ms`: median, 95 % and 99 % quantile of the latency.
+- `latency_ms`: median, 95 % and 99 % quantile of the latency. Requests that wait at the end count as they are.
 
 Run it on an otherwise idle machine.
 """
@@ -285,8 +285,8 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
                     latencies_ms.append(1e3 * (time.monotonic() - arrived_s))
 
             server.submit(image).add_done_callback(note)
-        last = server.submit(image)
-        last.result(60)
+        # Those that wait for longer have missed the limit. They count with the time until the server is closed.
+        time.sleep(options.latency_ms / 1e3)
     found = np.array(latencies_ms)
     return {
         "requests": len(found),

@@ -275,19 +275,30 @@ class DeviceService:
             await asyncio.sleep(_REST_INTERVAL_S)
 
     async def _report_anew(self, supervisor: RecoverySupervisor) -> None:
-        """Report other fronts once the duty has changed, and end a training whose mode does not keep it any more."""
+        """Report other fronts once the duty has changed, and end a training that cannot go on beside it."""
         while True:
             await asyncio.sleep(_FRONT_INTERVAL_S)
             try:
-                if not self._duty.has_changed():
-                    continue
-                await supervisor.report_fronts()
-                mode = self._turns.mode
-                if supervisor.state is DeviceState.TRAINING and mode is not None and not self._turns.keeps_duty(mode):
-                    await self._session.grants.stop("its mode does not keep the device's duty, which has changed")
+                if has_changed := self._duty.has_changed():
+                    await supervisor.report_fronts()
+                if supervisor.state is DeviceState.TRAINING and (reason := self._why_training_ends(has_changed)):
+                    await self._session.grants.stop(reason)
+                    # The app learns of the stop after its next minibatch, which may be waiting for a turn.
+                    self._turns.allow_trial()
             except Exception:
                 # An unexpected error must not end all later reports.
                 _log.exception("the fronts beside the duty could not be reported")
+
+    def _why_training_ends(self, has_changed: bool) -> str | None:
+        """Why the training in progress cannot go on beside the duty; None if it can.
+
+        Args:
+            has_changed: whether the duty has changed since it was asked last.
+        """
+        mode = self._turns.mode
+        if has_changed and mode is not None and not self._turns.keeps_duty(mode):
+            return "its mode does not keep the device's duty, which has changed"
+        return self._duty.why_no_training()
 
     async def _measure_inference(self, supervisor: RecoverySupervisor, workloads: Workloads) -> None:
         """Measure the inference of the duty between trainings, while there is anything left to measure."""
@@ -297,7 +308,7 @@ class DeviceService:
             profiled = [] if latest is None else [each.mode for each in latest.measurements]
             try:
                 modes = await asyncio.to_thread(self._measuring.wanted, profiled)
-                if modes and supervisor.state is DeviceState.READY:
+                if modes and supervisor.state is DeviceState.READY and not self._session.grants.awaits_training:
                     reason = "measuring the inference of the requests that the device has to answer"
                     await supervisor.profile_ahead(reason, partial(self._measuring.measure, modes))
             except Exception:

@@ -143,11 +143,11 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         require_start(start, self._device_id)
         if self._supervisor.state not in MAY_TRAIN | {DeviceState.TRAINING}:
             raise BusyError(f"{self._device_id} is being profiled and cannot train now; try again later")
-        if self._supervisor.device_lock.locked():
+        if self._supervisor.is_busy:
             raise BusyError(f"{self._device_id} is training already; try again later")
         # Before the device is locked: a plan that was made up must not keep others from training.
         await self._session.grants.wait_for(start.plan_id, self._grant_timeout_s)
-        if self._supervisor.device_lock.locked():
+        if self._supervisor.is_busy:
             raise BusyError(f"{self._device_id} is training already; try again later")
         async with self._supervisor.device_lock:
             if self._supervisor.state not in MAY_TRAIN:

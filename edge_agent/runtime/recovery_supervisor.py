@@ -67,6 +67,7 @@ class RecoverySupervisor:
         self._closing = False
         self._failed_profiles = 0
         self.device_lock = asyncio.Lock()
+        self._changes_rest = False
         self._recovery: asyncio.Task[None] | None = None
         self._profile: asyncio.Task[None] | None = None
 
@@ -74,6 +75,11 @@ class RecoverySupervisor:
     def state(self) -> DeviceState:
         """The device's state."""
         return self._reporter.state
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a training has to be refused; not while the mode between trainings changes, which takes a moment."""
+        return self.device_lock.locked() and not self._changes_rest
 
     async def start(self) -> None:
         """Report the front of the profiled and parked device, and that it is ready."""
@@ -111,10 +117,13 @@ class RecoverySupervisor:
         async with self.device_lock:
             if self._closing or self.state is not DeviceState.READY:
                 return
+            self._changes_rest = True
             try:
                 await shield_until_done(self._watch.park)
             except WattfleetError as error:
                 self.handle(DeviceFailed(str(error)))
+            finally:
+                self._changes_rest = False
 
     def handle(self, event: Event) -> None:
         """Enter the state that follows from an event."""

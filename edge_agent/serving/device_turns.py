@@ -299,6 +299,11 @@ class DeviceTurns:
             return mode == highest_mode(modes)
         return self.keeps_duty(mode) or self.resting_mode(parked, modes) == mode
 
+    def allow_trial(self) -> None:
+        """Let a minibatch that waits begin while no request does, even if it does not fit."""
+        self._turns.allow_trial()
+        self._advance()
+
     def why_training_waits(self) -> str | None:
         """Why a minibatch gets no turn, for people; None if none waits."""
         return self._turns.why_training_waits(self._now_s())

@@ -68,6 +68,21 @@ class _Kept:
         return None if self.modes is None else self.modes.least_power().mode
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A training beside a duty.
+
+    Attributes:
+        duty: the duty.
+        modes: the modes that keep it, without those of inference alone.
+        no_time: why no mode leaves time for the training; empty if one does, or may as far as is known.
+    """
+
+    duty: Duty
+    modes: ModesWithDuty
+    no_time: str = ""
+
+
 class DutyPlanning:
     """Plans trainings beside the duty of a device. Its methods may be called by any thread.
 
@@ -91,7 +106,7 @@ class DutyPlanning:
         self._fitted: tuple[object, Mapping[int, Prediction]] | None = None
         self._kept: _Kept | None = None
         self._planning = threading.Lock()
-        self._plans: dict[str, tuple[Duty, ModesWithDuty]] = {}
+        self._plans: dict[str, _Plan] = {}
         self._training: tuple[Alone, float] | None = None
         self._seen: DutyNow | None = None
         self._seen_rows = rows.revision
@@ -139,21 +154,23 @@ class DutyPlanning:
         except (WattfleetError, StoppedError) as error:
             self._failed()
             raise NoFrontError(f"no training can be planned beside the duty: {_why(error)}") from None
+        found, no_front, is_whole_board = kept.beside, "", False
+        if not len(found.modes):
+            try:
+                no_front, is_whole_board = self._why_none(now, KnownModes.of(modes, prediction), known)
+            except (WattfleetError, StoppedError) as error:
+                no_front = f"no training can be planned beside the duty: {_why(error)}"
         with self._planning:
             self._plans.pop(key := _key(modes, prediction), None)
             # What keeps the duty alone is the same for all trainings.
-            self._plans[key] = now.duty, replace(kept, alone=kept.alone.among(np.zeros(len(kept.alone.modes), bool)))
+            trained = replace(kept, alone=kept.alone.among(np.zeros(len(kept.alone.modes), bool)))
+            self._plans[key] = _Plan(now.duty, trained, no_front if is_whole_board else "")
             while len(self._plans) > _PLANS:
                 del self._plans[next(iter(self._plans))]
         rest_mw = float(kept.alone.safe_power_mw(POWER_QUANTILE).min())
         self._take(_Kept(now.duty, _set_of(modes), kept, rest_mw))
-        found = kept.beside
-        if not len(found.modes):
-            try:
-                reason = self._why_none(now, KnownModes.of(modes, prediction), known)
-            except (WattfleetError, StoppedError) as error:
-                reason = f"no training can be planned beside the duty: {_why(error)}"
-            raise NoFrontError(reason)
+        if no_front:
+            raise NoFrontError(no_front)
         beside = Prediction(found.minibatch_ms, found.power_mw, found.time_log_sd, found.power_log_sd)
         return found.modes, beside
 
@@ -179,15 +196,24 @@ class DutyPlanning:
         if training is None:
             alone = kept.modes.least_power_in(mode)
             return Batching() if alone is None else Batching(alone.batch or 0)
-        with self._planning:
-            duty, plan = self._plans.get(_key(*training[0]()), (None, None))
-        if plan is None or duty != kept.duty:
+        plan = self._plan_of(training[0])
+        if plan is None or plan.duty != kept.duty:
             return Batching()
         try:
-            shared = plan.in_mode(mode, 1e3 * training[1] * (1 + _ROUNDING), POWER_QUANTILE)
+            shared = plan.modes.in_mode(mode, 1e3 * training[1] * (1 + _ROUNDING), POWER_QUANTILE)
         except (NoTrainingTimeError, InfeasibleBudgetError):
             return Batching()
         return Batching(shared.batch, shared.gather_ms)
+
+    def why_no_training(self) -> str | None:
+        """Why the training in progress gets no time beside the duty, in any mode; None if it does, or may."""
+        training = self._training
+        plan = None if training is None else self._plan_of(training[0])
+        return (plan.no_time or None) if plan is not None and plan.duty == self._turns.duty else None
+
+    def _plan_of(self, alone: Alone) -> _Plan | None:
+        with self._planning:
+            return self._plans.get(_key(*alone()))
 
     def keeping(self) -> ModesWithDuty | None:
         """The modes that keep the duty, and their batches, once a training can be planned beside it; None before."""
@@ -213,19 +239,19 @@ class DutyPlanning:
         self._questions_since_failure = 0
         self._take(None)
 
-    def _why_none(self, now: DutyNow, training: KnownModes, inference: KnownModes) -> str:
-        """Why no mode keeps the duty beside training."""
+    def _why_none(self, now: DutyNow, training: KnownModes, inference: KnownModes) -> tuple[str, bool]:
+        """Why no mode keeps the duty beside training, and whether that is because the duty takes the whole board."""
         likely = self.keep(training, inference, now.demand(), now.switch_ms, _MEDIAN)
         if len(likely.beside.modes):
             return (
                 f"too little was measured of the training to be sure that {now.demand()} are answered beside it:"
                 " measure its modes ahead with `wattfleet agent profile`, set the duty after a few rounds, or allow a"
                 " higher latency"
-            )
+            ), False
         return (
             f"the duty takes the whole board: {now.demand()} are answered only while nothing is trained; allow a"
             " higher latency, or fewer requests a second"
-        )
+        ), True
 
     def judge(
         self, duty: Duty, times: LiveTimes, largest_batch: int, arrivals_per_s: float, in_force: PowerMode | None

@@ -174,6 +174,10 @@ class Turns:
         turn = self._turns.get(ticket)
         return None if turn is None else turn.begun_s
 
+    def allow_trial(self) -> None:
+        """Let the next minibatch that does not fit be tried while no request waits, whenever the last trial was."""
+        self._tried_s = None
+
     def granted(self, now_s: float) -> list[int]:
         """The tickets whose turn begins now, the most urgent first."""
         begun = []

@@ -97,6 +97,11 @@ class Grants:
         with suppress(asyncio.TimeoutError):
             await with_timeout(timeout_s, granted())
 
+    @property
+    def awaits_training(self) -> bool:
+        """Whether a training is granted that has not begun: measuring now would have its round fail."""
+        return self._held.awaits_training(self._now_s())
+
     def begin(self, plan_id: str) -> Grant:
         """Begin the training of a plan.
 

@@ -100,8 +100,12 @@ class HeldGrant:
 
     def may_begin(self, plan_id: str, now_s: float) -> bool:
         """Whether the training of a plan may begin."""
+        return self.awaits_training(now_s) and self.in_force is not None and self.in_force.plan_id == plan_id
+
+    def awaits_training(self, now_s: float) -> bool:
+        """Whether a training is granted that has not begun."""
         self.lapse(now_s)
-        return self.phase is GrantPhase.WAITING and self.in_force is not None and self.in_force.plan_id == plan_id
+        return self.phase is GrantPhase.WAITING
 
     def begin(self, plan_id: str, now_s: float) -> Grant:
         """Begin the training of a plan; returns its grant.

@@ -17,8 +17,9 @@ from tests.fakes.duty_agent import duty
 from tests.fakes.polling import until
 from tests.fakes.running_agent import fitting_here, new_board, ready_agent
 from wattfleet.modes import Profile, Task, array_to_modes
+from wattfleet_flower import until_deadline
 from wattfleet_proto.convert import front_from_message
-from wattfleet_serving import DutyServer
+from wattfleet_serving import DutyServer, share_device
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,54 @@ def test_a_ready_device_measures_the_inference_that_is_wanted(tmp_path, coordina
         until(lambda: "measured the inference" in coordinator.details)
         until(coordinator.is_ready)
     assert measured == [mode]
+
+
+def test_no_inference_is_measured_between_a_grant_and_its_training(tmp_path, coordinator, board, monkeypatch):
+    """Otherwise the training would be refused, and its round would fail."""
+    mode, measured, asked = array_to_modes(board.modes)[99], [], []
+
+    def wanted(measuring, profiled):
+        asked.append(profiled)
+        return [] if measured else [mode]
+
+    def measure(measuring, modes, report):
+        measured.extend(modes)
+
+    monkeypatch.setattr("edge_agent.runtime.device_service._MEASURE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(InferenceMeasuring, "wanted", lambda measuring, profiled: [])
+    with ready_agent(coordinator, tmp_path, board) as running:
+        coordinator.grant("7/1", mode)
+        monkeypatch.setattr(InferenceMeasuring, "wanted", wanted)
+        monkeypatch.setattr(InferenceMeasuring, "measure", measure)
+        until(lambda: len(asked) > 3)
+        assert not measured
+        assert running.round("7/1", mode)
+        until(lambda: measured == [mode])
+
+
+def test_a_training_is_stopped_once_the_duty_takes_the_whole_board(tmp_path, coordinator, board, monkeypatch):
+    """The app hears of it after one more minibatch, which is tried between requests."""
+    monkeypatch.setattr("edge_agent.serving.duty_service.require_live_time", lambda device: None)
+    state = tmp_path / "state"
+    state.mkdir()
+    DutyFile(state).write(duty(5_000.0, per_s=1.0))
+    InferenceRows(state).add("camera", measured(board, 50.0))
+    fastest, trained = array_to_modes(board.modes)[-1], []
+    with ready_agent(coordinator, tmp_path, board) as running:
+        announced_front(coordinator)
+        socket = str(running.settings.device.socket)
+        with DutyServer(lambda inputs: inputs, agent_socket=socket):
+
+            def train():
+                for batch in share_device(until_deadline(range(10**6))):
+                    trained.append(batch)
+                    if batch == 3:
+                        DutyClient(running.settings.device.socket).set(duty(75.0, per_s=1.0))
+                    time.sleep(0.1)
+
+            assert running.round("7/1", fastest, train, workload="digits")
+        until(lambda: "takes the whole board" in coordinator.fronts[-1].no_front)
+    assert 4 <= len(trained) < 1_000
 
 
 def test_a_duty_that_takes_the_whole_board_is_reported_as_the_reason(tmp_path, coordinator, board):

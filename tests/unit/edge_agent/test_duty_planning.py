@@ -61,6 +61,18 @@ def test_a_duty_that_takes_the_whole_board_leaves_no_front_but_a_reason(planning
     assert [planning.turns.keeps_duty(mode) for mode in (SLOW, HALF, FAST)] == [False, True, True]
 
 
+def test_a_training_in_progress_has_no_time_once_the_duty_takes_the_whole_board(planning: Planning) -> None:
+    planning.turns.duty = duty(100.0)
+    planning.front()
+    planning.trains(lambda: (MODES, TRAINING), 20.0)
+    assert planning.why_no_training() is None
+    planning.turns.duty = duty(25.0)
+    assert planning.why_no_training() is None, "not before the front beside the new duty is known"
+    with pytest.raises(NoFrontError):
+        planning.front()
+    assert planning.why_no_training().startswith("the duty takes the whole board")
+
+
 def test_a_training_that_is_hardly_known_leaves_no_front_but_a_remedy(planning: Planning) -> None:
     """At the median, its minibatches of 20 ms fit; with a probability of 95 % they take up to 104 ms."""
     planning.turns.duty = duty(100.0)

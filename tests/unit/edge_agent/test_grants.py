@@ -31,6 +31,24 @@ class SetClock:
         return self.now_s
 
 
+async def test_a_training_is_awaited_from_its_grant_until_it_begins_or_the_grant_lapses() -> None:
+    clock = SetClock()
+    grants = Grants(clock)
+    seen = [grants.awaits_training]
+    grants.greeting()
+    await grants.welcomed(120.0)
+    for plan in ("7/1", "7/2"):
+        await grants.receive(session_pb2.Grant(id=1, plan_id=plan, mode=MODE, power_limit_w=25.0, longest_s=60.0))
+        seen.append(grants.awaits_training)
+        if plan == "7/1":
+            grants.begin(plan)
+            seen.append(grants.awaits_training)
+            grants.ended()
+    clock.now_s = 121.0
+    seen.append(grants.awaits_training)
+    assert seen == [False, True, False, True, False]
+
+
 async def test_a_session_that_delivers_no_newer_grant_does_not_renew_the_old_one() -> None:
     clock = SetClock()
     grants = Grants(clock)

@@ -100,6 +100,25 @@ async def test_a_supervisor_that_is_closed_twice_over_still_waits_for_the_last_t
         await closing
 
 
+async def test_a_training_waits_while_the_resting_mode_changes_and_is_not_refused(board, reports):
+    parking, go_on = threading.Event(), threading.Event()
+
+    def park():
+        parking.set()
+        assert go_on.wait(10)
+
+    board.park = park
+    supervisor = supervisor_of(board, reports)
+    await supervisor.start()
+    resting = asyncio.create_task(supervisor.rest())
+    await asyncio.to_thread(parking.wait, 10)
+    assert supervisor.device_lock.locked() and not supervisor.is_busy
+    go_on.set()
+    await resting
+    async with supervisor.device_lock:
+        assert supervisor.is_busy
+
+
 async def test_a_training_is_not_reported_before_the_readiness_that_it_follows(board, reports):
     computing, train = threading.Event(), threading.Event()
 

@@ -96,6 +96,21 @@ def test_a_minibatch_that_does_not_fit_is_tried_rarely_as_the_estimates_may_be_o
     assert sum(0.5 + LIMIT_MS / 1e3 for _ in tried[1:]) <= 0.1 * 0.05 * ends_s
 
 
+def test_a_trial_that_is_allowed_begins_once_no_request_waits():
+    """So that an app whose training was stopped gets to its next minibatch, and learns of it."""
+    turns = turns_of(500, 20)
+    turns.end(turns.ask(Kind.MINIBATCH, 0.0), 0.5)
+    first = turns.ask(Kind.MINIBATCH, 0.5)
+    assert turns.granted(0.5) == [first]
+    turns.end(first, 1.0)
+    waiting = turns.ask(Kind.MINIBATCH, 1.0)
+    turns.requests_waiting(SERVER, 1, 1.0)
+    turns.allow_trial()
+    assert turns.granted(1.1) == []
+    turns.requests_waiting(SERVER, 0, None)
+    assert turns.granted(1.2) == [waiting]
+
+
 def test_minibatches_that_became_faster_begin_again_after_a_trial():
     turns = turns_of(500, 20)
     begun, now_s = 0, 0.0
