@@ -12,6 +12,7 @@ from sqlalchemy import URL
 
 from coordinator.composition import PlanningBasis
 from coordinator.identity.access import Access
+from coordinator.identity.live_calls import LiveCalls
 from coordinator.identity.server_credentials import ServerCredentials
 from coordinator.listeners import Listener, authority_of, in_use, listeners_of
 from coordinator.references import Reference, open_reference
@@ -32,6 +33,7 @@ class Preparation:
         keep: how long ended runs are kept; None for ever.
         credentials: the server's TLS; None without an authority.
         identities: who may be in the fleet; empty until the store is loaded.
+        calls: the calls that end when their certificate expires or is revoked.
         listeners: the gRPC addresses, the main one first.
         metrics_address: host and port of the metrics.
         reference: the reference predictor of the settings.
@@ -43,6 +45,7 @@ class Preparation:
     keep: timedelta | None
     credentials: ServerCredentials | None
     identities: Identities
+    calls: LiveCalls
     listeners: list[Listener]
     metrics_address: tuple[str, int]
     reference: Reference
@@ -58,15 +61,17 @@ class Preparation:
         keep = None if settings.store.keep_days is None else timedelta(days=settings.store.keep_days)
         authority = authority_of(settings)
         credentials = None if authority is None else ServerCredentials(authority)
-        identities = Identities()
-        listeners = listeners_of(settings, credentials, identities.is_revoked)
+        identities, calls = Identities(), LiveCalls()
+        listeners = listeners_of(settings, credentials, identities.is_revoked, calls)
         metrics_address = split_address(settings.server.metrics_address)
         _allow_connections()
         reference = open_reference(settings.profiling.reference)
         for listener in listeners:
             _require_free(*split_address(listener.address))
         _require_free(*metrics_address)
-        return cls(settings, basis, location, keep, credentials, identities, listeners, metrics_address, reference)
+        return cls(
+            settings, basis, location, keep, credentials, identities, calls, listeners, metrics_address, reference
+        )
 
     @property
     def access(self) -> Access | None:

@@ -75,7 +75,6 @@ class RpcServices:
             settings=settings.sessions,
             peers=settings.peers,
             metadata=serving.metadata,
-            access=preparation.access,
             has_certificate=lambda device_id: identities.has_certificate(device_id, utc_now()),
         )
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
@@ -98,8 +97,8 @@ class RpcServices:
             repository.save_soon(*adopted(preparation.credentials.folder, identities, utc_now()))
             lifetime = timedelta(days=settings.identity.certificate_days)
             issuing = Issuing(identities, preparation.credentials, addresses, lifetime)
-            self._enrolment = EnrolmentServicer(repository, issuing, certificate_of, self.sessions.end_invalid)
-        self._identity = IdentityServicer(repository, issuing, certificate_of, self.sessions.end_invalid)
+            self._enrolment = EnrolmentServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
+        self._identity = IdentityServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
 
     def add_to(self, server: Any) -> None:
         """Add the services to a gRPC server."""

@@ -106,6 +106,7 @@ def _until_stopped(
     preparation: Preparation, serving: FleetInService, services: RpcServices, stop: asyncio.Event
 ) -> dict[str, Coroutine[Any, Any, object]]:
     """What runs in the background; the coordinator stops as soon as the first of it ends."""
+    settings = preparation.settings
     works: dict[str, Coroutine[Any, Any, object]] = {
         "stop": stop.wait(),
         "lost ownership": serving.writer.ownership_lost.wait(),
@@ -119,6 +120,7 @@ def _until_stopped(
         works["renew signed metadata"] = serving.metadata.keep_renewing()
     if preparation.credentials is not None:
         works["renew the server's certificate"] = preparation.credentials.keep_renewed()
+        works["end calls of invalid certificates"] = preparation.calls.keep_ending(settings.sessions.check_s)
     if preparation.keep is not None:
         works["delete old runs"] = delete_old_runs_daily(serving.repository, preparation.keep)
     return works
