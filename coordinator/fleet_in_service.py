@@ -69,6 +69,9 @@ class FleetInService:
         settings = preparation.settings
         store = await open_store(preparation.location, settings.store)
         held.callback(store.close)
+        if preparation.credentials is not None:
+            # While this one was a standby, the other may have renewed or replaced what is in the folder.
+            preparation.credentials.read_again()
         if preparation.keep is not None:
             store.delete_old_runs(preparation.keep)
         # As the store's owner: a standby leaves the folder alone.
