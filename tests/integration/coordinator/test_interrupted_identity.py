@@ -87,8 +87,7 @@ def test_init_can_be_repeated_after_a_kill_at_any_moment(tmp_path: Path, kill_at
         folder = tmp_path / str(kills)
         command = ["coordinator", "init", "--identity", str(folder)]
         kill_at(kills)
-        result = CliRunner().invoke(cli.wattfleet, command, catch_exceptions=True)
-        was_killed = result.exit_code != 0
+        was_killed = killed(lambda command=command: CliRunner().invoke(cli.wattfleet, command))  # type: ignore[misc]
         kill_at(-1)
         before = (folder / "authority.pem").read_bytes() if AuthorityFolder.exists(folder) else None
         assert CliRunner().invoke(cli.wattfleet, command).exit_code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from coordinator.errors import InvalidInviteError, QuotaExceededError
 from coordinator.identity.authority_folder import SERVER_LIFETIME, AuthorityFolder
 from coordinator.identity.server_credentials import ServerCredentials
 from coordinator.services.enrolment import EnrolmentServicer
@@ -28,7 +29,7 @@ from tests.fakes.certified import CertifiedFleet, calling, certified
 from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.served import Client, serving
 from wattfleet_identity.certificates import Certificate, new_key, request_certificate
-from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.identity_folder import Identity, write_identity
 from wattfleet_identity.invites import Invite
 from wattfleet_identity.joining import Applicant, EnrolmentRefusedError, join
 from wattfleet_identity.peers import Role
@@ -159,55 +160,63 @@ async def test_a_request_that_cannot_be_certified_uses_no_invite_up(
         assert (await asyncio.to_thread(join, invite, Applicant("orin-3"))).peer.name == "orin-3"
 
 
-async def test_guesses_of_one_host_are_slowed_down(config: CoordinatorSettings, tmp_path: Path) -> None:
-    async with administered(config, tmp_path / "authority") as (_, service, _fleet):
-        right = Invite.parse((await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))).line)
-        wrong = Invite(right.address, right.authority, "A" * 43, right.issued_at)
-        answers = []
-        for _attempt in range(12):
-            with pytest.raises(EnrolmentRefusedError) as refused:
-                await asyncio.to_thread(join, wrong, Applicant("orin-3"))
-            answers.append("too many wrong tokens" in str(refused.value))
-        assert not any(answers[:10]) and answers[-1]
-        with pytest.raises(EnrolmentRefusedError, match="too many wrong tokens"):
-            await asyncio.to_thread(join, right, Applicant("orin-3"))
-
-
-class LostContext(PlaintextContext):
-    """A machine that goes away."""
+class LocalContext(PlaintextContext):
+    """The context of a call from this machine."""
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:4711"
 
 
-async def test_an_enrolment_that_is_given_up_leaves_the_invite_usable(tmp_path: Path) -> None:
-    folder = AuthorityFolder.create(tmp_path / "authority", [], utc_now())
-    identities = Identities()
-    invite = identities.invite("secret", Terms(), "operator anna", utc_now())
+class Repository:
+    """A fleet without devices, whose store answers at once unless it is stuck."""
 
-    class Stuck:
-        """A store that does not answer."""
+    def __init__(self, is_stuck: bool = False) -> None:
+        self.fleet, self.operator = self, self
+        self.is_stuck = is_stuck
+        self.saved: list[Any] = []
 
-        class fleet:  # noqa: N801 - an attribute of the repository
-            class operator:  # noqa: N801
-                @staticmethod
-                def place(*_: Any) -> list[Any]:
-                    return []
+    def place(self, *_: Any) -> list[Any]:
+        return []
 
-        saved: list[Any] = []
-
-        async def save(self, *_: Any) -> None:
+    async def save(self, *_: Any) -> None:
+        if self.is_stuck:
             await asyncio.Event().wait()
 
-        def save_soon(self, *records: Any) -> None:
-            self.saved.extend(records)
+    def save_soon(self, *records: Any) -> None:
+        self.saved.extend(records)
 
+
+def enrolment(tmp_path: Path, repository: Any, identities: Identities, now_s: Callable[[], float]) -> EnrolmentServicer:
+    folder = AuthorityFolder.create(tmp_path / "authority", [], utc_now())
     addresses = PublicAddresses("a:1", "a:1", "a:1")
     issuing = Issuing(identities, ServerCredentials(folder), lambda: addresses, timedelta(days=30))
-    stuck: Any = Stuck()
-    servicer = EnrolmentServicer(stuck, issuing, lambda _: None, lambda: 0)
-    request = enrolment_pb2.JoinRequest(token="secret", request_pem=request_certificate(new_key()), name="orin-3")
-    task = asyncio.create_task(servicer.Join(request, LostContext()))
+    return EnrolmentServicer(repository, issuing, lambda _: None, lambda: 0, now_s)
+
+
+def joining(token: str) -> enrolment_pb2.JoinRequest:
+    return enrolment_pb2.JoinRequest(token=token, request_pem=request_certificate(new_key()), name="orin-3")
+
+
+async def test_guesses_of_one_host_are_slowed_down(tmp_path: Path) -> None:
+    identities, now_s = Identities(), [0.0]
+    identities.invite("secret", Terms(), "operator anna", utc_now())
+    servicer = enrolment(tmp_path, Repository(), identities, lambda: now_s[0])
+    for _guess in range(10):
+        with pytest.raises(InvalidInviteError):
+            await servicer.Join(joining("guessed"), LocalContext())
+    for token in ("guessed", "secret"):
+        with pytest.raises(QuotaExceededError, match="too many wrong tokens"):
+            await servicer.Join(joining(token), LocalContext())
+    now_s[0] += 60.0
+    assert (await servicer.Join(joining("secret"), LocalContext())).certificate_pem
+
+
+async def test_an_enrolment_that_is_given_up_leaves_the_invite_usable(tmp_path: Path) -> None:
+    identities, stuck = Identities(), Repository(is_stuck=True)
+    invite = identities.invite("secret", Terms(), "operator anna", utc_now())
+    task = asyncio.create_task(
+        enrolment(tmp_path, stuck, identities, lambda: 0.0).Join(joining("secret"), LocalContext())
+    )
     await asyncio.sleep(0.01)
     assert not identities.invites(utc_now())
     task.cancel()
@@ -253,12 +262,14 @@ async def test_tls_below_1_2_is_refused(config: CoordinatorSettings, tmp_path: P
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.set_alpn_protocols(["h2"])
+        context.load_cert_chain(tmp_path / "peer" / "certificate.pem", tmp_path / "peer" / "key.pem")
         context.minimum_version = context.maximum_version = version
         with socket.create_connection(split_address(address), 20) as connection:
             with context.wrap_socket(connection) as protected:
                 return protected.version()
 
-    async with administered(config, tmp_path / "authority") as (served, _, _fleet):
+    async with administered(config, tmp_path / "authority") as (served, _, fleet):
+        write_identity(tmp_path / "peer", fleet.identity(Role.VIEWER))
         address = getattr(served.bound, name)
         with pytest.warns(DeprecationWarning), pytest.raises(ssl.SSLError, match="(?i)version|alert|protocol"):
             await asyncio.to_thread(handshake, address, ssl.TLSVersion.TLSv1_1)
