@@ -1,15 +1,82 @@
-"""Builds what a coordinator serves with from its settings: the site, the client-selection policy, the selection."""
+"""Builds what a coordinator plans with from its settings: the site, the client-selection policy, the selection."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from coordinator.budgets.site_file import SiteFile, read_site_file
-from coordinator.settings import PolicySettings, RoundSettings, SelectionSettings, SiteSettings
+from coordinator.settings import (
+    CoordinatorSettings,
+    PolicySettings,
+    RoundSettings,
+    SelectionSettings,
+    SiteSettings,
+)
+from coordinator.state.fleet import Fleet
+from coordinator.store.loading import StoredState
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
-from wattfleet.planning import Selection
+from wattfleet.planning import Allowance, Selection
 from wattfleet.planning.policies import Policy, policy_named
+
+
+@dataclass(frozen=True)
+class PlanningBasis:
+    """What the settings say about plans; it is read before the store is opened.
+
+    Attributes:
+        site: the supplies, their budgets and the devices behind them.
+        policy: selects devices.
+        selection: the devices that it may select from.
+        weights: of runs that wait for each other, by workload.
+    """
+
+    site: SiteFile
+    policy: Policy
+    selection: Selection
+    weights: Mapping[str, float]
+
+    @classmethod
+    def of(cls, settings: CoordinatorSettings) -> PlanningBasis:
+        """Read the settings.
+
+        Raises:
+            InvalidInputError: one of them cannot be used.
+        """
+        policy = policy_of(settings.policy)
+        selection = selection_of(settings.selection, policy)
+        return cls(site_of(settings.site), policy, selection, weights_of(settings.rounds))
+
+    def fleet(self, kept: StoredState, settings: CoordinatorSettings, now_s: Callable[[], float]) -> Fleet:
+        """The fleet as its store has it.
+
+        Args:
+            kept: what the store has.
+            settings: of grants, claims and sessions.
+            now_s: a clock, in seconds.
+        """
+        return Fleet(
+            # No supply has any watts until the budget watch has read them.
+            Allowance(self.site.supplies, dict.fromkeys(self.site.supplies.names, 0.0)),
+            self.policy,
+            kept.devices,
+            kept.nodes,
+            kept.runs,
+            kept.rounds,
+            kept.archived,
+            self.site,
+            self.selection,
+            kept.overrides,
+            grants=settings.grants,
+            now_s=now_s,
+            claims=settings.claims,
+            unplanned=kept.unplanned,
+            stored_grants=kept.grants,
+            weights=self.weights,
+            max_workloads=settings.sessions.max_workloads,
+        )
 
 
 def site_of(settings: SiteSettings) -> SiteFile:

@@ -11,8 +11,10 @@ from typing import Any
 
 import grpc
 
+from coordinator.errors import AccessDeniedError
 from coordinator.identity.access import ANYBODY, VIEWING, Access
 from coordinator.identity.authority_folder import AuthorityFolder
+from coordinator.identity.live_calls import LiveCalls
 from coordinator.identity.server_credentials import ServerCredentials
 from coordinator.services.audit import AuditLog
 from coordinator.services.error_statuses import STATUS
@@ -72,7 +74,10 @@ class Listener:
 
 
 def listeners_of(
-    settings: CoordinatorSettings, credentials: ServerCredentials | None, is_revoked: Callable[[str], bool]
+    settings: CoordinatorSettings,
+    credentials: ServerCredentials | None,
+    is_revoked: Callable[[str], bool],
+    calls: LiveCalls,
 ) -> list[Listener]:
     """What a coordinator listens on, the main address first.
 
@@ -80,6 +85,7 @@ def listeners_of(
         settings: the addresses.
         credentials: the server's TLS; None without an authority.
         is_revoked: whether a certificate was revoked, by its serial number.
+        calls: ends calls whose certificate becomes invalid.
 
     Raises:
         InvalidInputError: an address is malformed, needs an authority, or would serve plaintext to other machines.
@@ -98,7 +104,7 @@ def listeners_of(
     mutual = credentials.requiring_certificates
 
     def access(roles: frozenset[Role], plaintext_roles: frozenset[Role] | None = None) -> Access:
-        return Access(fleet, roles, plaintext_roles, is_revoked)
+        return Access(fleet, roles, plaintext_roles, is_revoked, calls)
 
     operators = identity.operator_address
     enrolment = identity.enrolment_address or _port_after(main)
@@ -161,7 +167,7 @@ class Listeners:
         self._servers = []
         for each in listeners:
             server = grpc.aio.server(
-                interceptors=[ErrorInterceptor(STATUS, _admission(quotas, each.access)), RequestLimits(), audit],
+                interceptors=[ErrorInterceptor(STATUS, _admission(quotas, each.access, audit)), RequestLimits(), audit],
                 options=[*OPTIONS, ("grpc.max_connection_idle_ms", round(1e3 * idle_s))],
             )
             add_services(server)
@@ -220,7 +226,7 @@ def _port_after(address: str) -> str:
     return f"{host}:{port + 1 if port else 0}"
 
 
-def _admission(quotas: PeerQuotas, access: Access | None) -> Callable[[str, Any], Any]:
+def _admission(quotas: PeerQuotas, access: Access | None, audit: AuditLog) -> Callable[[str, Any], Any]:
     if access is None:
         return quotas.admitted
 
@@ -228,7 +234,11 @@ def _admission(quotas: PeerQuotas, access: Access | None) -> Callable[[str, Any]
     def admitted(method: str, context: Any) -> Iterator[None]:
         with ExitStack() as held:
             held.enter_context(quotas.admitted(method, context))
-            held.enter_context(access.admitted(method, context))
+            try:
+                held.enter_context(access.admitted(method, context))
+            except AccessDeniedError as error:
+                audit.denied(method, context, str(error))
+                raise
             yield
 
     return admitted

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -86,6 +87,14 @@ class CertificateAuthority:
     def not_after(self) -> datetime:
         """The end of its certificate's life; no certificate that it issues is valid for longer."""
         return self._certificate.not_valid_after_utc
+
+    def has_issued(self, certificate_pem: bytes) -> bool:
+        """Whether it has signed a certificate."""
+        try:
+            read_certificate(certificate_pem).verify_directly_issued_by(self._certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
 
     def issue(self, request_pem: bytes, peer: Peer, lifetime: timedelta, now: datetime) -> bytes:
         """Issue a client's certificate (PEM).

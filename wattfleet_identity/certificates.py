@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -26,7 +27,7 @@ class Certificate:
         serial: its number, hexadecimal.
         not_before: valid from this moment.
         not_after: valid until this moment.
-        uri: the SPIFFE id of its owner; empty without one.
+        uri: the SPIFFE id of its owner; empty without one, or with several names of this kind.
         hosts: DNS names and IP addresses of a server.
     """
 
@@ -44,11 +45,12 @@ class Certificate:
             InvalidInputError: there is none.
         """
         certificate = read_certificate(pem)
+        uris = _names_of(certificate, x509.UniformResourceIdentifier)
         return cls(
             f"{certificate.serial_number:x}",
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
-            next(iter(_names_of(certificate, x509.UniformResourceIdentifier)), ""),
+            uris[0] if len(uris) == 1 else "",
             (*_names_of(certificate, x509.DNSName), *map(str, _names_of(certificate, x509.IPAddress))),
         )
 
@@ -60,7 +62,7 @@ class Certificate:
             UnknownPeerError: it names no peer.
         """
         if not self.uri:
-            raise UnknownPeerError("the certificate has no SPIFFE id: issue another one")
+            raise UnknownPeerError("the certificate has no SPIFFE id, or several URIs: issue another one")
         return Peer.from_uri(self.uri)
 
     def renew_at(self, issued_at: datetime) -> datetime:
@@ -91,7 +93,7 @@ def read_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = serialization.load_pem_private_key(key_pem, None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidInputError("the key is no unencrypted PEM file with an ECDSA P-256 key: make a new one")
@@ -120,7 +122,7 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
         is_signed = request.is_signature_valid
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise InvalidInputError("the certificate request is unreadable: send a PKCS #10 request as PEM") from None
     if not is_signed:
         raise InvalidInputError("the certificate request's signature is wrong: sign it with the requested key")

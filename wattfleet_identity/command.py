@@ -25,16 +25,6 @@ def join(
 
     On a device, use `wattfleet agent join`.
     """
-    from wattfleet_identity.invite_input import plausible_time
-    from wattfleet_identity.joining import Applicant, join_and_store, require_writable
-    from wattfleet_identity.renewal import expiry_text
-    from wattfleet_io.clock import utc_now
-    from wattfleet_io.console import print_line
+    from wattfleet_identity.joining import Applicant, enrol
 
-    invite = read_invite(arguments, "wattfleet join")
-    folder = identity.expanduser()
-    now = plausible_time(invite, utc_now())
-    require_writable(folder)
-    found = join_and_store(invite, Applicant(), folder, now)
-    print_line(f"{found.peer} is enrolled in {found.peer.fleet}; the certificate {expiry_text(found.certificate, now)}")
-    print_line(f"identity: {folder}; coordinator: {found.coordinator}")
+    enrol(read_invite(arguments, "wattfleet join"), Applicant, identity.expanduser())

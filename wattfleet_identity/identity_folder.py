@@ -63,6 +63,11 @@ class Identity:
         return self.certificate.peer
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether an identity was written to its end; the certificate comes last."""
+    return (folder / CERTIFICATE).exists()
+
+
 def read_identity(folder: Path) -> Identity | None:
     """Read the identity in a folder; returns None if there is none.
 
@@ -70,8 +75,13 @@ def read_identity(folder: Path) -> Identity | None:
         InvalidInputError: a file is missing or unreadable, or others may read the key.
     """
     try:
-        if not (folder / CERTIFICATE).exists() and not (folder / KEY).exists():
-            return None
+        if not is_complete(folder):
+            if not (folder / KEY).exists():
+                return None
+            raise InvalidInputError(
+                f"the identity in {folder} has a key and no {CERTIFICATE}, as after an interrupted enrolment: enrol"
+                " again, or complete the folder"
+            )
         key, certificate, trusted = (read_regular_file(folder / name) for name in (KEY, CERTIFICATE, TRUSTED))
         require_secret(folder / KEY)
         facts = json.loads(read_regular_file(folder / COORDINATOR)) if (folder / COORDINATOR).exists() else {}

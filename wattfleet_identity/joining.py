@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hmac
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -22,11 +21,13 @@ from wattfleet_identity.authority import SERVER_NAME
 from wattfleet_identity.certificates import fingerprint, new_key, read_certificate, request_certificate
 from wattfleet_identity.channels import open_enrolment_channel
 from wattfleet_identity.identity_folder import Identity, make_private_folder, write_identity
+from wattfleet_identity.invite_input import plausible_time
 from wattfleet_identity.invites import Invite
-from wattfleet_identity.renewal import note_time
+from wattfleet_identity.renewal import expiry_text, note_time
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import require_own_folder
-from wattfleet_io.console import plain_text
+from wattfleet_io.clock import utc_now
+from wattfleet_io.console import plain_text, print_line
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
@@ -36,6 +37,7 @@ _REFUSED = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 
 
@@ -81,22 +83,23 @@ def require_writable(folder: Path) -> None:
         ) from None
 
 
-def join_and_store(invite: Invite, applicant: Applicant, folder: Path, now: datetime) -> Identity:
-    """Enrol, and store the identity in a folder that `require_writable` has made.
+def enrol(invite: Invite, describe: Callable[[], Applicant], folder: Path) -> Identity:
+    """Enrol, store the identity in a folder, and print who is enrolled.
 
     Args:
         invite: the invite.
-        applicant: the machine.
-        folder: where its key and certificate go.
-        now: the time.
+        describe: describes the machine, once the folder is there.
+        folder: where its key and certificate go; made if absent.
 
     Raises:
         CoordinatorUnreachableError: nothing answers at the invite's address.
         WrongAuthorityError: another coordinator answers, or somebody in between.
         EnrolmentRefusedError: the token is unknown, used up or expired, or the machine may not have that name.
-        InvalidInputError: the identity cannot be stored.
+        InvalidInputError: the identity cannot be stored, or the clock is so wrong that no certificate is valid.
     """
-    identity = join(invite, applicant)
+    now = plausible_time(invite, utc_now())
+    require_writable(folder)
+    identity = join(invite, describe())
     try:
         write_identity(folder, identity)
         note_time(folder, now)
@@ -105,6 +108,9 @@ def join_and_store(invite: Invite, applicant: Applicant, folder: Path, now: date
             f"the identity cannot be stored in {folder}: {error.strerror}. The invite is used up: make room, and enrol"
             " with another one"
         ) from None
+    peer = identity.peer
+    print_line(f"{peer} is enrolled in {peer.fleet}; the certificate {expiry_text(identity.certificate, now)}")
+    print_line(f"identity: {folder}; coordinator: {identity.coordinator}")
     return identity
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +23,9 @@ from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachable
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 TIMEOUT_S = 20.0
+
+_JITTER = 0.1
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 60.0, 3600.0
 
 
 class RenewalError(WattfleetError):
@@ -54,8 +59,52 @@ def due_at(folder: Path) -> datetime:
     Raises:
         InvalidInputError: there is none, or it is damaged.
     """
-    certificate = require_identity(folder).certificate
-    return min(certificate.renew_at(stored_at(folder)), certificate.not_after)
+    certificate, stored = require_identity(folder).certificate, stored_at(folder)
+    if stored >= certificate.not_after:  # by a clock that was ahead
+        return certificate.not_before
+    return min(certificate.renew_at(stored), certificate.not_after)
+
+
+class RenewalSchedule:
+    """When to renew the certificate in a folder: once it is due, and after a failure in growing intervals.
+
+    A fleet that was enrolled together spreads its renewals over a tenth of the time that is left.
+    """
+
+    def __init__(self, folder: Path, now: Callable[[], datetime], now_s: Callable[[], float]) -> None:
+        """Start with a certificate of unknown age.
+
+        Args:
+            folder: of the identity.
+            now: the time.
+            now_s: a clock, in seconds, that nobody sets.
+        """
+        self._folder = folder
+        self._now = now
+        self._now_s = now_s
+        self._retry_at_s = -math.inf
+        self._retry_s = _FIRST_RETRY_S
+        self._lateness = random.uniform(0, _JITTER)
+
+    def wait_s(self) -> float:
+        """Seconds until the certificate should be renewed; 0 or less if it should be renewed now.
+
+        Raises:
+            InvalidInputError: there is none, or it is damaged.
+        """
+        due, end = due_at(self._folder), require_identity(self._folder).certificate.not_after
+        due_s = (due - self._now() + self._lateness * (end - due)).total_seconds()
+        return max(due_s, self._retry_at_s - self._now_s())
+
+    def renewed(self) -> None:
+        """Note that there is a new certificate."""
+        self._retry_at_s, self._retry_s = -math.inf, _FIRST_RETRY_S
+        self._lateness = random.uniform(0, _JITTER)
+
+    def failed(self) -> None:
+        """Note that an attempt failed."""
+        self._retry_at_s = self._now_s() + random.uniform(0.5, 1.0) * self._retry_s
+        self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
 
 
 def renew(endpoint: Endpoint) -> None:

@@ -60,11 +60,18 @@ def init(
 @app.command("begin", cls=ClientCommand)
 def begin(json_: JsonOption = False) -> None:
     """Make a new authority. All machines trust it with their next renewal, which it issues."""
+    from wattfleet.errors import WattfleetError
     from wattfleet_proto.v1 import identity_pb2
 
     with connected() as client:
         answer = client.administer("BeginRotation", identity_pb2.BeginRotationRequest())
+        try:
+            renewed = client.renew_certificate()  # only commands renew it
+        except WattfleetError as error:
+            renewed = ""
+            print_line(f"warning: the certificate of this command could not be renewed: {error}", to_stderr=True)
     names = [f"{each.role} {each.name}" for each in answer.to_renew]
+    names = [name for name in names if name != renewed]
     if json_:
         print_json({"to_renew": names})
         return
@@ -78,7 +85,7 @@ def begin(json_: JsonOption = False) -> None:
 
 @app.command("finish", cls=ClientCommand)
 def finish(json_: JsonOption = False) -> None:
-    """Remove the old authority, once every certificate was renewed."""
+    """Remove the old authority, once every certificate was renewed. Invites that are still open are closed."""
     from wattfleet_proto.v1 import identity_pb2
 
     with connected() as client:
@@ -87,3 +94,4 @@ def finish(json_: JsonOption = False) -> None:
         print_json({"finished": True})
     else:
         print_line("the old authority is removed; its certificates are no longer accepted")
+        print_line("invites that were open named it, and are closed: make new ones")

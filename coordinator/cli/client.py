@@ -12,6 +12,7 @@ import grpc
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.renewal import renew
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError, answers
 from wattfleet_proto.v1 import (
@@ -88,6 +89,17 @@ class CoordinatorClient:
         """Call a method of the identity service; errors as for `operate`."""
         with self._errors():
             return getattr(self._identity, method)(request, timeout=_ANSWER_TIMEOUT_S)
+
+    def renew_certificate(self) -> str:
+        """Renew this client's own certificate, whether or not it is due; returns its owner, such as "operator anna".
+
+        Raises:
+            CoordinatorUnreachableError: nothing answers.
+            RenewalError: the coordinator refuses, or the certificate cannot be stored.
+        """
+        renew(self._endpoint)
+        identity = self._endpoint.identity()
+        return "" if identity is None else str(identity.peer)
 
     def certificates(self) -> list[identity_pb2.CertificateView]:
         """All certificates that have not expired; errors as for `operate`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from coordinator.errors import AccessDeniedError, InvalidCertificateError
 from coordinator.identity.callers import certificate_of
+from coordinator.identity.live_calls import LiveCalls
 from wattfleet_identity.certificates import Certificate
 from wattfleet_identity.peers import Role
 from wattfleet_io.clock import utc_now
@@ -102,6 +103,24 @@ WITHOUT_CERTIFICATE = frozenset(
 )
 """The RPCs that a caller may use before it has a certificate."""
 
+STREAMS = frozenset(
+    {
+        "/wattfleet.v1.SessionService/Session",
+        "/wattfleet.v1.SessionService/FetchReference",
+        "/wattfleet.v1.ViewService/ListDevices",
+        "/wattfleet.v1.ViewService/ListRuns",
+        "/wattfleet.v1.ViewService/ListWorkloads",
+        "/wattfleet.v1.ViewService/StreamRounds",
+        "/wattfleet.v1.OperatorService/DeleteRuns",
+        "/wattfleet.v1.OperatorService/PublishReference",
+        "/wattfleet.v1.IdentityService/ListCertificates",
+        "/wattfleet.v1.IdentityService/ReadAuditLog",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    }
+)
+"""The RPCs with a stream of messages. They may last, and end with the caller's certificate."""
+
 
 class Access:
     """Lets callers use the RPCs of their role."""
@@ -112,6 +131,7 @@ class Access:
         roles: frozenset[Role] = ANYBODY,
         plaintext_roles: frozenset[Role] | None = None,
         is_revoked: Callable[[str], bool] = lambda serial: False,
+        calls: LiveCalls | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         """Guard one address.
@@ -121,17 +141,19 @@ class Access:
             roles: the roles that this address serves.
             plaintext_roles: what a caller without TLS may be; None where every caller has TLS.
             is_revoked: whether a certificate was revoked, by its serial number.
+            calls: ends calls whose certificate becomes invalid; None for a guard of its own.
             now: the time.
         """
         self._fleet = fleet
         self._roles = roles
         self._plaintext_roles = plaintext_roles
         self._is_revoked = is_revoked
+        self._calls = calls or LiveCalls()
         self._now = now
 
     @contextmanager
     def admitted(self, method: str, context: Any) -> Iterator[None]:
-        """Check a caller before its call.
+        """Check a caller before its call, and while it lasts.
 
         Raises:
             AccessDeniedError: its role may not call the method, or not at this address.
@@ -157,7 +179,11 @@ class Access:
                 raise AccessDeniedError(f"{method} needs a certificate: use the address with TLS")
         elif method not in WITHOUT_CERTIFICATE:
             raise AccessDeniedError(f"{method} needs a certificate: use the other address, after enrolling")
-        yield
+        if certificate is None or method not in STREAMS:
+            yield
+            return
+        with self._calls.holding(certificate, self.require_valid):
+            yield
 
     def require_valid(self, certificate: Certificate) -> None:
         """Make sure that a certificate is of this fleet, has not expired and was not revoked.

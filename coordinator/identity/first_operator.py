@@ -8,7 +8,7 @@ from pathlib import Path
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import CertificateRecord
-from wattfleet_identity.identity_folder import read_identity, write_identity
+from wattfleet_identity.identity_folder import is_complete, read_identity, write_identity
 from wattfleet_identity.peers import Role
 
 NAME = "operator"
@@ -21,7 +21,7 @@ def folder_of(authority: Path) -> Path:
 
 
 def make_operator(authority: AuthorityFolder, coordinator: str, now: datetime) -> bool:
-    """Make the operator's identity, unless there is one; returns whether it was made.
+    """Make the operator's identity, unless there is one that can be used; returns whether it was made.
 
     Args:
         authority: issues the certificate.
@@ -33,7 +33,7 @@ def make_operator(authority: AuthorityFolder, coordinator: str, now: datetime) -
         OSError: it cannot be written.
     """
     folder = folder_of(authority.folder)
-    if read_identity(folder) is not None:
+    if is_complete(folder) and (found := read_identity(folder)) is not None and now < found.certificate.not_after:
         return False
     write_identity(folder, authority.own_identity(Role.OPERATOR, NAME, coordinator, LIFETIME, now))
     return True
@@ -49,7 +49,8 @@ def adopted(authority: AuthorityFolder, identities: Identities, now: datetime) -
     if identity is None:
         return []
     certificate = identity.certificate
-    if identities.is_known(certificate.serial) or certificate.not_after <= now:
+    if identities.find(certificate.serial) is not None or certificate.not_after <= now:
         return []
-    issuer = authority.authority.fingerprint.hex()
+    by_successor = authority.successor is not None and authority.successor.has_issued(identity.certificate_pem)
+    issuer = (authority.issuer if by_successor else authority.authority).fingerprint.hex()
     return [identities.issued(CertificateRecord(certificate.serial, identity.peer, issuer, now, certificate.not_after))]

@@ -47,6 +47,14 @@ class ServerCredentials:
         """Use another certificate, or other authorities, from the next handshake on."""
         self.folder = folder
 
+    def read_again(self) -> None:
+        """Use what the folder has now.
+
+        Raises:
+            InvalidInputError: it is damaged.
+        """
+        self.replace(AuthorityFolder.open(self.folder.folder))
+
     def renew_if_due(self) -> bool:
         """Issue the next certificate if two thirds of the current one's life are over; returns whether it did.
 

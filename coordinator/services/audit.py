@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.issuing import CertificateOf
-from coordinator.services.peer_quotas import host_of
+from coordinator.services.peer_quotas import HostRates, host_of
 from coordinator.state.identity_records import AuditEntry
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet_identity.channels import is_loopback
@@ -31,6 +31,7 @@ _CHANGE_NOTHING = frozenset(
         "PreviewPlan",
         "GetBudgets",
         "ListReferences",
+        "GetMetadata",
         "ListInvites",
         "ListCertificates",
         "ReadAuditLog",
@@ -39,6 +40,8 @@ _CHANGE_NOTHING = frozenset(
 _SECRETS = frozenset({"token", "run_token", "line"})
 _LONGEST_VALUE, _LONGEST_SUMMARY = 100, 400
 _MAX_LISTED = 10
+_DENIED_AT_ONCE, _DENIED_PER_S = 10, 1 / 600
+"""Denied requests of one caller that are noted: a flood of them must not push other entries out of the log."""
 
 
 def is_audited(method: str) -> bool:
@@ -91,6 +94,16 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
         self._repository = repository
         self._certificate_of = certificate_of
         self._now = now
+        self._denied = HostRates(_DENIED_PER_S, _DENIED_AT_ONCE)
+
+    def denied(self, method: str, context: Any, why: str) -> None:
+        """Note that a peer asked for a change which its role may not make, unless it has done so often."""
+        certificate = self._certificate_of(context)
+        if certificate is None or not is_audited(method):
+            return
+        caller, now_s = str(certificate.peer), self._now().timestamp()
+        if self._denied.of(caller, now_s).take(now_s):
+            self._repository.save_soon(self._entry(caller, method, [], f"refused: {why}"))
 
     async def intercept_service(
         self,

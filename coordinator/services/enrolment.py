@@ -12,9 +12,10 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.services.issuing import CertificateOf, Issuing, openssh_line
 from coordinator.services.peer_quotas import HostRates, host_of
 from coordinator.state.invite_terms import Application
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.errors import InvalidInputError
 from wattfleet_identity.authority import SERVER_NAME
 from wattfleet_identity.certificates import requested_key
+from wattfleet_identity.peers import Role
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         placed = self._repository.fleet.operator.place(peer.name, invite.site, invite.tags)
         try:
             await self._repository.save(invite, *admission.replaced, record, *placed)
-        except WattfleetError:
+        except BaseException:  # also if the machine has gone away meanwhile
             self._repository.save_soon(*identities.take_back(admission, record, now))
             raise
         self._end_invalid_sessions()
@@ -95,19 +96,24 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def Renew(  # noqa: N802 - named by the protocol
         self, request: enrolment_pb2.RenewRequest, context: Any
     ) -> enrolment_pb2.RenewResponse:
-        """Issue the caller's next certificate."""
+        """Issue the caller's next certificate, for as long as the one before was issued for."""
         certificate, identities = self._certificate_of(context), self._issuing.identities
         if certificate is None:
             raise InvalidInputError("there is no certificate to renew: enrol this machine first")
-        if not identities.is_known(certificate.serial):
+        record = identities.find(certificate.serial)
+        if record is None:
             raise InvalidInputError(
                 f"this coordinator has not issued the certificate of {certificate.peer}, or was restored from an older"
                 " backup: renew it with its own authority, or enrol again"
             )
-        identities.require_renewable(certificate.peer, self._issuing.lifetime, self._issuing.now())
-        flower_key = identities.flower_key_of(certificate.serial)
-        certificate_pem, record = self._issuing.issue(request.request_pem, certificate.peer, flower_key)
-        await self._repository.save(record)
+        # Those of other roles may have been given another lifetime, which a renewal must not lengthen.
+        is_device = certificate.peer.role is Role.DEVICE
+        lifetime = self._issuing.lifetime if is_device else record.not_after - record.issued_at
+        identities.require_renewable(certificate.peer, lifetime, self._issuing.now())
+        certificate_pem, renewed = self._issuing.issue(
+            request.request_pem, certificate.peer, record.flower_key, lifetime
+        )
+        await self._repository.save(renewed)
         return enrolment_pb2.RenewResponse(
             certificate_pem=certificate_pem, trusted_pem=self._issuing.holder.folder.trusted_pem
         )

@@ -135,7 +135,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def FinishRotation(  # noqa: N802 - named by the protocol
         self, request: identity_pb2.FinishRotationRequest, context: Any
     ) -> identity_pb2.FinishRotationResponse:
-        """Remove the old authority, once every certificate was renewed."""
+        """Remove the old authority, once every certificate was renewed. Open invites name it, and are closed."""
         holder, now = self._issuing.holder, self._issuing.now()
         if holder.folder.successor is not None and (missing := self._to_renew(now)):
             raise RotationError(
@@ -147,6 +147,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
             holder.replace(holder.folder.finish_rotation(now))
         except OSError as error:
             raise _unwritable(error) from None
+        await self._repository.save(*self._identities.cancel_all(now))
         return identity_pb2.FinishRotationResponse()
 
     async def ReadAuditLog(  # noqa: N802 - named by the protocol

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from coordinator.errors import ForeignDeviceError, InvalidCertificateError, UnknownRecordError
-from coordinator.identity.access import Access
+from coordinator.errors import ForeignDeviceError, UnknownRecordError
 from coordinator.identity.callers import certificate_of
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
@@ -70,7 +69,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         settings: SessionSettings = SessionSettings(),
         peers: PeerSettings = PeerSettings(),
         metadata: ReferenceMetadata | None = None,
-        access: Access | None = None,
         has_certificate: Callable[[str], bool] = lambda device_id: False,
     ) -> None:
         """Serve one fleet.
@@ -85,7 +83,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             settings: timeouts and limits.
             peers: the limits on the messages of one session.
             metadata: the signed metadata of references; None where they are not signed.
-            access: says whether a certificate is still valid; None without TLS.
             has_certificate: whether a device, by its id, has a valid certificate.
         """
         self._repository = repository
@@ -99,10 +96,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._enrolments = Enrolments(settings.max_new_devices_per_connection, settings.max_new_devices_per_host)
         self._peers = peers
         self._metadata = metadata
-        self._access = access
         self._has_certificate = has_certificate
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
-        self._certificates: dict[Lease, Certificate] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
 
@@ -187,8 +182,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         this = asyncio.current_task()
         assert this is not None, "a handler is a task"
         self._handlers[lease] = this
-        if certificate is not None:
-            self._certificates[lease] = certificate
         _log.debug("%s connected", lease.device_id)
         # A Welcome acknowledges nothing that must be on disk: agents can connect while the disk is full.
         self._repository.save_soon(connected)
@@ -379,7 +372,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Clean up after a session's handler."""
         self._handlers.pop(lease, None)
         self._ended.pop(lease, None)
-        self._certificates.pop(lease, None)
         # When this coordinator stops, its devices stay stored as connected: the next one expects them back.
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for this record, so it goes with the next transaction.
@@ -415,23 +407,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 self._repository.save_soon(*map(self._fleet.agents.get, missing))
             for lease in self._leases.expired(self._now_s()):
                 self._end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: its lease has expired")
-            self.end_invalid()
-
-    def end_invalid(self) -> int:
-        """End the sessions whose certificate has expired or was revoked: TLS checks it at the handshake only.
-
-        Returns:
-            The number of sessions that end.
-        """
-        if self._access is None:
-            return 0
-        before = len(self._ended)
-        for lease, certificate in self._certificates.items():
-            try:
-                self._access.require_valid(certificate)
-            except InvalidCertificateError as error:
-                self._end(lease, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        return len(self._ended) - before
 
     async def close(self) -> None:
         """End all sessions, since the coordinator stops; the devices reconnect to the next one."""

@@ -62,19 +62,14 @@ class Identities:
         found = self._certificates.get(serial)
         return found is not None and found.revoked_at is not None
 
-    def is_known(self, serial: str) -> bool:
-        """Whether a certificate is on record."""
-        return serial in self._certificates
+    def find(self, serial: str) -> CertificateRecord | None:
+        """A certificate by its serial number; None if it is not on record."""
+        return self._certificates.get(serial)
 
     def has_certificate(self, device_id: str, now: datetime) -> bool:
-        """Whether a device has a valid certificate."""
+        """Whether a device has an unexpired certificate, even a revoked one: it may not go on in plaintext."""
         serials = self._of_name.get((Role.DEVICE, device_id), ())
-        return any(self._certificates[each].is_valid(now) for each in serials)
-
-    def flower_key_of(self, serial: str) -> str:
-        """The SuperNode's public key that a certificate's owner enrolled with; empty if it is unknown."""
-        found = self._certificates.get(serial)
-        return "" if found is None else found.flower_key
+        return any(now < self._certificates[each].not_after for each in serials)
 
     def not_issued_by(self, issuer: str, now: datetime) -> list[CertificateRecord]:
         """The newest certificate of every owner that has none of an authority, and would be locked out without others.
@@ -117,6 +112,10 @@ class Identities:
         if len(found) != 1:
             raise UnknownRecordError(f"no invite {number!r}: `wattfleet coordinator invites` lists them")
         return self._close(replace(found[0], uses_left=0))
+
+    def cancel_all(self, now: datetime) -> list[InviteRecord]:
+        """Close the invites that can still be used; returns them."""
+        return [self._close(replace(each, uses_left=0)) for each in self.invites(now)]
 
     def redeem(self, token: str, application: Application, fleet: str, now: datetime) -> Admission:
         """Use an invite once.

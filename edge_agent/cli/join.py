@@ -33,20 +33,14 @@ def join(
     import platform
 
     from edge_agent.runtime.installation import installation_name
-    from wattfleet_identity.invite_input import plausible_time
-    from wattfleet_identity.joining import Applicant, join_and_store, require_writable
-    from wattfleet_identity.renewal import expiry_text
-    from wattfleet_io.clock import utc_now
+    from wattfleet_identity.joining import Applicant, enrol
+
+    def applicant() -> Applicant:
+        board = open_named(device, state_dir).board_kind
+        return Applicant(device_id or platform.node(), board, installation_name(state_dir / INSTALLATION_FILE))
 
     invite = read_invite(arguments, "wattfleet agent join")
-    folder = identity or state_dir / IDENTITY_DIRECTORY
-    now = plausible_time(invite, utc_now())
-    require_writable(folder)
-    board = open_named(device, state_dir).board_kind
-    installation = installation_name(state_dir / INSTALLATION_FILE)
-    found = join_and_store(invite, Applicant(device_id or platform.node(), board, installation), folder, now)
-    print_line(f"{found.peer} is enrolled in {found.peer.fleet}; the certificate {expiry_text(found.certificate, now)}")
-    print_line(f"identity: {folder}; coordinator: {found.coordinator}")
+    found = enrol(invite, applicant, identity or state_dir / IDENTITY_DIRECTORY)
     print_line(
         f"next: wattfleet agent install --coordinator {found.coordinator}"
         + ("" if found.peer.name == platform.node() else f" --device-id {found.peer.name}")

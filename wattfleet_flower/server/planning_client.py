@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from logging import WARNING
 from typing import Any
 
@@ -19,8 +20,8 @@ from wattfleet_flower.server.errors import RefusedError
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.handshakes import why_refused
 from wattfleet_identity.identity_folder import Identity
-from wattfleet_identity.renewal import renew_if_due
-from wattfleet_io.clock import Clock
+from wattfleet_identity.renewal import RenewalSchedule, renew_if_due
+from wattfleet_io.clock import Clock, utc_now
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
@@ -34,6 +35,7 @@ _RECONNECT_TIMEOUT_S = 2.0
 # Over a slow link both get more: TCP, HTTP/2 and the first answer take three to four round trips.
 _ROUND_TRIPS = 5.0
 _LONGEST_TIMEOUT_S = 60.0
+_LOOK_AT_IDENTITY_EVERY_S = 60.0
 
 # Its answers take no longer than the link, unlike those that need a plan or the store.
 _MEASURED = "ResolveNodes"
@@ -66,12 +68,13 @@ class PlanningClient:
         is_unreachable: whether it did not answer the last request.
     """
 
-    def __init__(self, coordinator: Endpoint | Any, clock: Clock) -> None:
+    def __init__(self, coordinator: Endpoint | Any, clock: Clock, now: Callable[[], datetime] = utc_now) -> None:
         """Use one coordinator.
 
         Args:
             coordinator: how to connect to it, or a stub of its PlanningService.
             clock: measures round trips.
+            now: the time, for the life of the certificate.
 
         Raises:
             InvalidInputError: the identity is damaged, or plaintext would leave this machine although it must not.
@@ -83,6 +86,11 @@ class PlanningClient:
         self._identity: Identity | None = None
         self._open()
         self._clock = clock
+        self._now = now
+        self._schedule: RenewalSchedule | None = None
+        if self._endpoint is not None and self._endpoint.folder is not None:
+            self._schedule = RenewalSchedule(self._endpoint.folder, now, clock.now_s)
+        self._looked_s = clock.now_s()
         self._pending: list[_Report] = []
         self._round_trip_s = 0.0
         self._failed_attempts = 0
@@ -94,12 +102,32 @@ class PlanningClient:
         if self._endpoint is None:
             return
         try:
-            if (problem := renew_if_due(self._endpoint)) is not None:
+            if (problem := renew_if_due(self._endpoint, self._now)) is not None:
                 log(WARNING, "%s", problem)
             if self._endpoint.identity() != self._identity:
                 self._open()
         except InvalidInputError as error:
             log(WARNING, "the identity cannot be read, and the earlier one is used: %s", error)
+
+    def _keep_identity_now_and_then(self) -> None:
+        """Renew the certificate once it is due; called when the coordinator has answered, so that no round waits."""
+        if self._endpoint is None or self._schedule is None:
+            return
+        if self._clock.now_s() < self._looked_s + _LOOK_AT_IDENTITY_EVERY_S:
+            return
+        self._looked_s, before = self._clock.now_s(), self._identity
+        try:
+            found = self._endpoint.identity()
+            if found == before and (found is None or self._schedule.wait_s() > 0):
+                return
+        except InvalidInputError as error:
+            log(WARNING, "the certificate cannot be renewed: %s", error)
+            return
+        self.keep_identity()
+        if self._identity == before:
+            self._schedule.failed()
+        else:
+            self._schedule.renewed()
 
     def _open(self) -> None:
         """Open a channel with the identity as it is on disk now, in place of an earlier one."""
@@ -250,6 +278,7 @@ class PlanningClient:
             answer = getattr(self._stub, method)(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
             if method == _MEASURED:
                 self._round_trip_s = self._clock.now_s() - began_s
+            self._keep_identity_now_and_then()
             return answer
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator import server
+from coordinator import composition
 from coordinator.budgets.site_file import SiteFile
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
@@ -91,7 +91,7 @@ def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:
 def sky_above_the_site(monkeypatch: pytest.MonkeyPatch) -> Sky:
     """A site whose budget is the sky's."""
     sky = Sky()
-    monkeypatch.setattr(server, "site_of", lambda _: replace(SiteFile.of_site(100.0), budgets={"site": sky}))
+    monkeypatch.setattr(composition, "site_of", lambda _: replace(SiteFile.of_site(100.0), budgets={"site": sky}))
     return sky
 
 

@@ -18,10 +18,15 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.store.errors import NotOwnerError, StoreInUseError
 from coordinator.store.ownership import AdvisoryLock, FileLock
 from coordinator.store.store import Store
+from tests.fakes.certified import CertifiedFleet, certified
 from tests.fakes.postgresql import PostgresServer
 from tests.fakes.running_coordinator import Running, runs_of, start_run
+from wattfleet_identity.channels import open_async_channel
+from wattfleet_identity.peers import Role
 from wattfleet_io import cli
 from wattfleet_proto.v1 import (
+    identity_pb2,
+    identity_pb2_grpc,
     view_pb2,
     view_pb2_grpc,
 )
@@ -76,6 +81,26 @@ async def test_a_coordinator_on_standby_serves_once_the_first_is_gone(config: Co
         await start_run(channel, "2")
     await second.end()
     assert runs_of(config) == ["1", "2"]
+
+
+async def test_a_standby_goes_on_with_the_authority_as_the_first_has_left_it(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    config = certified(config, fleet.authority.folder)
+    first = Running(config)
+    anna = fleet.identity(Role.OPERATOR, "anna")
+    begin = identity_pb2.BeginRotationRequest()
+    second = None
+    address = (await first.bound).address
+    second = Running(config.with_values(store={"standby": True}))
+    async with open_async_channel(address, anna) as channel:
+        await identity_pb2_grpc.IdentityServiceStub(channel).BeginRotation(begin)
+    await first.end()
+    async with open_async_channel((await second.bound).address, anna) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="is being replaced already"):
+            await identity_pb2_grpc.IdentityServiceStub(channel).BeginRotation(begin)
+    await second.end()
 
 
 async def test_a_coordinator_that_was_taken_over_refuses_and_ends(

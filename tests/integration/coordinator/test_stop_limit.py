@@ -29,12 +29,12 @@ if hangs == "names":
         return (hang if host.endswith(".example") else look_up)(host, *rest, **more)
     socket.getaddrinfo = sometimes
 elif hangs == "a thread":
-    import coordinator.server as server
-    healthy = server.HealthServicer
+    import coordinator.rpc_services as services
+    healthy = services.HealthServicer
     def with_thread():
         asyncio.get_running_loop().run_in_executor(None, hang)
         return healthy()
-    server.HealthServicer = with_thread
+    services.HealthServicer = with_thread
 elif hangs == "the store":
     import coordinator.store.store as store
     store.Store.require_owner = hang

@@ -78,6 +78,21 @@ async def test_a_device_enrols_by_a_pasted_line_and_connects(config: Coordinator
         assert again.exit_code != 0 and "used up" in str(again.exception)
 
 
+async def test_an_operator_replaces_the_authority_by_two_commands(config: CoordinatorSettings) -> None:
+    assert (await command("coordinator", "init")).exit_code == 0
+    before = read_identity(Path("wattfleet-identity/operator"))
+    async with serving(certified(config, Path("wattfleet-identity"))) as served:
+        operator = ("--coordinator", served.bound.address)
+        begun = await command("coordinator", "rotate-authority", "begin", *operator)
+        assert "0 owners have to renew theirs" in begun.stdout, begun.output + str(begun.exception)
+        after = read_identity(Path("wattfleet-identity/operator"))
+        assert before is not None and after is not None and after.certificate.serial != before.certificate.serial
+        finished = await command("coordinator", "rotate-authority", "finish", *operator)
+        assert finished.exit_code == 0, finished.output + str(finished.exception)
+        listed = await command("coordinator", "certificates", *operator)
+        assert listed.exit_code == 0, listed.output + str(listed.exception)
+
+
 async def test_an_invite_as_an_argument_is_refused_and_not_repeated(tmp_path: Path) -> None:
     done = await command(*JOIN, "wfj1/10.0.0.2:7071/CA/SECRET/1790000000")
     assert done.exit_code != 0 and "treat its token as exposed" in str(done.exception)

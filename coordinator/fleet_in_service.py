@@ -1,0 +1,117 @@
+"""The fleet in service: its state with its store, the budgets in force, and the orders to devices."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.budgets.budget_watch import BudgetWatch
+from coordinator.clocks import BootClock
+from coordinator.preparation import Preparation
+from coordinator.references import ReferenceShelf
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.standby import open_store
+from coordinator.repository.writer import Writer
+from coordinator.services.orders import Orders
+from coordinator.services.trimmer import Trimmer
+from coordinator.state.fleet import Fleet
+from coordinator.state.leases import Leases
+from coordinator.state.shared_modes import SharedModes
+from coordinator.state.stored_grants import GrantLifetime
+from wattfleet_proto.device_state import DeviceState
+
+if TYPE_CHECKING:
+    from coordinator.reference_metadata import ReferenceMetadata
+
+
+@dataclass(frozen=True)
+class FleetInService:
+    """A fleet whose store this coordinator owns.
+
+    Attributes:
+        fleet: the state.
+        writer: writes to the store.
+        repository: the state together with the store.
+        references: the published predictors.
+        metadata: the signed metadata of references; None where they are not signed.
+        leases: of sessions.
+        orders: sends orders to devices.
+        trimmer: changes rounds in flight when budgets fall.
+        budgets: the budgets in force.
+    """
+
+    fleet: Fleet
+    writer: Writer
+    repository: FleetRepository
+    references: ReferenceShelf
+    metadata: ReferenceMetadata | None
+    leases: Leases
+    orders: Orders
+    trimmer: Trimmer
+    budgets: BudgetWatch
+
+    @classmethod
+    async def opened(cls, preparation: Preparation, held: AsyncExitStack) -> FleetInService:
+        """Open the store, and go on with what it has.
+
+        Args:
+            preparation: what was read before; its identities are restored.
+            held: closes what is opened here.
+
+        Raises:
+            InvalidInputError: the store or the signed metadata cannot be used.
+            StoreInUseError: another coordinator serves from the store, and this one is no standby.
+            StoreUnavailableError: the store's database does not answer.
+        """
+        settings = preparation.settings
+        store = await open_store(preparation.location, settings.store)
+        held.callback(store.close)
+        if preparation.credentials is not None:
+            # While this one was a standby, the other may have renewed or replaced what is in the folder.
+            preparation.credentials.read_again()
+        if preparation.keep is not None:
+            store.delete_old_runs(preparation.keep)
+        # As the store's owner: a standby leaves the folder alone.
+        metadata = _metadata_in(settings.profiling.reference_metadata)
+        kept = store.load()
+        preparation.identities.restore(kept.invites, kept.certificates)
+        references = ReferenceShelf(preparation.reference.artefact, kept.references, kept.pinned)
+        fleet = preparation.basis.fleet(kept, settings, time.monotonic)
+        # Before a device is told of a longer lifetime than that of an earlier process.
+        store.save(GrantLifetime(fleet.rounds.grants.unstored.lifetime_s))
+        expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
+        leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
+        writer = Writer(store, settings=settings.store)
+        held.push_async_callback(writer.close)
+        orders = Orders(fleet, settings.sessions.max_workloads, SharedModes(settings.sessions.share_modes))
+        held.push_async_callback(orders.close)
+        repository = FleetRepository(fleet, writer, settings.store)
+        trimmer = Trimmer(repository, orders, settings=settings.site)
+        budgets = BudgetWatch(
+            preparation.basis.site.budgets,
+            trimmer.budget_changed,
+            overrides=kept.budget_overrides,
+            settings=settings.site,
+            since_boot_s=BootClock.of_system().since_boot_s,
+            is_clock_doubtful=kept.is_clock_doubtful,
+        )
+        held.push_async_callback(budgets.stop)
+        await budgets.start()
+        return cls(fleet, writer, repository, references, metadata, leases, orders, trimmer, budgets)
+
+
+def _metadata_in(folder: Path | None) -> ReferenceMetadata | None:
+    """The signed metadata of references, if there is a folder for it.
+
+    Raises:
+        InvalidInputError: the folder cannot be used, or a file in it is damaged.
+    """
+    if folder is None:
+        return None
+    # Imported here, as most coordinators do without.
+    from coordinator.reference_metadata import ReferenceMetadata
+
+    return ReferenceMetadata(folder)

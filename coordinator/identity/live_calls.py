@@ -1,0 +1,66 @@
+"""The calls in progress that last, and the certificates that they began with: TLS checks those at handshakes only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from coordinator.errors import InvalidCertificateError
+from wattfleet_identity.certificates import Certificate
+
+Check = Callable[[Certificate], None]
+"""Raises an `InvalidCertificateError` if a certificate is not valid any more."""
+
+
+class LiveCalls:
+    """Ends the calls whose certificate has expired or was revoked."""
+
+    def __init__(self) -> None:
+        """Start without any call."""
+        self._calls: dict[asyncio.Task[object], tuple[Certificate, Check]] = {}
+        self._ended: dict[asyncio.Task[object], InvalidCertificateError] = {}
+
+    @contextmanager
+    def holding(self, certificate: Certificate, require_valid: Check) -> Iterator[None]:
+        """Count a call of the current task while it lasts.
+
+        Args:
+            certificate: that of the caller.
+            require_valid: checks it.
+
+        Raises:
+            InvalidCertificateError: it became invalid during the call.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a handler is a task"
+        self._calls[task] = certificate, require_valid
+        try:
+            yield
+        except asyncio.CancelledError:
+            if (why := self._ended.get(task)) is None:
+                raise  # the caller has gone
+            task.uncancel()
+            raise why from None
+        finally:
+            self._calls.pop(task, None)
+            self._ended.pop(task, None)
+
+    def end_invalid(self) -> int:
+        """End the calls whose certificate is not valid any more; returns how many end."""
+        before = len(self._ended)
+        for task, (certificate, require_valid) in self._calls.items():
+            if task in self._ended:
+                continue
+            try:
+                require_valid(certificate)
+            except InvalidCertificateError as error:
+                self._ended[task] = error
+                task.cancel()
+        return len(self._ended) - before
+
+    async def keep_ending(self, every_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """End the calls whose certificate expires or is revoked, until cancelled."""
+        while True:
+            await sleep(every_s)
+            self.end_invalid()

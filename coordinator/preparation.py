@@ -1,0 +1,99 @@
+"""What a coordinator reads and checks before it opens its store: a start that cannot succeed leaves no file behind."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from coordinator.composition import PlanningBasis
+from coordinator.identity.access import Access
+from coordinator.identity.live_calls import LiveCalls
+from coordinator.identity.server_credentials import ServerCredentials
+from coordinator.listeners import Listener, authority_of, in_use, listeners_of
+from coordinator.references import Reference, open_reference
+from coordinator.settings import CoordinatorSettings
+from coordinator.state.identities import Identities
+from coordinator.store.database import database_url
+from wattfleet_io.addresses import split_address
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a coordinator will serve with.
+
+    Attributes:
+        settings: how to serve.
+        basis: what the settings say about plans.
+        location: the store's file or database.
+        keep: how long ended runs are kept; None for ever.
+        credentials: the server's TLS; None without an authority.
+        identities: who may be in the fleet; empty until the store is loaded.
+        calls: the calls that end when their certificate expires or is revoked.
+        listeners: the gRPC addresses, the main one first.
+        metrics_address: host and port of the metrics.
+        reference: the reference predictor of the settings.
+    """
+
+    settings: CoordinatorSettings
+    basis: PlanningBasis
+    location: Path | URL
+    keep: timedelta | None
+    credentials: ServerCredentials | None
+    identities: Identities
+    calls: LiveCalls
+    listeners: list[Listener]
+    metrics_address: tuple[str, int]
+    reference: Reference
+
+    @classmethod
+    def of(cls, settings: CoordinatorSettings) -> Preparation:
+        """Read what the settings name, and make sure that the addresses are free.
+
+        Raises:
+            InvalidInputError: an address is in use, or a setting or the reference cannot be used.
+        """
+        basis, location = PlanningBasis.of(settings), database_url(settings.store.location)
+        keep = None if settings.store.keep_days is None else timedelta(days=settings.store.keep_days)
+        authority = authority_of(settings)
+        credentials = None if authority is None else ServerCredentials(authority)
+        identities, calls = Identities(), LiveCalls()
+        listeners = listeners_of(settings, credentials, identities.is_revoked, calls)
+        metrics_address = split_address(settings.server.metrics_address)
+        _allow_connections()
+        reference = open_reference(settings.profiling.reference)
+        for listener in listeners:
+            _require_free(*split_address(listener.address))
+        _require_free(*metrics_address)
+        return cls(
+            settings, basis, location, keep, credentials, identities, calls, listeners, metrics_address, reference
+        )
+
+    @property
+    def access(self) -> Access | None:
+        """Who may call what at the main address; None without an authority."""
+        return self.listeners[0].access
+
+
+def _allow_connections() -> None:
+    """Raise the limit on open files to the most that the system allows; most shells start with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _require_free(host: str, port: int) -> None:
+    """Make sure that an address is free.
+
+    Raises:
+        InvalidInputError: it is in use or does not exist.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            raise in_use(f"{host}:{port}") from None

@@ -1,0 +1,297 @@
+"""Renewals and enrolments at a coordinator over TLS: for how long, how often, by whom, and what a refusal costs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from coordinator.errors import InvalidInviteError, QuotaExceededError
+from coordinator.identity.authority_folder import SERVER_LIFETIME, AuthorityFolder
+from coordinator.identity.server_credentials import ServerCredentials
+from coordinator.services.enrolment import EnrolmentServicer
+from coordinator.services.issuing import Issuing, PublicAddresses
+from coordinator.settings import CoordinatorSettings
+from coordinator.state.identities import Identities
+from coordinator.state.invite_terms import Terms
+from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.plaintext_context import PlaintextContext
+from tests.fakes.served import Client, serving
+from wattfleet_identity.certificates import Certificate, new_key, request_certificate
+from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, EnrolmentRefusedError, join
+from wattfleet_identity.peers import Role
+from wattfleet_io.addresses import split_address
+from wattfleet_io.clock import utc_now
+from wattfleet_proto.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
+    operator_pb2,
+    view_pb2,
+)
+
+SOON = timedelta(minutes=10)
+
+
+@asynccontextmanager
+async def administered(config: CoordinatorSettings, folder: Path) -> AsyncIterator[tuple[Client, Any, CertifiedFleet]]:
+    """A coordinator, and the identity service as operator anna calls it."""
+    fleet = CertifiedFleet.create(folder)
+    anna = fleet.identity(Role.OPERATOR, "anna")
+    async with serving(certified(config, folder)) as served, calling(served, anna) as client, asyncio.timeout(120):
+        yield served, identity_pb2_grpc.IdentityServiceStub(client.channel), fleet
+
+
+async def enrolled(service: Any, role: Role, name: str = "") -> Identity:
+    line = (await service.Invite(identity_pb2.InviteRequest(role=role.value, name=name, uses=1, ttl_s=60))).line
+    return await asyncio.to_thread(join, Invite.parse(line), Applicant("orin-3", "agx-orin", "6f0c"))
+
+
+async def renewed(served: Client, identity: Identity) -> Certificate:
+    async with calling(served, identity) as client:
+        request = enrolment_pb2.RenewRequest(request_pem=request_certificate(identity.key_pem))
+        answer = await enrolment_pb2_grpc.EnrolmentServiceStub(client.channel).Renew(request)
+    return Identity(identity.key_pem, answer.certificate_pem, answer.trusted_pem).certificate
+
+
+def is_about(found: datetime, expected: datetime) -> bool:
+    return abs(found - expected) < SOON
+
+
+async def test_a_renewal_does_not_lengthen_what_an_operator_has_shortened(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with administered(config, tmp_path / "authority") as (served, service, _):
+        key_pem = new_key()
+        answer = await service.IssueCertificate(
+            identity_pb2.IssueCertificateRequest(
+                request_pem=request_certificate(key_pem), role="operator", name="contractor", lifetime_s=3600
+            )
+        )
+        contractor = Identity(key_pem, answer.certificate_pem, answer.trusted_pem)
+        assert is_about((await renewed(served, contractor)).not_after, utc_now() + timedelta(hours=1))
+        device = await enrolled(service, Role.DEVICE)
+        assert is_about((await renewed(served, device)).not_after, utc_now() + timedelta(days=30))
+
+
+async def test_early_renewals_are_limited_and_the_newest_certificate_stays_valid(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with administered(config, tmp_path / "authority") as (served, service, _):
+        device = await enrolled(service, Role.DEVICE)
+        for _attempt in range(3):
+            await renewed(served, device)
+        with pytest.raises(grpc.aio.AioRpcError, match="use the newest one") as refused:
+            await renewed(served, device)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_revoked_owner_renews_nothing(config: CoordinatorSettings, tmp_path: Path) -> None:
+    async with administered(config, tmp_path / "authority") as (served, service, _):
+        device = await enrolled(service, Role.DEVICE)
+        async with calling(served, device) as client:
+            await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="orin-3"))
+            request = enrolment_pb2.RenewRequest(request_pem=request_certificate(device.key_pem))
+            with pytest.raises(grpc.aio.AioRpcError, match="was revoked") as refused:
+                await enrolment_pb2_grpc.EnrolmentServiceStub(client.channel).Renew(request)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_an_invite_is_used_as_often_as_it_says_by_many_at_once(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with administered(config, tmp_path / "authority") as (_, service, _fleet):
+        line = (await service.Invite(identity_pb2.InviteRequest(role="device", uses=3, ttl_s=60))).line
+        invite = Invite.parse(line)
+        joins = [asyncio.to_thread(join, invite, Applicant(f"orin-{number}")) for number in range(8)]
+        results = await asyncio.gather(*joins, return_exceptions=True)
+    assert sum(isinstance(each, Identity) for each in results) == 3
+    assert sum(isinstance(each, EnrolmentRefusedError) for each in results) == 5
+
+
+def rsa_request() -> bytes:
+    return _request(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+
+
+def wide_request() -> bytes:
+    return _request(ec.generate_private_key(ec.SECP384R1()))
+
+
+def forged_request() -> bytes:
+    """A request for somebody else's key: its signature does not fit."""
+    request = x509.load_pem_x509_csr(request_certificate(new_key()))
+    der = bytearray(request.public_bytes(serialization.Encoding.DER))
+    der[-1] ^= 1
+    return x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
+
+
+def _request(key: Any) -> bytes:
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+async def test_a_request_that_cannot_be_certified_uses_no_invite_up(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with administered(config, tmp_path / "authority") as (served, service, fleet):
+        invite = Invite.parse((await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))).line)
+        credentials = grpc.ssl_channel_credentials(fleet.authority.trusted_pem)
+        options = [("grpc.ssl_target_name_override", "coordinator.wattfleet")]
+        async with grpc.aio.secure_channel(str(served.bound.enrolment_address), credentials, options) as channel:
+            stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
+            for pem in (rsa_request(), wide_request(), forged_request(), b"nonsense", b""):
+                with pytest.raises(grpc.aio.AioRpcError, match="request") as refused:
+                    await stub.Join(enrolment_pb2.JoinRequest(token=invite.token, request_pem=pem, name="orin-3"))
+                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await asyncio.to_thread(join, invite, Applicant("orin-3"))).peer.name == "orin-3"
+
+
+class LocalContext(PlaintextContext):
+    """The context of a call from this machine."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:4711"
+
+
+class Repository:
+    """A fleet without devices, whose store answers at once unless it is stuck."""
+
+    def __init__(self, is_stuck: bool = False) -> None:
+        self.fleet, self.operator = self, self
+        self.is_stuck = is_stuck
+        self.saved: list[Any] = []
+
+    def place(self, *_: Any) -> list[Any]:
+        return []
+
+    async def save(self, *_: Any) -> None:
+        if self.is_stuck:
+            await asyncio.Event().wait()
+
+    def save_soon(self, *records: Any) -> None:
+        self.saved.extend(records)
+
+
+def enrolment(tmp_path: Path, repository: Any, identities: Identities, now_s: Callable[[], float]) -> EnrolmentServicer:
+    folder = AuthorityFolder.create(tmp_path / "authority", [], utc_now())
+    addresses = PublicAddresses("a:1", "a:1", "a:1")
+    issuing = Issuing(identities, ServerCredentials(folder), lambda: addresses, timedelta(days=30))
+    return EnrolmentServicer(repository, issuing, lambda _: None, lambda: 0, now_s)
+
+
+def joining(token: str) -> enrolment_pb2.JoinRequest:
+    return enrolment_pb2.JoinRequest(token=token, request_pem=request_certificate(new_key()), name="orin-3")
+
+
+async def test_guesses_of_one_host_are_slowed_down(tmp_path: Path) -> None:
+    identities, now_s = Identities(), [0.0]
+    identities.invite("secret", Terms(), "operator anna", utc_now())
+    servicer = enrolment(tmp_path, Repository(), identities, lambda: now_s[0])
+    for _guess in range(10):
+        with pytest.raises(InvalidInviteError):
+            await servicer.Join(joining("guessed"), LocalContext())
+    for token in ("guessed", "secret"):
+        with pytest.raises(QuotaExceededError, match="too many wrong tokens"):
+            await servicer.Join(joining(token), LocalContext())
+    now_s[0] += 60.0
+    assert (await servicer.Join(joining("secret"), LocalContext())).certificate_pem
+
+
+async def test_an_enrolment_that_is_given_up_leaves_the_invite_usable(tmp_path: Path) -> None:
+    identities, stuck = Identities(), Repository(is_stuck=True)
+    invite = identities.invite("secret", Terms(), "operator anna", utc_now())
+    task = asyncio.create_task(
+        enrolment(tmp_path, stuck, identities, lambda: 0.0).Join(joining("secret"), LocalContext())
+    )
+    await asyncio.sleep(0.01)
+    assert not identities.invites(utc_now())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [each.number for each in identities.invites(utc_now())] == [invite.number]
+    assert all(each.revoked_at for each in identities.certificates(utc_now()))
+    assert len(stuck.saved) == 2
+
+
+# --- the server's certificate, and TLS ------------------------------------------------------------------------------
+
+
+async def test_the_servers_certificate_is_renewed_at_two_thirds_of_its_life_without_a_restart(tmp_path: Path) -> None:
+    folder = AuthorityFolder.create(tmp_path / "authority", ["127.0.0.1"], utc_now())
+    now = [utc_now()]
+    credentials = ServerCredentials(folder, lambda: now[0])
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", credentials.of_enrolment())
+    await server.start()
+
+    async def shown() -> str:
+        pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        return Certificate.from_pem(pem.encode()).serial
+
+    try:
+        first = await shown()
+        now[0] += SERVER_LIFETIME * 0.6
+        assert not credentials.renew_if_due() and await shown() == first
+        now[0] += SERVER_LIFETIME * 0.1
+        assert credentials.renew_if_due()
+        second = await shown()
+        assert second != first and second == AuthorityFolder.open(folder.folder).server.serial
+        assert not credentials.renew_if_due()
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("name", ["address", "enrolment_address"])
+async def test_tls_below_1_2_is_refused(config: CoordinatorSettings, tmp_path: Path, name: str) -> None:
+    def handshake(address: str, version: ssl.TLSVersion) -> str | None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.set_alpn_protocols(["h2"])
+        context.load_cert_chain(tmp_path / "peer" / "certificate.pem", tmp_path / "peer" / "key.pem")
+        context.minimum_version = context.maximum_version = version
+        with socket.create_connection(split_address(address), 20) as connection:
+            with context.wrap_socket(connection) as protected:
+                return protected.version()
+
+    async with administered(config, tmp_path / "authority") as (served, _, fleet):
+        write_identity(tmp_path / "peer", fleet.identity(Role.VIEWER))
+        address = getattr(served.bound, name)
+        with pytest.warns(DeprecationWarning), pytest.raises(ssl.SSLError, match="(?i)version|alert|protocol"):
+            await asyncio.to_thread(handshake, address, ssl.TLSVersion.TLSv1_1)
+        assert await asyncio.to_thread(handshake, address, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+
+
+# --- the audit log --------------------------------------------------------------------------------------------------
+
+
+async def test_denied_changes_are_in_the_audit_log_and_cannot_flood_it(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with administered(config, tmp_path / "authority") as (served, service, fleet):
+        async with calling(served, fleet.identity(Role.VIEWER, "eve")) as client:
+            for _attempt in range(40):
+                with pytest.raises(grpc.aio.AioRpcError, match="may not call"):
+                    await client.operator.SetBudget(operator_pb2.SetBudgetRequest())
+            await client.view.GetFleet(view_pb2.GetFleetRequest())
+        entries = [
+            entry
+            async for answer in service.ReadAuditLog(identity_pb2.ReadAuditLogRequest())
+            for entry in answer.entries
+        ]
+    assert {(each.caller, each.method) for each in entries} == {("viewer eve", "SetBudget")}
+    assert len(entries) == 10 and all("refused: a certificate of the role viewer" in each.outcome for each in entries)
