@@ -1,7 +1,7 @@
 """A proof of identity for protocols that know bearer tokens, but no client certificates, such as Flower's Control API.
 
-It has the certificate and whom it is meant for, signed with the certificate's key. Whoever has it can use it there until
-the certificate expires, so it is as secret as the key.
+It has the certificate and whom it is meant for, signed with the certificate's key. Whoever has it can use it there
+until the certificate expires, so it is as secret as the key.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from wattfleet.errors import WattfleetError
 from wattfleet_identity.certificates import Certificate, read_certificate, read_certificates, read_key, to_pem
 from wattfleet_identity.identity_folder import Identity
+
+FOR_SUPERLINK = "superlink"
+"""To whom users of `flwr` prove who they are."""
 
 _LONGEST = 16_384
 _HASH = ec.ECDSA(hashes.SHA256())
@@ -73,7 +76,9 @@ def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Cert
         raise InvalidProofError("the certificate is of an authority that is not trusted: enrol with this fleet")
     certificate = Certificate.from_pem(to_pem(leaf))
     if not certificate.not_before <= now < certificate.not_after:
-        raise InvalidProofError(f"the certificate expired on {certificate.not_after:%Y-%m-%d}: renew it, or enrol again")
+        raise InvalidProofError(
+            f"the certificate expired on {certificate.not_after:%Y-%m-%d}: renew it, or enrol again"
+        )
     return certificate
 
 

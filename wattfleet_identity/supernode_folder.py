@@ -1,8 +1,9 @@
 """The folder with what a device's SuperNode needs: its key for Flower, the authorities to trust, and addresses.
 
-The agent writes it, and the SuperNode, which runs as a normal user, reads it. Therefore the folder has the mode 750, its
-key the mode 640, and both the group `wattfleet`, which may also use the agent's socket. Without that group, only their
-owner may read them. The key proves the device to the SuperLink and to nobody else: the agent's own key stays unreadable.
+The agent writes it, and the SuperNode, which runs as a normal user, reads it. Therefore the folder has the mode 750,
+its key the mode 640, and both the group `wattfleet`, which may also use the agent's socket. Without that group, only
+their owner may read them. The key proves the device to the SuperLink and to nobody else: the agent's own key stays
+unreadable.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _unreadable(folder: Path, error: OSError) -> InvalidInputError:
     remedy = "enrol again with `wattfleet agent join`"
     if isinstance(error, PermissionError):
         remedy = (
-            f"add this user to the group {GROUP} with `sudo usermod -aG {GROUP} USER`, log in again, and start the agent"
-            " once, which shares the folder with the group"
+            f"add this user to the group {GROUP} with `sudo usermod -aG {GROUP} USER`, log in again, and start the"
+            " agent once, which shares the folder with the group"
         )
     return InvalidInputError(f"the SuperNode's folder {folder} cannot be read: {error.strerror}: {remedy}")

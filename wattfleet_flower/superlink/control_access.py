@@ -19,11 +19,8 @@ from flwr.superlink.auth_plugin import ControlAuthnPlugin
 
 from wattfleet.errors import WattfleetError
 from wattfleet_identity.peers import Role
-from wattfleet_identity.proofs import InvalidProofError, proven
+from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proven
 from wattfleet_io.clock import utc_now
-
-AUDIENCE = "superlink"
-"""To whom users of `flwr` prove who they are."""
 
 CONNECT = "wattfleet flower connect"
 _USERS = (Role.FLOWER, Role.OPERATOR)
@@ -69,7 +66,7 @@ class ControlAccess(ControlAuthnPlugin):
         if secrets.compare_digest(token.encode(), self.own_token.encode()):
             return True, AccountInfo(NOOP_FLWR_AID, "wattfleet-superlink")
         try:
-            certificate = proven(token, AUDIENCE, self._trusted.read_bytes(), self._now())
+            certificate = proven(token, FOR_SUPERLINK, self._trusted.read_bytes(), self._now())
             peer = certificate.peer
         except InvalidProofError as error:
             _refuse(str(error))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable
 from logging import INFO, WARNING
-from typing import Any
 
 import httpx
 from flwr.common import log
@@ -21,7 +20,7 @@ from wattfleet_proto.v1 import superlink_pb2
 
 _LONGEST_PAUSE_S = 30.0
 _COMPARE_EVERY = 15
-"""After so many looks without a change, the registered SuperNodes are compared nevertheless: `flwr` changes them, too."""
+"""After so many looks without a change, the registered SuperNodes are compared anyway: `flwr` changes them, too."""
 
 
 class Keeper:
@@ -59,10 +58,10 @@ class Keeper:
         self._authority = b""
         self._problems: dict[str, str] = {}
 
-    def run(self, wait: Callable[[float], Any] = threading.Event().wait) -> None:
+    def run(self) -> None:
         """Look, and pause, until the process ends; pauses grow while something fails."""
         while True:
-            wait(self.look())
+            time.sleep(self.look())
 
     def look(self) -> float:
         """Look once; returns the seconds until the next time."""
