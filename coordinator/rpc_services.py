@@ -21,6 +21,7 @@ from coordinator.services.operations import OperatorServicer
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
+from coordinator.services.superlink import SuperLinkServicer
 from coordinator.services.views import ViewServicer
 from wattfleet_io.clock import utc_now
 from wattfleet_proto.v1 import (
@@ -34,13 +35,24 @@ from wattfleet_proto.v1 import (
     planning_pb2_grpc,
     session_pb2,
     session_pb2_grpc,
+    superlink_pb2,
+    superlink_pb2_grpc,
     view_pb2,
     view_pb2_grpc,
 )
 
 SERVICES = [  # with their methods, by which a test finds RPCs without a row in the table of roles
     service
-    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, identity_pb2, enrolment_pb2, health_pb2)
+    for module in (
+        session_pb2,
+        planning_pb2,
+        view_pb2,
+        operator_pb2,
+        identity_pb2,
+        enrolment_pb2,
+        superlink_pb2,
+        health_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 
@@ -91,13 +103,15 @@ class RpcServices:
             orders,
             settings.site,
             serving.metadata,
+            revoke=lambda device_ids: identities.forget(device_ids, utc_now()),
         )
-        issuing = self._enrolment = None
+        issuing = self._enrolment = self._superlink = None
         if preparation.credentials is not None:
             repository.save_soon(*adopted(preparation.credentials.folder, identities, utc_now()))
             lifetime = timedelta(days=settings.identity.certificate_days)
             issuing = Issuing(identities, preparation.credentials, addresses, lifetime)
             self._enrolment = EnrolmentServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
+            self._superlink = SuperLinkServicer(issuing, settings.superlink.hosts)
         self._identity = IdentityServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
 
     def add_to(self, server: Any) -> None:
@@ -109,7 +123,9 @@ class RpcServices:
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self._identity, server)
         if self._enrolment is not None:
             enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(self._enrolment, server)
+        if self._superlink is not None:
+            superlink_pb2_grpc.add_SuperLinkServiceServicer_to_server(self._superlink, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.healthy, server)
-        absent = ("wattfleet.v1.EnrolmentService",) if self._enrolment is None else ()
+        absent = ("wattfleet.v1.EnrolmentService", "wattfleet.v1.SuperLinkService") if self._enrolment is None else ()
         names = [service.full_name for service in SERVICES if service.full_name not in absent]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)

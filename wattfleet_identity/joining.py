@@ -24,6 +24,7 @@ from wattfleet_identity.identity_folder import Identity, make_private_folder, wr
 from wattfleet_identity.invite_input import plausible_time
 from wattfleet_identity.invites import Invite
 from wattfleet_identity.renewal import expiry_text, note_time
+from wattfleet_identity.supernode_folder import SuperNodeKey, write_supernode
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.clock import utc_now
@@ -83,13 +84,14 @@ def require_writable(folder: Path) -> None:
         ) from None
 
 
-def enrol(invite: Invite, describe: Callable[[], Applicant], folder: Path) -> Identity:
+def enrol(invite: Invite, describe: Callable[[], Applicant], folder: Path, supernode: Path | None = None) -> Identity:
     """Enrol, store the identity in a folder, and print who is enrolled.
 
     Args:
         invite: the invite.
         describe: describes the machine, once the folder is there.
         folder: where its key and certificate go; made if absent.
+        supernode: the folder of a device's SuperNode, whose key is made and enrolled, too; None without one.
 
     Raises:
         CoordinatorUnreachableError: nothing answers at the invite's address.
@@ -99,8 +101,11 @@ def enrol(invite: Invite, describe: Callable[[], Applicant], folder: Path) -> Id
     """
     now = plausible_time(invite, utc_now())
     require_writable(folder)
-    identity = join(invite, describe())
+    key = None if supernode is None else SuperNodeKey.create()
+    identity = join(invite, describe(), b"" if key is None else key.public)
     try:
+        if supernode is not None and key is not None:
+            write_supernode(supernode, key, identity)
         write_identity(folder, identity)
         note_time(folder, now)
     except OSError as error:
@@ -114,8 +119,13 @@ def enrol(invite: Invite, describe: Callable[[], Applicant], folder: Path) -> Id
     return identity
 
 
-def join(invite: Invite, applicant: Applicant) -> Identity:
+def join(invite: Invite, applicant: Applicant, flower_public_key: bytes = b"") -> Identity:
     """Enrol: make a key, and exchange the invite's token for a certificate.
+
+    Args:
+        invite: the invite.
+        applicant: the machine.
+        flower_public_key: that of a device's SuperNode, in OpenSSH's format; empty without one.
 
     Raises:
         CoordinatorUnreachableError: nothing answers at the invite's address.
@@ -131,10 +141,13 @@ def join(invite: Invite, applicant: Applicant) -> Identity:
         name=applicant.name,
         board=applicant.board,
         installation=applicant.installation,
+        flower_public_key=flower_public_key,
     )
     with _enrolment(invite.address, authority_pem) as stub:
         answer = stub.Join(request, timeout=_TIMEOUT_S)
-    return Identity(key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name)
+    return Identity(
+        key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name, answer.superlink
+    )
 
 
 def _server_certificate(address: str) -> bytes:
