@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
@@ -61,7 +62,14 @@ def free_ports(count: int) -> list[int]:
 class FlowerDeployment:
     """One SuperLink with its SuperNodes, as parts of a run."""
 
-    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node], supernode: Sequence[str] = SUPERNODE) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        home: Path,
+        nodes: Sequence[Node],
+        supernode: Sequence[str] = SUPERNODE,
+        flower_identity: Path | None = None,
+    ) -> None:
         """Prepare a deployment.
 
         Args:
@@ -69,6 +77,7 @@ class FlowerDeployment:
             home: Flower's home directory for this run.
             nodes: the devices.
             supernode: the command that runs a SuperNode, without its options.
+            flower_identity: the folder of the identity with which ServerApps reach the coordinator; None for plaintext.
         """
         self._supernode = supernode
         self._parts = parts
@@ -76,6 +85,7 @@ class FlowerDeployment:
         self._home = home
         self._port, *self._node_ports = free_ports(1 + len(nodes))
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
+        self._of_server = {} if flower_identity is None else {ENVIRONMENT_VARIABLE: str(flower_identity)}
 
     def start(self) -> list[Part]:
         """Start the SuperLink, wait until it is healthy, and start the SuperNodes, which it returns.
@@ -96,7 +106,7 @@ class FlowerDeployment:
                 *("--host", HOST, "--port", str(self._port)),
                 "--disable-runtime-dependency-installation",
             ],
-            self._environment,
+            {**self._environment, **self._of_server},
         )
         give_up_s = time.monotonic() + _READY_WITHIN_S
         while not self._healthy():
