@@ -84,12 +84,15 @@ def listeners_of(
     Raises:
         InvalidInputError: an address is malformed, needs an authority, or would serve plaintext to other machines.
     """
-    main, identity = settings.server.address, settings.identity
+    main, identity, superlink = settings.server.address, settings.identity, settings.superlink.address
+    if superlink is not None:
+        split_address(superlink)
     if credentials is None:
         for address, option in (
             (identity.enrolment_address, "--enrolment-address"),
             (identity.operator_address, "--operator-address"),
             (identity.plaintext_address, "--plaintext-address"),
+            (superlink, "--superlink-address"),
         ):
             if address is not None:
                 raise InvalidInputError(f"{option} needs an authority: run `wattfleet coordinator init` first")
@@ -207,7 +210,8 @@ def public_addresses(settings: CoordinatorSettings, bound: Mapping[str, str]) ->
     def beside(name: str) -> str:
         return f"{host}:{split_address(bound[name])[1] if name in bound else port}"
 
-    return PublicAddresses(beside("enrolment"), f"{host}:{port}", beside("operators"))
+    superlink = ":".join(map(str, split_address(settings.superlink.address))) if settings.superlink.address else ""
+    return PublicAddresses(beside("enrolment"), f"{host}:{port}", beside("operators"), superlink)
 
 
 def in_use(address: str) -> InvalidInputError:

@@ -43,6 +43,7 @@ from coordinator.services.peer_quotas import PeerQuotas
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
+from coordinator.services.superlink import SuperLinkServicer
 from coordinator.services.trimmer import Trimmer
 from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
@@ -72,6 +73,8 @@ from wattfleet_proto.v1 import (
     planning_pb2_grpc,
     session_pb2,
     session_pb2_grpc,
+    superlink_pb2,
+    superlink_pb2_grpc,
     view_pb2,
     view_pb2_grpc,
 )
@@ -81,7 +84,16 @@ if TYPE_CHECKING:
 
 SERVICES = [  # with their methods, by which a test finds RPCs without a row in the table of roles
     service
-    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, identity_pb2, enrolment_pb2, health_pb2)
+    for module in (
+        session_pb2,
+        planning_pb2,
+        view_pb2,
+        operator_pb2,
+        identity_pb2,
+        enrolment_pb2,
+        superlink_pb2,
+        health_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 
@@ -208,18 +220,28 @@ async def serve(
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
         planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
         operator = OperatorServicer(
-            repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site, metadata
+            repository,
+            planning,
+            budgets,
+            references,
+            sessions.reconnect_all,
+            leases,
+            orders,
+            settings.site,
+            metadata,
+            revoke=lambda device_ids: identities.forget(device_ids, utc_now()),
         )
         bound: dict[str, str] = {}
-        issuing = enrolment = None
+        issuing = enrolment = superlink = None
         if credentials is not None:
             repository.save_soon(*adopted(credentials.folder, identities, utc_now()))
             lifetime = timedelta(days=settings.identity.certificate_days)
             issuing = Issuing(identities, credentials, lambda: public_addresses(settings, bound), lifetime)
             enrolment = EnrolmentServicer(repository, issuing, certificate_of, sessions.end_invalid)
+            superlink = SuperLinkServicer(issuing, settings.superlink.hosts)
         identity = IdentityServicer(repository, issuing, certificate_of, sessions.end_invalid)
         healthy = HealthServicer()
-        absent = ("wattfleet.v1.EnrolmentService",) if enrolment is None else ()
+        absent = () if issuing is not None else ("wattfleet.v1.EnrolmentService", "wattfleet.v1.SuperLinkService")
         names = [service.full_name for service in SERVICES if service.full_name not in absent]
 
         def add_services(server: Any) -> None:
@@ -230,6 +252,8 @@ async def serve(
             identity_pb2_grpc.add_IdentityServiceServicer_to_server(identity, server)
             if enrolment is not None:
                 enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, server)
+            if superlink is not None:
+                superlink_pb2_grpc.add_SuperLinkServiceServicer_to_server(superlink, server)
             health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
 

@@ -92,6 +92,23 @@ class IdentitySettings(Group):
     )
 
 
+class SuperLinkSettings(Group):
+    """SuperLink: Flower's server, whose TLS certificate comes from the fleet's authority (docs/flower.md)."""
+
+    address: str | None = setting(
+        None,
+        "Tell devices and users that Flower's SuperLink is at this host:port, and issue a certificate for it.",
+        option="--superlink-address",
+        unset="unknown; SuperNodes then need --superlink",
+    )
+    hosts: Names = setting(
+        (),
+        "Further names and IP addresses of the SuperLink's machine, for its certificate. Repeatable.",
+        option="--superlink-host",
+        unset="that of --superlink-address, and loopback",
+    )
+
+
 class SiteSettings(Group):
     """Site: its power budgets, and how often they are checked."""
 
@@ -432,6 +449,7 @@ class CoordinatorSettings(Settings):
 
     server: ServerSettings = ServerSettings()
     identity: IdentitySettings = IdentitySettings()
+    superlink: SuperLinkSettings = SuperLinkSettings()
     site: SiteSettings = SiteSettings()
     store: StoreSettings = StoreSettings()
     policy: PolicySettings = PolicySettings()

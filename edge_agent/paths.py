@@ -33,6 +33,9 @@ INSTALLATION_FILE = "installation"
 IDENTITY_DIRECTORY = "identity"
 """Below the state directory: the agent's key and certificate."""
 
+SUPERNODE_DIRECTORY = "supernode"
+"""Below the state directory: the key of the device's SuperNode, which the group `wattfleet` may read."""
+
 SESSION_FILE = "session.json"
 """Below the state directory: how the session with the coordinator stands, for `wattfleet agent status`."""
 

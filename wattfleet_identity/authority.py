@@ -120,6 +120,24 @@ class CertificateAuthority:
         server = ExtendedKeyUsageOID.SERVER_AUTH
         return self._issue(read_key(key_pem).public_key(), SERVER_NAME, names, server, lifetime, now)
 
+    def issue_superlink(self, request_pem: bytes, hosts: Sequence[str], lifetime: timedelta, now: datetime) -> bytes:
+        """Issue the certificate of Flower's SuperLink (PEM). It never has the coordinator's name.
+
+        Args:
+            request_pem: the certificate request, of which only the key counts.
+            hosts: names and IP addresses under which SuperNodes and users reach it.
+            lifetime: how long the certificate is valid from now on.
+            now: the time.
+
+        Raises:
+            InvalidInputError: the request cannot be used, or a host is no DNS name and no IP address.
+        """
+        if SERVER_NAME in hosts:
+            raise InvalidInputError(f"{SERVER_NAME} is the coordinator's own name: name the SuperLink's host")
+        names = _names(f"{_SCHEME}{self.fleet}/superlink", hosts)
+        server = ExtendedKeyUsageOID.SERVER_AUTH
+        return self._issue(requested_key(request_pem), "Flower SuperLink", names, server, lifetime, now)
+
     def _issue(
         self,
         key: ec.EllipticCurvePublicKey,

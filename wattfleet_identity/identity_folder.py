@@ -32,6 +32,7 @@ class Identity:
         trusted_pem: the certificates of the authorities that it trusts.
         coordinator: the coordinator's host:port, as at enrolment; empty if unknown.
         server_name: the DNS name that the coordinator's certificate must have.
+        superlink: host:port of Flower's SuperLink, as at enrolment or renewal; empty if unknown.
 
     Raises:
         InvalidInputError: a part is unreadable, or the key is not that of the certificate.
@@ -42,6 +43,7 @@ class Identity:
     trusted_pem: bytes
     coordinator: str = ""
     server_name: str = SERVER_NAME
+    superlink: str = ""
 
     def __post_init__(self) -> None:
         if not matches(self.key_pem, self.certificate_pem):
@@ -76,13 +78,14 @@ def read_identity(folder: Path) -> Identity | None:
         require_secret(folder / KEY)
         facts = json.loads(read_regular_file(folder / COORDINATOR)) if (folder / COORDINATOR).exists() else {}
         coordinator, server_name = str(facts.get("coordinator", "")), str(facts.get("server_name", SERVER_NAME))
+        superlink = str(facts.get("superlink", ""))
     except OSError as error:
         raise InvalidInputError(
             f"the identity in {folder} cannot be read: {error.strerror}: {error.filename}"
         ) from None
     except (AttributeError, ValueError):
         raise InvalidInputError(f"{folder / COORDINATOR} is damaged: enrol again") from None
-    return Identity(key, certificate, trusted, coordinator, server_name)
+    return Identity(key, certificate, trusted, coordinator, server_name, superlink)
 
 
 def write_identity(folder: Path, identity: Identity) -> None:
@@ -92,24 +95,33 @@ def write_identity(folder: Path, identity: Identity) -> None:
         OSError: it cannot be written.
     """
     make_private_folder(folder)
-    facts = {"coordinator": identity.coordinator, "server_name": identity.server_name}
     (folder / CERTIFICATE).unlink(missing_ok=True)
     replace_file(folder / KEY, identity.key_pem, mode=SECRET_MODE)
     replace_file(folder / TRUSTED, identity.trusted_pem)
-    replace_file(folder / COORDINATOR, json.dumps(facts).encode())
+    _write_addresses(folder, identity)
     replace_file(folder / CERTIFICATE, identity.certificate_pem)
 
 
-def write_renewed(folder: Path, certificate_pem: bytes, trusted_pem: bytes) -> None:
-    """Replace the certificate by one for the same key, and the authorities to trust.
+def write_renewed(folder: Path, identity: Identity) -> None:
+    """Replace the certificate by one for the same key, the authorities to trust, and the addresses.
 
     The authorities come first: an old certificate works with new ones, but not the other way round.
 
     Raises:
         OSError: a file cannot be written; the identity stays usable.
     """
-    replace_file(folder / TRUSTED, trusted_pem)
-    replace_file(folder / CERTIFICATE, certificate_pem)
+    replace_file(folder / TRUSTED, identity.trusted_pem)
+    _write_addresses(folder, identity)
+    replace_file(folder / CERTIFICATE, identity.certificate_pem)
+
+
+def _write_addresses(folder: Path, identity: Identity) -> None:
+    facts = {
+        "coordinator": identity.coordinator,
+        "server_name": identity.server_name,
+        "superlink": identity.superlink,
+    }
+    replace_file(folder / COORDINATOR, json.dumps(facts).encode())
 
 
 def make_private_folder(folder: Path) -> None:

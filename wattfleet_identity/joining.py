@@ -24,6 +24,7 @@ from wattfleet_identity.channels import open_enrolment_channel
 from wattfleet_identity.identity_folder import Identity, make_private_folder, write_identity
 from wattfleet_identity.invites import Invite
 from wattfleet_identity.renewal import note_time
+from wattfleet_identity.supernode_folder import SuperNodeKey, write_supernode
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.console import plain_text
@@ -81,7 +82,9 @@ def require_writable(folder: Path) -> None:
         ) from None
 
 
-def join_and_store(invite: Invite, applicant: Applicant, folder: Path, now: datetime) -> Identity:
+def join_and_store(
+    invite: Invite, applicant: Applicant, folder: Path, now: datetime, supernode: Path | None = None
+) -> Identity:
     """Enrol, and store the identity in a folder that `require_writable` has made.
 
     Args:
@@ -89,6 +92,7 @@ def join_and_store(invite: Invite, applicant: Applicant, folder: Path, now: date
         applicant: the machine.
         folder: where its key and certificate go.
         now: the time.
+        supernode: the folder of a device's SuperNode, whose key is made and enrolled, too; None without one.
 
     Raises:
         CoordinatorUnreachableError: nothing answers at the invite's address.
@@ -96,8 +100,11 @@ def join_and_store(invite: Invite, applicant: Applicant, folder: Path, now: date
         EnrolmentRefusedError: the token is unknown, used up or expired, or the machine may not have that name.
         InvalidInputError: the identity cannot be stored.
     """
-    identity = join(invite, applicant)
+    key = None if supernode is None else SuperNodeKey.create()
+    identity = join(invite, applicant, b"" if key is None else key.public)
     try:
+        if supernode is not None and key is not None:
+            write_supernode(supernode, key, identity)
         write_identity(folder, identity)
         note_time(folder, now)
     except OSError as error:
@@ -108,8 +115,13 @@ def join_and_store(invite: Invite, applicant: Applicant, folder: Path, now: date
     return identity
 
 
-def join(invite: Invite, applicant: Applicant) -> Identity:
+def join(invite: Invite, applicant: Applicant, flower_public_key: bytes = b"") -> Identity:
     """Enrol: make a key, and exchange the invite's token for a certificate.
+
+    Args:
+        invite: the invite.
+        applicant: the machine.
+        flower_public_key: that of a device's SuperNode, in OpenSSH's format; empty without one.
 
     Raises:
         CoordinatorUnreachableError: nothing answers at the invite's address.
@@ -125,10 +137,13 @@ def join(invite: Invite, applicant: Applicant) -> Identity:
         name=applicant.name,
         board=applicant.board,
         installation=applicant.installation,
+        flower_public_key=flower_public_key,
     )
     with _enrolment(invite.address, authority_pem) as stub:
         answer = stub.Join(request, timeout=_TIMEOUT_S)
-    return Identity(key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name)
+    return Identity(
+        key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name, answer.superlink
+    )
 
 
 def _server_certificate(address: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,18 @@ def store_renewed(folder: Path, identity: Identity, answer: enrolment_pb2.RenewR
         RenewalError: it is no certificate for the same key and owner, or it cannot be stored.
     """
     try:
-        renewed = Identity(identity.key_pem, answer.certificate_pem, answer.trusted_pem)
+        renewed = replace(
+            identity,
+            certificate_pem=answer.certificate_pem,
+            trusted_pem=answer.trusted_pem,
+            superlink=answer.superlink or identity.superlink,
+        )
     except InvalidInputError as error:
         raise RenewalError(f"the coordinator sent no usable certificate: {error}") from None
     if renewed.certificate.uri != identity.certificate.uri:
         raise RenewalError(f"the coordinator sent a certificate of another owner, {renewed.certificate.uri!r}")
     try:
-        write_renewed(folder, answer.certificate_pem, answer.trusted_pem)
+        write_renewed(folder, renewed)
     except OSError as error:
         raise RenewalError(f"the renewed certificate cannot be stored in {folder}: {error.strerror}") from None
 

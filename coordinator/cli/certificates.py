@@ -71,7 +71,9 @@ def certificate(
     )
     with connected() as client:
         answer = client.administer("IssueCertificate", request)
-    identity = Identity(key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name)
+    identity = Identity(
+        key_pem, answer.certificate_pem, answer.trusted_pem, answer.coordinator, answer.server_name, answer.superlink
+    )
     try:
         write_identity(out, identity)
     except OSError as error:

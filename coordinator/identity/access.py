@@ -73,6 +73,7 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
             "ReadAuditLog",
         ),
     ),
+    "wattfleet.v1.SuperLinkService": (_PLANNING, ("IssueServerCertificate", "ListSuperNodes")),
     "wattfleet.v1.EnrolmentService": (ANYBODY, ("GetAuthority", "Join", "Renew")),
     "grpc.health.v1.Health": (ANYBODY, ("Check", "Watch")),
     "grpc.reflection.v1alpha.ServerReflection": (VIEWING, ("ServerReflectionInfo",)),
@@ -83,6 +84,7 @@ _OF_METHODS: Mapping[str, frozenset[Role]] = {
     "/wattfleet.v1.OperatorService/GetBudgets": VIEWING,
     "/wattfleet.v1.OperatorService/ListReferences": VIEWING,
     "/wattfleet.v1.OperatorService/GetMetadata": VIEWING,
+    "/wattfleet.v1.SuperLinkService/GetSuperLink": ANYBODY,
 }
 
 ROLES: Mapping[str, frozenset[Role]] = MappingProxyType(

@@ -90,6 +90,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             trusted_pem=self._issuing.holder.folder.trusted_pem,
             coordinator=self._issuing.addresses().of(peer.role),
             server_name=SERVER_NAME,
+            superlink=self._issuing.addresses().superlink,
         )
 
     async def Renew(  # noqa: N802 - named by the protocol
@@ -109,5 +110,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         certificate_pem, record = self._issuing.issue(request.request_pem, certificate.peer, flower_key)
         await self._repository.save(record)
         return enrolment_pb2.RenewResponse(
-            certificate_pem=certificate_pem, trusted_pem=self._issuing.holder.folder.trusted_pem
+            certificate_pem=certificate_pem,
+            trusted_pem=self._issuing.holder.folder.trusted_pem,
+            superlink=self._issuing.addresses().superlink,
         )

@@ -109,6 +109,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
             trusted_pem=folder.trusted_pem,
             coordinator=self._issuing.addresses().of(role),
             server_name=SERVER_NAME,
+            superlink=self._issuing.addresses().superlink,
         )
 
     async def RevokeCertificates(  # noqa: N802 - named by the protocol

@@ -42,11 +42,13 @@ class PublicAddresses:
         enrolment: for machines that have no certificate yet.
         coordinator: for devices and Flower apps.
         operators: for operators and viewers.
+        superlink: of Flower's SuperLink; empty if it is unknown.
     """
 
     enrolment: str
     coordinator: str
     operators: str
+    superlink: str = ""
 
     def of(self, role: Role) -> str:
         """The address for a role."""

@@ -15,6 +15,7 @@ from coordinator.services.orders import Orders
 from coordinator.services.reference_uploads import ReferenceUploads
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
+from coordinator.state.identity_records import CertificateRecord
 from coordinator.state.leases import Leases
 from coordinator.state.names import require_name
 from coordinator.state.records import DeviceOverrides, SupplyOverride
@@ -48,6 +49,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         orders: Orders,
         settings: SiteSettings = SiteSettings(),
         metadata: ReferenceMetadata | None = None,
+        revoke: Callable[[Sequence[str]], Sequence[CertificateRecord]] = lambda device_ids: (),
     ) -> None:
         """Serve one fleet.
 
@@ -61,6 +63,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             orders: sends devices their grants.
             settings: for how long budgets may be overridden.
             metadata: the signed metadata of references; None where they are not signed.
+            revoke: revokes the certificates of devices that are forgotten; returns what is to be stored.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -73,6 +76,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._orders = orders
         self._settings = settings
         self._signed = metadata
+        self._revoke = revoke
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
@@ -193,7 +197,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         forgotten = self._fleet.forget(request.device_ids)
         device_ids = [each.device_id for each in forgotten]
         self._leases.forget(device_ids)
-        await self._repository.save(*forgotten)
+        await self._repository.save(*forgotten, *self._revoke(device_ids))
         return operator_pb2.ForgetDevicesResponse(device_ids=device_ids)
 
     async def DeleteRuns(  # noqa: N802 - named by the protocol

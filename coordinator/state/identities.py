@@ -38,6 +38,8 @@ class Identities:
         self._invites: dict[str, InviteRecord] = {}
         self._certificates: dict[str, CertificateRecord] = {}
         self._of_name: dict[tuple[Role, str], set[str]] = {}
+        self.revision = 0
+        """Counts the changes of certificates."""
 
     def restore(self, invites: Iterable[InviteRecord], certificates: Iterable[CertificateRecord]) -> None:
         """Go on with what a store holds."""
@@ -75,6 +77,24 @@ class Identities:
         """The SuperNode's public key that a certificate's owner enrolled with; empty if it is unknown."""
         found = self._certificates.get(serial)
         return "" if found is None else found.flower_key
+
+    def supernodes(self, now: datetime) -> list[tuple[str, str]]:
+        """The SuperNodes of enrolled devices: device id and public key, a line of OpenSSH."""
+        return sorted(
+            {
+                (each.peer.name, each.flower_key)
+                for each in self._certificates.values()
+                if each.flower_key and each.peer.role is Role.DEVICE and each.is_valid(now)
+            }
+        )
+
+    def revoked(self, roles: Collection[Role], now: datetime) -> list[str]:
+        """The serial numbers of revoked certificates of some roles that have not expired."""
+        return sorted(
+            each.serial
+            for each in self._certificates.values()
+            if each.revoked_at is not None and each.peer.role in roles and now < each.not_after
+        )
 
     def not_issued_by(self, issuer: str, now: datetime) -> list[CertificateRecord]:
         """The newest certificate of every owner that has none of an authority, and would be locked out without others.
@@ -207,10 +227,16 @@ class Identities:
             )
         return self._revoke(valid, reason, now)
 
+    def forget(self, device_ids: Collection[str], now: datetime) -> list[CertificateRecord]:
+        """Revoke the certificates of devices that are forgotten; returns them."""
+        owned = [self._certificates[each] for name in device_ids for each in self._of_name.get((Role.DEVICE, name), ())]
+        return self._revoke([each for each in owned if each.is_valid(now)], "the device was forgotten", now)
+
     def expire(self, now: datetime) -> ExpiredIdentities:
         """Drop the invites and certificates that have expired."""
         self._invites = {key: each for key, each in self._invites.items() if now < each.expires_at}
         for each in [each for each in self._certificates.values() if now >= each.not_after]:
+            self.revision += 1
             del self._certificates[each.serial]
             of_name = self._of_name[each.peer.role, each.peer.name]
             of_name.discard(each.serial)
@@ -233,5 +259,6 @@ class Identities:
         return invite
 
     def _put(self, record: CertificateRecord) -> None:
+        self.revision += 1
         self._certificates[record.serial] = record
         self._of_name.setdefault((record.peer.role, record.peer.name), set()).add(record.serial)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edge_agent.cli.options import DeviceOption, StateDirOption, open_named
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY, INSTALLATION_FILE
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY, INSTALLATION_FILE, SUPERNODE_DIRECTORY
 from wattfleet_identity.invite_input import ArgumentsGiven, read_invite
 from wattfleet_io.console import print_line
 
@@ -29,7 +29,7 @@ def join(
         ),
     ] = None,
 ) -> None:
-    """Enrol the device with a coordinator, with the line of `wattfleet coordinator invite` from standard input."""
+    """Enrol the device and its SuperNode, with the line of `wattfleet coordinator invite` from standard input."""
     import platform
 
     from edge_agent.runtime.installation import installation_name
@@ -44,9 +44,12 @@ def join(
     require_writable(folder)
     board = open_named(device, state_dir).board_kind
     installation = installation_name(state_dir / INSTALLATION_FILE)
-    found = join_and_store(invite, Applicant(device_id or platform.node(), board, installation), folder, now)
+    applicant = Applicant(device_id or platform.node(), board, installation)
+    supernode = state_dir / SUPERNODE_DIRECTORY
+    found = join_and_store(invite, applicant, folder, now, supernode)
     print_line(f"{found.peer} is enrolled in {found.peer.fleet}; the certificate {expiry_text(found.certificate, now)}")
     print_line(f"identity: {folder}; coordinator: {found.coordinator}")
+    print_line(f"SuperNode: {supernode}; SuperLink: {found.superlink or 'the coordinator was not told its address'}")
     print_line(
         f"next: wattfleet agent install --coordinator {found.coordinator}"
         + ("" if found.peer.name == platform.node() else f" --device-id {found.peer.name}")

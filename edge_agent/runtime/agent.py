@@ -15,6 +15,7 @@ from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
+from edge_agent.runtime.supernode_news import tell_supernode
 from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
@@ -103,7 +104,13 @@ async def _run_with_device(
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
     news = SessionNews(endpoint.address, state_directory / SESSION_FILE, is_exposed=endpoint.is_exposed)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
-    keeper = CertificateKeeper(endpoint, session.reconnect)
+    tell_supernode(settings)
+
+    def renewed() -> None:
+        tell_supernode(settings)
+        session.reconnect()
+
+    keeper = CertificateKeeper(endpoint, renewed)
     trainings = AppTrainings(settings.device.id)
     session.duty_figures = partial(_duty_figures, turns)
     if device.built_in_workload() is None:

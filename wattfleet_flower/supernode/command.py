@@ -11,15 +11,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import WARNING
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import flwr
 from flwr.common import log
-from flwr.supernode import start_client_internal
+from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
 
+from wattfleet.errors import WattfleetError
+from wattfleet_flower.supernode.fleet_client import EnrolledClient
+from wattfleet_flower.supernode.own_options import (
+    DEFAULT_FOLDER,
+    ENVIRONMENT_VARIABLE,
+    Enrolled,
+    enrolment,
+    further_options,
+)
 from wattfleet_flower.supernode.polling import FLOWER_POLL_S, Receiver
+from wattfleet_io.cli import exit_code
 from wattfleet_io.clock import SystemClock
 
 _KNOWN_VERSIONS = ("1.41.",)
@@ -37,20 +48,38 @@ def main() -> None:
     if {"-h", "--help"} & set(flowers):
         parser.print_help()
         print("\nThe other options are Flower's own:\n", flush=True)
-    elif reason := _unsupported():
-        log(WARNING, "wattfleet-supernode runs as flower-supernode: %s", reason)
     else:
-        _change(options)
+        try:
+            enrolled = enrolment(options.enrolled, flowers)
+            if enrolled is not None:
+                sys.argv[1:] = further_options(enrolled, flowers)
+        except WattfleetError as error:
+            print(f"wattfleet-supernode: {error}", file=sys.stderr)
+            sys.exit(exit_code(error))
+        if reason := _unsupported():
+            log(WARNING, "wattfleet-supernode runs as flower-supernode: %s", reason)
+        else:
+            _change(options)
+            if enrolled is not None:
+                _connect_as(enrolled, flowers)
     flower_supernode()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wattfleet-supernode",
-        usage="%(prog)s [--poll-s S] [--warm-imports NAMES] [options of flower-supernode]",
-        description="Start a Flower SuperNode that takes messages up sooner and starts apps faster.",
+        usage="%(prog)s [--enrolled FOLDER] [--poll-s S] [--warm-imports NAMES] [options of flower-supernode]",
+        description="Start a Flower SuperNode that takes messages up sooner and starts apps faster. On an enrolled"
+        " device, it needs no further options.",
         add_help=False,
         allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--enrolled",
+        type=Path,
+        metavar="FOLDER",
+        help="take the device's key, the authorities to trust and the SuperLink's address from this folder, which"
+        f" `wattfleet agent join` makes (default: {ENVIRONMENT_VARIABLE}, or {DEFAULT_FOLDER})",
     )
     parser.add_argument(
         "--poll-s",
@@ -108,6 +137,18 @@ def _change(options: argparse.Namespace) -> None:
     start_client_internal.time = SimpleNamespace(sleep=_pause)
     if options.warm_imports != _NONE:
         start_client_internal.subprocess = SimpleNamespace(Popen=_superexec(options.warm_imports))
+
+
+def _connect_as(enrolled: Enrolled, flowers: Sequence[str]) -> None:
+    """Let Flower's SuperNode connect as an enrolled device, unless it was told by hand whom to trust."""
+    if any(each.split("=")[0] == "--root-certificates" for each in flowers):
+        return
+    connection: Any = fleet_http_connection
+
+    def connect(address: str, insecure: bool, roots: object, interceptors: Sequence[Any]) -> EnrolledClient:
+        return EnrolledClient(address, enrolled.trusted_file, interceptors)
+
+    connection.FleetHttpClient = SimpleNamespace(from_server_address=connect)
 
 
 def _pause(seconds: float) -> None:

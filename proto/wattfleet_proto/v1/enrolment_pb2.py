@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"wattfleet_proto/v1/enrolment.proto\x12\x0cwattfleet.v1\"\x15\n\x13GetAuthorityRequest\"-\n\x14GetAuthorityResponse\x12\x15\n\rauthority_pem\x18\x01 \x01(\x0c\"\x7f\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0brequest_pem\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x62oard\x18\x04 \x01(\t\x12\x14\n\x0cinstallation\x18\x05 \x01(\t\x12\x19\n\x11\x66lower_public_key\x18\x06 \x01(\x0c\"f\n\x0cJoinResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x13\n\x0btrusted_pem\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\x13\n\x0bserver_name\x18\x04 \x01(\t\"#\n\x0cRenewRequest\x12\x13\n\x0brequest_pem\x18\x01 \x01(\x0c\"=\n\rRenewResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x13\n\x0btrusted_pem\x18\x02 \x01(\x0c\x32\xea\x01\n\x10\x45nrolmentService\x12U\n\x0cGetAuthority\x12!.wattfleet.v1.GetAuthorityRequest\x1a\".wattfleet.v1.GetAuthorityResponse\x12=\n\x04Join\x12\x19.wattfleet.v1.JoinRequest\x1a\x1a.wattfleet.v1.JoinResponse\x12@\n\x05Renew\x12\x1a.wattfleet.v1.RenewRequest\x1a\x1b.wattfleet.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"wattfleet_proto/v1/enrolment.proto\x12\x0cwattfleet.v1\"\x15\n\x13GetAuthorityRequest\"-\n\x14GetAuthorityResponse\x12\x15\n\rauthority_pem\x18\x01 \x01(\x0c\"\x7f\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0brequest_pem\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x62oard\x18\x04 \x01(\t\x12\x14\n\x0cinstallation\x18\x05 \x01(\t\x12\x19\n\x11\x66lower_public_key\x18\x06 \x01(\x0c\"y\n\x0cJoinResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x13\n\x0btrusted_pem\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\x13\n\x0bserver_name\x18\x04 \x01(\t\x12\x11\n\tsuperlink\x18\x05 \x01(\t\"#\n\x0cRenewRequest\x12\x13\n\x0brequest_pem\x18\x01 \x01(\x0c\"P\n\rRenewResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x13\n\x0btrusted_pem\x18\x02 \x01(\x0c\x12\x11\n\tsuperlink\x18\x03 \x01(\t2\xea\x01\n\x10\x45nrolmentService\x12U\n\x0cGetAuthority\x12!.wattfleet.v1.GetAuthorityRequest\x1a\".wattfleet.v1.GetAuthorityResponse\x12=\n\x04Join\x12\x19.wattfleet.v1.JoinRequest\x1a\x1a.wattfleet.v1.JoinResponse\x12@\n\x05Renew\x12\x1a.wattfleet.v1.RenewRequest\x1a\x1b.wattfleet.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST']._serialized_start=122
   _globals['_JOINREQUEST']._serialized_end=249
   _globals['_JOINRESPONSE']._serialized_start=251
-  _globals['_JOINRESPONSE']._serialized_end=353
-  _globals['_RENEWREQUEST']._serialized_start=355
-  _globals['_RENEWREQUEST']._serialized_end=390
-  _globals['_RENEWRESPONSE']._serialized_start=392
-  _globals['_RENEWRESPONSE']._serialized_end=453
-  _globals['_ENROLMENTSERVICE']._serialized_start=456
-  _globals['_ENROLMENTSERVICE']._serialized_end=690
+  _globals['_JOINRESPONSE']._serialized_end=372
+  _globals['_RENEWREQUEST']._serialized_start=374
+  _globals['_RENEWREQUEST']._serialized_end=409
+  _globals['_RENEWRESPONSE']._serialized_start=411
+  _globals['_RENEWRESPONSE']._serialized_end=491
+  _globals['_ENROLMENTSERVICE']._serialized_start=494
+  _globals['_ENROLMENTSERVICE']._serialized_end=728
 # @@protoc_insertion_point(module_scope)

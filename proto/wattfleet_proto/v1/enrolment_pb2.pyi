@@ -98,6 +98,7 @@ class JoinResponse(_message.Message):
     TRUSTED_PEM_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     SERVER_NAME_FIELD_NUMBER: _builtins.int
+    SUPERLINK_FIELD_NUMBER: _builtins.int
     certificate_pem: _builtins.bytes
     trusted_pem: _builtins.bytes
     """the authorities to trust"""
@@ -105,6 +106,8 @@ class JoinResponse(_message.Message):
     """host:port for everything but enrolment"""
     server_name: _builtins.str
     """the DNS name that the server's certificate has"""
+    superlink: _builtins.str
+    """host:port of Flower's SuperLink; empty if the coordinator was not told"""
     def __init__(
         self,
         *,
@@ -112,10 +115,11 @@ class JoinResponse(_message.Message):
         trusted_pem: _builtins.bytes = ...,
         coordinator: _builtins.str = ...,
         server_name: _builtins.str = ...,
+        superlink: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "coordinator", b"coordinator", "server_name", b"server_name", "trusted_pem", b"trusted_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "coordinator", b"coordinator", "server_name", b"server_name", "superlink", b"superlink", "trusted_pem", b"trusted_pem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,17 +151,21 @@ class RenewResponse(_message.Message):
 
     CERTIFICATE_PEM_FIELD_NUMBER: _builtins.int
     TRUSTED_PEM_FIELD_NUMBER: _builtins.int
+    SUPERLINK_FIELD_NUMBER: _builtins.int
     certificate_pem: _builtins.bytes
     trusted_pem: _builtins.bytes
+    superlink: _builtins.str
+    """host:port of Flower's SuperLink; empty if the coordinator was not told"""
     def __init__(
         self,
         *,
         certificate_pem: _builtins.bytes = ...,
         trusted_pem: _builtins.bytes = ...,
+        superlink: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "trusted_pem", b"trusted_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "superlink", b"superlink", "trusted_pem", b"trusted_pem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

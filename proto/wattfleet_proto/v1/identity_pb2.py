@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!wattfleet_proto/v1/identity.proto\x12\x0cwattfleet.v1\"d\n\rInviteRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x0c\n\x04uses\x18\x05 \x01(\r\x12\r\n\x05ttl_s\x18\x06 \x01(\x01\"H\n\x0eInviteResponse\x12\x0c\n\x04line\x18\x01 \x01(\t\x12(\n\x06invite\x18\x02 \x01(\x0b\x32\x18.wattfleet.v1.InviteView\"\x90\x01\n\nInviteView\x12\x0e\n\x06number\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04tags\x18\x05 \x03(\t\x12\x0f\n\x07made_by\x18\x06 \x01(\t\x12\x16\n\x0e\x65xpires_unix_s\x18\x07 \x01(\x01\x12\x11\n\tuses_left\x18\x08 \x01(\r\"\x14\n\x12ListInvitesRequest\"@\n\x13ListInvitesResponse\x12)\n\x07invites\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.InviteView\"%\n\x13\x43\x61ncelInviteRequest\x12\x0e\n\x06number\x18\x01 \x01(\t\"@\n\x14\x43\x61ncelInviteResponse\x12(\n\x06invite\x18\x01 \x01(\x0b\x32\x18.wattfleet.v1.InviteView\"\xec\x01\n\x0f\x43\x65rtificateView\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x62oard\x18\x04 \x01(\t\x12\x14\n\x0cinstallation\x18\x05 \x01(\t\x12\x15\n\rissued_unix_s\x18\x06 \x01(\x01\x12\x16\n\x0e\x65xpires_unix_s\x18\x07 \x01(\x01\x12\x1b\n\x0erevoked_unix_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x19\n\x11\x66lower_public_key\x18\n \x01(\tB\x11\n\x0f_revoked_unix_s\"\x19\n\x17ListCertificatesRequest\"O\n\x18ListCertificatesResponse\x12\x33\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.CertificateView\"^\n\x17IssueCertificateRequest\x12\x13\n\x0brequest_pem\x18\x01 \x01(\x0c\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\nlifetime_s\x18\x04 \x01(\x01\"r\n\x18IssueCertificateResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x13\n\x0btrusted_pem\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\x13\n\x0bserver_name\x18\x04 \x01(\t\"C\n\x19RevokeCertificatesRequest\x12\x16\n\x0ename_or_serial\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"i\n\x1aRevokeCertificatesResponse\x12\x33\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.CertificateView\x12\x16\n\x0e\x65nded_sessions\x18\x02 \x01(\r\"\x16\n\x14\x42\x65ginRotationRequest\"H\n\x15\x42\x65ginRotationResponse\x12/\n\x08to_renew\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.CertificateView\"\x17\n\x15\x46inishRotationRequest\"\x18\n\x16\x46inishRotationResponse\"a\n\nAuditEntry\x12\x11\n\tat_unix_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0f\n\x07request\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\"A\n\x13ReadAuditLogRequest\x12\x19\n\x0csince_unix_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_since_unix_s\"A\n\x14ReadAuditLogResponse\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.AuditEntry2\xc2\x06\n\x0fIdentityService\x12\x43\n\x06Invite\x12\x1b.wattfleet.v1.InviteRequest\x1a\x1c.wattfleet.v1.InviteResponse\x12R\n\x0bListInvites\x12 .wattfleet.v1.ListInvitesRequest\x1a!.wattfleet.v1.ListInvitesResponse\x12U\n\x0c\x43\x61ncelInvite\x12!.wattfleet.v1.CancelInviteRequest\x1a\".wattfleet.v1.CancelInviteResponse\x12\x63\n\x10ListCertificates\x12%.wattfleet.v1.ListCertificatesRequest\x1a&.wattfleet.v1.ListCertificatesResponse0\x01\x12\x61\n\x10IssueCertificate\x12%.wattfleet.v1.IssueCertificateRequest\x1a&.wattfleet.v1.IssueCertificateResponse\x12g\n\x12RevokeCertificates\x12\'.wattfleet.v1.RevokeCertificatesRequest\x1a(.wattfleet.v1.RevokeCertificatesResponse\x12X\n\rBeginRotation\x12\".wattfleet.v1.BeginRotationRequest\x1a#.wattfleet.v1.BeginRotationResponse\x12[\n\x0e\x46inishRotation\x12#.wattfleet.v1.FinishRotationRequest\x1a$.wattfleet.v1.FinishRotationResponse\x12W\n\x0cReadAuditLog\x12!.wattfleet.v1.ReadAuditLogRequest\x1a\".wattfleet.v1.ReadAuditLogResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!wattfleet_proto/v1/identity.proto\x12\x0cwattfleet.v1\"d\n\rInviteRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x0c\n\x04uses\x18\x05 \x01(\r\x12\r\n\x05ttl_s\x18\x06 \x01(\x01\"H\n\x0eInviteResponse\x12\x0c\n\x04line\x18\x01 \x01(\t\x12(\n\x06invite\x18\x02 \x01(\x0b\x32\x18.wattfleet.v1.InviteView\"\x90\x01\n\nInviteView\x12\x0e\n\x06number\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04tags\x18\x05 \x03(\t\x12\x0f\n\x07made_by\x18\x06 \x01(\t\x12\x16\n\x0e\x65xpires_unix_s\x18\x07 \x01(\x01\x12\x11\n\tuses_left\x18\x08 \x01(\r\"\x14\n\x12ListInvitesRequest\"@\n\x13ListInvitesResponse\x12)\n\x07invites\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.InviteView\"%\n\x13\x43\x61ncelInviteRequest\x12\x0e\n\x06number\x18\x01 \x01(\t\"@\n\x14\x43\x61ncelInviteResponse\x12(\n\x06invite\x18\x01 \x01(\x0b\x32\x18.wattfleet.v1.InviteView\"\xec\x01\n\x0f\x43\x65rtificateView\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x62oard\x18\x04 \x01(\t\x12\x14\n\x0cinstallation\x18\x05 \x01(\t\x12\x15\n\rissued_unix_s\x18\x06 \x01(\x01\x12\x16\n\x0e\x65xpires_unix_s\x18\x07 \x01(\x01\x12\x1b\n\x0erevoked_unix_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x19\n\x11\x66lower_public_key\x18\n \x01(\tB\x11\n\x0f_revoked_unix_s\"\x19\n\x17ListCertificatesRequest\"O\n\x18ListCertificatesResponse\x12\x33\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.CertificateView\"^\n\x17IssueCertificateRequest\x12\x13\n\x0brequest_pem\x18\x01 \x01(\x0c\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\nlifetime_s\x18\x04 \x01(\x01\"\x85\x01\n\x18IssueCertificateResponse\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x13\n\x0btrusted_pem\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\x13\n\x0bserver_name\x18\x04 \x01(\t\x12\x11\n\tsuperlink\x18\x05 \x01(\t\"C\n\x19RevokeCertificatesRequest\x12\x16\n\x0ename_or_serial\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"i\n\x1aRevokeCertificatesResponse\x12\x33\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.CertificateView\x12\x16\n\x0e\x65nded_sessions\x18\x02 \x01(\r\"\x16\n\x14\x42\x65ginRotationRequest\"H\n\x15\x42\x65ginRotationResponse\x12/\n\x08to_renew\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.CertificateView\"\x17\n\x15\x46inishRotationRequest\"\x18\n\x16\x46inishRotationResponse\"a\n\nAuditEntry\x12\x11\n\tat_unix_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0f\n\x07request\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\"A\n\x13ReadAuditLogRequest\x12\x19\n\x0csince_unix_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_since_unix_s\"A\n\x14ReadAuditLogResponse\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.AuditEntry2\xc2\x06\n\x0fIdentityService\x12\x43\n\x06Invite\x12\x1b.wattfleet.v1.InviteRequest\x1a\x1c.wattfleet.v1.InviteResponse\x12R\n\x0bListInvites\x12 .wattfleet.v1.ListInvitesRequest\x1a!.wattfleet.v1.ListInvitesResponse\x12U\n\x0c\x43\x61ncelInvite\x12!.wattfleet.v1.CancelInviteRequest\x1a\".wattfleet.v1.CancelInviteResponse\x12\x63\n\x10ListCertificates\x12%.wattfleet.v1.ListCertificatesRequest\x1a&.wattfleet.v1.ListCertificatesResponse0\x01\x12\x61\n\x10IssueCertificate\x12%.wattfleet.v1.IssueCertificateRequest\x1a&.wattfleet.v1.IssueCertificateResponse\x12g\n\x12RevokeCertificates\x12\'.wattfleet.v1.RevokeCertificatesRequest\x1a(.wattfleet.v1.RevokeCertificatesResponse\x12X\n\rBeginRotation\x12\".wattfleet.v1.BeginRotationRequest\x1a#.wattfleet.v1.BeginRotationResponse\x12[\n\x0e\x46inishRotation\x12#.wattfleet.v1.FinishRotationRequest\x1a$.wattfleet.v1.FinishRotationResponse\x12W\n\x0cReadAuditLog\x12!.wattfleet.v1.ReadAuditLogRequest\x1a\".wattfleet.v1.ReadAuditLogResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,26 +53,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTCERTIFICATESRESPONSE']._serialized_end=912
   _globals['_ISSUECERTIFICATEREQUEST']._serialized_start=914
   _globals['_ISSUECERTIFICATEREQUEST']._serialized_end=1008
-  _globals['_ISSUECERTIFICATERESPONSE']._serialized_start=1010
-  _globals['_ISSUECERTIFICATERESPONSE']._serialized_end=1124
-  _globals['_REVOKECERTIFICATESREQUEST']._serialized_start=1126
-  _globals['_REVOKECERTIFICATESREQUEST']._serialized_end=1193
-  _globals['_REVOKECERTIFICATESRESPONSE']._serialized_start=1195
-  _globals['_REVOKECERTIFICATESRESPONSE']._serialized_end=1300
-  _globals['_BEGINROTATIONREQUEST']._serialized_start=1302
-  _globals['_BEGINROTATIONREQUEST']._serialized_end=1324
-  _globals['_BEGINROTATIONRESPONSE']._serialized_start=1326
-  _globals['_BEGINROTATIONRESPONSE']._serialized_end=1398
-  _globals['_FINISHROTATIONREQUEST']._serialized_start=1400
-  _globals['_FINISHROTATIONREQUEST']._serialized_end=1423
-  _globals['_FINISHROTATIONRESPONSE']._serialized_start=1425
-  _globals['_FINISHROTATIONRESPONSE']._serialized_end=1449
-  _globals['_AUDITENTRY']._serialized_start=1451
-  _globals['_AUDITENTRY']._serialized_end=1548
-  _globals['_READAUDITLOGREQUEST']._serialized_start=1550
-  _globals['_READAUDITLOGREQUEST']._serialized_end=1615
-  _globals['_READAUDITLOGRESPONSE']._serialized_start=1617
-  _globals['_READAUDITLOGRESPONSE']._serialized_end=1682
-  _globals['_IDENTITYSERVICE']._serialized_start=1685
-  _globals['_IDENTITYSERVICE']._serialized_end=2519
+  _globals['_ISSUECERTIFICATERESPONSE']._serialized_start=1011
+  _globals['_ISSUECERTIFICATERESPONSE']._serialized_end=1144
+  _globals['_REVOKECERTIFICATESREQUEST']._serialized_start=1146
+  _globals['_REVOKECERTIFICATESREQUEST']._serialized_end=1213
+  _globals['_REVOKECERTIFICATESRESPONSE']._serialized_start=1215
+  _globals['_REVOKECERTIFICATESRESPONSE']._serialized_end=1320
+  _globals['_BEGINROTATIONREQUEST']._serialized_start=1322
+  _globals['_BEGINROTATIONREQUEST']._serialized_end=1344
+  _globals['_BEGINROTATIONRESPONSE']._serialized_start=1346
+  _globals['_BEGINROTATIONRESPONSE']._serialized_end=1418
+  _globals['_FINISHROTATIONREQUEST']._serialized_start=1420
+  _globals['_FINISHROTATIONREQUEST']._serialized_end=1443
+  _globals['_FINISHROTATIONRESPONSE']._serialized_start=1445
+  _globals['_FINISHROTATIONRESPONSE']._serialized_end=1469
+  _globals['_AUDITENTRY']._serialized_start=1471
+  _globals['_AUDITENTRY']._serialized_end=1568
+  _globals['_READAUDITLOGREQUEST']._serialized_start=1570
+  _globals['_READAUDITLOGREQUEST']._serialized_end=1635
+  _globals['_READAUDITLOGRESPONSE']._serialized_start=1637
+  _globals['_READAUDITLOGRESPONSE']._serialized_end=1702
+  _globals['_IDENTITYSERVICE']._serialized_start=1705
+  _globals['_IDENTITYSERVICE']._serialized_end=2539
 # @@protoc_insertion_point(module_scope)

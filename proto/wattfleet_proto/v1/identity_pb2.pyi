@@ -323,10 +323,13 @@ class IssueCertificateResponse(_message.Message):
     TRUSTED_PEM_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     SERVER_NAME_FIELD_NUMBER: _builtins.int
+    SUPERLINK_FIELD_NUMBER: _builtins.int
     certificate_pem: _builtins.bytes
     trusted_pem: _builtins.bytes
     coordinator: _builtins.str
     server_name: _builtins.str
+    superlink: _builtins.str
+    """host:port of Flower's SuperLink; empty if the coordinator was not told"""
     def __init__(
         self,
         *,
@@ -334,10 +337,11 @@ class IssueCertificateResponse(_message.Message):
         trusted_pem: _builtins.bytes = ...,
         coordinator: _builtins.str = ...,
         server_name: _builtins.str = ...,
+        superlink: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "coordinator", b"coordinator", "server_name", b"server_name", "trusted_pem", b"trusted_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_pem", b"certificate_pem", "coordinator", b"coordinator", "server_name", b"server_name", "superlink", b"superlink", "trusted_pem", b"trusted_pem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,97 @@
+"""The service of Flower's SuperLink: its TLS certificate, and the SuperNodes that are enrolled."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from coordinator.services.issuing import Issuing
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.peers import Role
+from wattfleet_io.addresses import split_address
+from wattfleet_proto.v1 import superlink_pb2, superlink_pb2_grpc
+
+_PER_MESSAGE = 500
+_MAX_HOSTS = 20
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_USERS = (Role.FLOWER, Role.OPERATOR)
+"""Who may use the SuperLink."""
+
+
+class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
+    """Gives a SuperLink what it needs to know SuperNodes, and to be known by them."""
+
+    def __init__(self, issuing: Issuing, hosts: tuple[str, ...] = ()) -> None:
+        """Serve one fleet.
+
+        Args:
+            issuing: issues certificates.
+            hosts: names and IP addresses of the SuperLink's machine besides that of its address.
+        """
+        self._issuing = issuing
+        self._hosts = hosts
+        self._start = secrets.token_hex(8)  # revisions count from 0 after a restart
+
+    async def GetSuperLink(  # noqa: N802 - named by the protocol
+        self, request: superlink_pb2.GetSuperLinkRequest, context: Any
+    ) -> superlink_pb2.GetSuperLinkResponse:
+        """Tell where the SuperLink is."""
+        return superlink_pb2.GetSuperLinkResponse(address=self._issuing.addresses().superlink)
+
+    async def IssueServerCertificate(  # noqa: N802 - named by the protocol
+        self, request: superlink_pb2.IssueServerCertificateRequest, context: Any
+    ) -> superlink_pb2.IssueServerCertificateResponse:
+        """Issue the SuperLink's TLS certificate."""
+        folder = self._issuing.holder.folder
+        hosts = self._known_hosts()
+        unknown = [host for host in list(request.hosts)[:_MAX_HOSTS] if host not in hosts]
+        if unknown:
+            raise InvalidInputError(
+                f"the coordinator does not know {unknown[0][:200]!r} as an address of the SuperLink: listen on 0.0.0.0,"
+                f" or restart the coordinator with --superlink-host {unknown[0][:200]}"
+            )
+        # As for the coordinator's own: not everybody trusts the successor of an authority yet.
+        certificate_pem = folder.authority.issue_superlink(
+            request.request_pem, hosts, self._issuing.lifetime, self._issuing.now()
+        )
+        return superlink_pb2.IssueServerCertificateResponse(
+            certificate_pem=certificate_pem, trusted_pem=folder.trusted_pem, authority=folder.authority.fingerprint
+        )
+
+    async def ListSuperNodes(  # noqa: N802 - named by the protocol
+        self, request: superlink_pb2.ListSuperNodesRequest, context: Any
+    ) -> AsyncIterator[superlink_pb2.ListSuperNodesResponse]:
+        """List the SuperNodes of all enrolled devices."""
+        identities, now = self._issuing.identities, self._issuing.now()
+        first = superlink_pb2.ListSuperNodesResponse(
+            revision=f"{self._start}-{identities.revision}",
+            authority=self._issuing.holder.folder.authority.fingerprint,
+        )
+        if request.known_revision == first.revision:
+            first.is_unchanged = True
+            yield first
+            return
+        first.revoked_serials.extend(identities.revoked(_USERS, now))
+        found = [
+            superlink_pb2.SuperNodeView(device_id=device_id, public_key=key)
+            for device_id, key in identities.supernodes(now)
+        ]
+        first.supernodes.extend(found[:_PER_MESSAGE])
+        yield first
+        for start in range(_PER_MESSAGE, len(found), _PER_MESSAGE):
+            yield superlink_pb2.ListSuperNodesResponse(supernodes=found[start : start + _PER_MESSAGE])
+
+    def _known_hosts(self) -> list[str]:
+        """The names and addresses of the SuperLink.
+
+        Raises:
+            InvalidInputError: the coordinator was not told.
+        """
+        address = self._issuing.addresses().superlink
+        if not address:
+            raise InvalidInputError(
+                "this coordinator knows no SuperLink: restart it with --superlink-address HOST:PORT, where SuperNodes"
+                " and users reach the SuperLink"
+            )
+        return list(dict.fromkeys([split_address(address)[0].strip("[]"), *self._hosts, *_LOOPBACK]))

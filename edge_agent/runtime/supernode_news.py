@@ -1,0 +1,27 @@
+"""Keeps the folder of the device's SuperNode up to date: whom to trust, and where SuperLink and agent are."""
+
+from __future__ import annotations
+
+import logging
+
+from edge_agent.paths import SUPERNODE_DIRECTORY
+from edge_agent.settings import AgentSettings
+from wattfleet.errors import WattfleetError
+from wattfleet_identity.identity_folder import read_identity
+from wattfleet_identity.supernode_folder import update_supernode
+
+_log = logging.getLogger(__name__)
+
+
+def tell_supernode(settings: AgentSettings) -> None:
+    """Write what the SuperNode has to know after the agent's start, or after a renewal of its certificate.
+
+    The SuperNode goes on with what it knows if that fails, which is logged.
+    """
+    folder = settings.device.state_dir / SUPERNODE_DIRECTORY
+    try:
+        identity = read_identity(settings.identity_folder)
+        if identity is not None:
+            update_supernode(folder, identity, str(settings.device.socket.absolute()))
+    except (OSError, WattfleetError) as error:
+        _log.warning("the folder of Flower's SuperNode, %s, is not up to date: %s", folder, error)

@@ -1,0 +1,76 @@
+"""Proofs of identity: who is believed, and who is not."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.certified import CertifiedFleet
+from wattfleet_identity.certificates import new_key
+from wattfleet_identity.peers import Role
+from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proof_of, proven
+from wattfleet_io.clock import utc_now
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> CertifiedFleet:
+    return CertifiedFleet.create(tmp_path / "authority")
+
+
+def test_a_proof_names_its_maker(fleet: CertifiedFleet) -> None:
+    own = fleet.identity(Role.FLOWER, "app")
+    found = proven(proof_of(own, FOR_SUPERLINK), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+    assert found.serial == own.certificate.serial and str(found.peer) == "flower app"
+
+
+@pytest.mark.parametrize(
+    ("audience", "later", "why"),
+    [
+        ("another", timedelta(0), "meant for somebody else"),
+        (FOR_SUPERLINK, timedelta(days=31), "the certificate expired on"),
+    ],
+)
+def test_a_proof_for_another_or_of_the_past_proves_nothing(
+    fleet: CertifiedFleet, audience: str, later: timedelta, why: str
+) -> None:
+    proof = proof_of(fleet.identity(Role.FLOWER), audience)
+    with pytest.raises(InvalidProofError, match=why):
+        proven(proof, FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now() + later)
+
+
+def test_a_proof_of_another_authority_proves_nothing(fleet: CertifiedFleet, tmp_path: Path) -> None:
+    stranger = CertifiedFleet.create(tmp_path / "other").identity(Role.OPERATOR)
+    with pytest.raises(InvalidProofError, match="authority that is not trusted"):
+        proven(proof_of(stranger, FOR_SUPERLINK), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+
+
+def test_a_certificate_of_somebody_else_needs_its_key(fleet: CertifiedFleet) -> None:
+    victim = fleet.identity(Role.OPERATOR)
+    thief = CertifiedFleet(fleet.authority).identity(Role.VIEWER)
+    claim = json.dumps({"certificate": victim.certificate_pem.decode(), "audience": FOR_SUPERLINK}).encode()
+    forged = base64.urlsafe_b64encode(claim).decode().rstrip("=")
+    signature = proof_of(thief, FOR_SUPERLINK).split(".")[1]
+    with pytest.raises(InvalidProofError, match="damaged"):
+        proven(f"{forged}.{signature}", FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.b", "x" * 20_000, "\ud800.\ud800", "WzFd.AAAA"])
+def test_rubbish_is_no_proof(fleet: CertifiedFleet, text: str) -> None:
+    with pytest.raises(InvalidProofError, match="damaged"):
+        proven(text, FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+
+
+def test_a_servers_certificate_proves_nobody(fleet: CertifiedFleet) -> None:
+    from wattfleet_identity.certificates import request_certificate
+    from wattfleet_identity.identity_folder import Identity
+
+    key = new_key()
+    authority = fleet.authority.authority
+    pem = authority.issue_superlink(request_certificate(key), ["localhost"], timedelta(days=1), utc_now())
+    server = Identity(key, pem, fleet.authority.trusted_pem)
+    with pytest.raises(InvalidProofError, match="authority that is not trusted"):
+        proven(proof_of(server, FOR_SUPERLINK), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())

@@ -1,0 +1,103 @@
+"""The folder of a device's SuperNode: what it has, and who may read it."""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from tests.fakes.certified import CertifiedFleet
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.peers import Role
+from wattfleet_identity.supernode_folder import (
+    FACTS,
+    KEY,
+    TRUSTED,
+    SuperNodeFacts,
+    SuperNodeKey,
+    read_facts,
+    update_supernode,
+    write_supernode,
+)
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Identity:
+    own = CertifiedFleet.create(tmp_path / "authority").identity(Role.DEVICE, "orin-3")
+    return replace(own, superlink="site.example:8000")
+
+
+@pytest.fixture(autouse=True)
+def no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No group `wattfleet`, whatever this machine has."""
+
+    def missing(name: str) -> object:
+        raise KeyError(name)
+
+    monkeypatch.setattr(grp, "getgrnam", missing)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_key_is_one_that_flower_takes() -> None:
+    key = SuperNodeKey.create()
+    private, public = load_ssh_private_key(key.private, None), load_ssh_public_key(key.public)
+    assert isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP384R1)
+    assert private.public_key() == public
+
+
+def test_only_its_owner_reads_it_without_the_group(tmp_path: Path, identity: Identity) -> None:
+    folder = tmp_path / "state/supernode"
+    write_supernode(folder, SuperNodeKey.create(), identity)
+    assert (mode(folder), mode(folder / KEY)) == (0o700, 0o600)
+    assert read_facts(folder) == SuperNodeFacts("orin-3", "site.example:8000")
+
+
+def test_the_group_may_read_it_and_nobody_else(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grp, "getgrnam", lambda name: SimpleNamespace(gr_gid=os.getgid()))
+    folder = tmp_path / "state/supernode"
+    write_supernode(folder, SuperNodeKey.create(), identity)
+    assert mode(folder) == 0o750
+    assert {mode(folder / name) for name in (KEY, TRUSTED, FACTS)} == {0o640}
+    assert (folder / KEY).stat().st_gid == os.getgid()
+
+
+def test_a_renewal_changes_everything_but_the_key(tmp_path: Path, identity: Identity) -> None:
+    folder = tmp_path / "supernode"
+    write_supernode(folder, SuperNodeKey.create(), identity)
+    key = (folder / KEY).read_bytes()
+    other = CertifiedFleet.create(tmp_path / "next").authority.trusted_pem
+    renewed = replace(identity, trusted_pem=identity.trusted_pem + other, superlink="10.0.0.5:8000")
+    update_supernode(folder, renewed, "/run/other.sock")
+    assert read_facts(folder) == SuperNodeFacts("orin-3", "10.0.0.5:8000", "/run/other.sock")
+    assert (folder / TRUSTED).read_bytes() == renewed.trusted_pem and (folder / KEY).read_bytes() == key
+    update_supernode(folder, replace(renewed, superlink=""))
+    assert read_facts(folder) == SuperNodeFacts("orin-3", "10.0.0.5:8000", "/run/other.sock")
+
+
+def test_a_device_without_a_key_is_left_alone(tmp_path: Path, identity: Identity) -> None:
+    update_supernode(tmp_path / "supernode", identity)
+    assert read_facts(tmp_path / "supernode") is None and not (tmp_path / "supernode").exists()
+
+
+def test_a_damaged_folder_names_the_remedy(tmp_path: Path, identity: Identity) -> None:
+    folder = tmp_path / "supernode"
+    write_supernode(folder, SuperNodeKey.create(), identity)
+    (folder / FACTS).write_text("[]")
+    with pytest.raises(InvalidInputError, match="enrol again with `wattfleet agent join`"):
+        read_facts(folder)
+    (folder / FACTS).unlink()
+    with pytest.raises(InvalidInputError, match="enrol again"):
+        read_facts(folder)

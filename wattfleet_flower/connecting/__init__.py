@@ -1,0 +1,1 @@
+"""Lets a user's `flwr` use the fleet's SuperLink."""

@@ -1,0 +1,121 @@
+"""`wattfleet flower connect`: what `flwr` needs to reach the fleet's SuperLink, written where `flwr` looks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, OPERATOR_FOLDER, USER_FOLDER
+
+if TYPE_CHECKING:
+    from wattfleet_identity.endpoint import Endpoint
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Use Flower with the fleet.")
+
+
+@app.callback()
+def group() -> None:
+    """Use Flower with the fleet."""
+
+
+@app.command()
+def connect(
+    name: Annotated[str, typer.Option(help="Name of the connection, as in `flwr run APP NAME`.")] = "wattfleet",
+    superlink: Annotated[
+        str | None, typer.Option(help="Host:port of the SuperLink. Default: as the coordinator says.")
+    ] = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder of the identity of a Flower app or operator. Default: {ENVIRONMENT_VARIABLE}, {USER_FOLDER},"
+            f" or {OPERATOR_FOLDER}.",
+            show_default=False,
+        ),
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="Host:port of the coordinator. Default: that of the identity.")
+    ] = None,
+) -> None:
+    """Let `flwr` on this machine use the fleet's SuperLink, with TLS and this user's identity.
+
+    Writes the connection to Flower's config.toml, and makes it the default one. Repeat it once the certificate has
+    expired.
+    """
+    from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
+    from flwr.cli.flower_config import (
+        read_flower_config,
+        set_default_superlink_connection,
+        write_superlink_connection,
+    )
+    from flwr.cli.typing import SuperLinkConnection
+    from flwr.common.constant import AuthnType
+    from flwr.supercore.credential_store import get_credential_store
+
+    from wattfleet.errors import InvalidInputError
+    from wattfleet_identity.endpoint import Endpoint, named_folder, require_identity
+    from wattfleet_identity.identity_folder import TRUSTED
+    from wattfleet_identity.peers import Role
+    from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
+    from wattfleet_identity.renewal import expiry_text, renew_if_due
+    from wattfleet_io.addresses import split_address
+    from wattfleet_io.clock import utc_now
+    from wattfleet_io.console import print_line
+
+    folder = named_folder(identity, USER_FOLDER, OPERATOR_FOLDER)
+    if folder is None:
+        raise InvalidInputError(
+            "there is no identity: enrol with the line of `wattfleet coordinator invite --role flower --name YOU` and"
+            " `wattfleet join`, or name a folder with --identity"
+        )
+    folder = folder.absolute()
+    peer = require_identity(folder).peer
+    if peer.role not in (Role.FLOWER, Role.OPERATOR):
+        raise InvalidInputError(
+            f"the identity in {folder} is of {peer}, and `flwr` needs one of a Flower app or an operator"
+        )
+    endpoint = Endpoint.of(coordinator, folder)
+    if problem := renew_if_due(endpoint):
+        print_line(f"warning: {problem}", to_stderr=True)
+    found = require_identity(folder)
+    address = superlink or found.superlink or _asked(endpoint)
+    split_address(address)
+    known = read_flower_config()[0].get("superlink", {}).get(name, {})
+    if isinstance(known, dict) and known.get("address", address) != address:
+        raise InvalidInputError(
+            f"Flower's config.toml has a connection {name!r} to {known['address']}: choose another --name, or remove it"
+        )
+    trusted = str(folder / TRUSTED)
+    write_superlink_connection(SuperLinkConnection(name, address, root_certificates=trusted))
+    set_default_superlink_connection(name)
+    config, store = read_flower_config()[1], get_credential_store()
+    proof = proof_of(found, FOR_SUPERLINK).encode()
+    store.set(ACCESS_TOKEN_STORE_KEY % address, proof)
+    store.set(REFRESH_TOKEN_STORE_KEY % address, b"none")  # Flower wants one; a proof is made anew instead
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    print_line(f"`flwr` uses {address} as {peer}: the connection {name!r} is in {config}, and is the default one")
+    print_line(f"The certificate {expiry_text(found.certificate, utc_now())}; then run this again")
+    print_line(f"next: flwr run APP {name} --stream")
+
+
+def _asked(endpoint: Endpoint) -> str:
+    """The SuperLink's address, as the coordinator says.
+
+    Raises:
+        InvalidInputError: it does not know.
+        WattfleetError: it does not answer, or refuses.
+    """
+    from wattfleet.errors import InvalidInputError
+    from wattfleet_flower.superlink.server_certificate import asking
+    from wattfleet_identity.renewal import TIMEOUT_S
+    from wattfleet_proto.v1 import superlink_pb2
+
+    with asking(endpoint) as stub:
+        address: str = stub.GetSuperLink(superlink_pb2.GetSuperLinkRequest(), timeout=TIMEOUT_S).address
+    if not address:
+        raise InvalidInputError(
+            "the coordinator knows no SuperLink: pass --superlink HOST:PORT, or restart the coordinator with"
+            " --superlink-address HOST:PORT"
+        )
+    return address

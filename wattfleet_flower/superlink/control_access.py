@@ -1,0 +1,143 @@
+"""Who may use the SuperLink: Flower's Control API takes proofs of identity, and its Runtime API local processes only.
+
+Flower itself lets everybody start runs and register SuperNodes who reaches the port. Its Runtime API, on the same port,
+serves the processes that the SuperLink starts, and gives tasks to whoever asks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_FLWR_AID
+from flwr.supercore.auth.typing import AccountAuthCredentials, AccountAuthLoginDetails, AccountInfo
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.superlink.auth_plugin import ControlAuthnPlugin
+
+from wattfleet.errors import WattfleetError
+from wattfleet_identity.peers import Role
+from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proven
+from wattfleet_io.clock import utc_now
+
+CONNECT = "wattfleet flower connect"
+_USERS = (Role.FLOWER, Role.OPERATOR)
+_RUNTIME = "/v1/runtime/"
+
+
+class ControlAccess(ControlAuthnPlugin):
+    """Lets Flower apps and operators of a fleet use the Control API.
+
+    Attributes:
+        own_token: lets the SuperLink's own process use it.
+    """
+
+    def __init__(self, fleet: str, trusted: Path, now: Callable[[], datetime] = utc_now) -> None:
+        """Guard one SuperLink.
+
+        Args:
+            fleet: the fleet that certificates must name.
+            trusted: the file with the authorities to trust, which is read for each request.
+            now: the time.
+        """
+        self.own_token = secrets.token_urlsafe(32)
+        self._fleet = fleet
+        self._trusted = trusted
+        self._now = now
+        self._revoked: frozenset[str] = frozenset()
+
+    def revoke(self, serials: Collection[str]) -> None:
+        """Refuse exactly these certificates from now on, by their serial numbers."""
+        self._revoked = frozenset(serials)
+
+    def validate_tokens_in_metadata(
+        self, metadata: Sequence[tuple[str, str | bytes]]
+    ) -> tuple[bool, AccountInfo | None]:
+        """Check the token of a request; all users share one account of Flower, which has the runs and SuperNodes.
+
+        Raises:
+            FlowerError: it is refused; `flwr` shows the text.
+        """
+        token = next((str(value) for key, value in metadata if key == ACCESS_TOKEN_KEY), "")
+        if not token:
+            _refuse("this SuperLink needs a proof of identity")
+        if secrets.compare_digest(token.encode(), self.own_token.encode()):
+            return True, AccountInfo(NOOP_FLWR_AID, "wattfleet-superlink")
+        try:
+            certificate = proven(token, FOR_SUPERLINK, self._trusted.read_bytes(), self._now())
+            peer = certificate.peer
+        except InvalidProofError as error:
+            _refuse(str(error))
+        except (OSError, WattfleetError) as error:
+            _refuse(f"the certificate cannot be checked: {error}")
+        if peer.fleet != self._fleet:
+            _refuse(f"the certificate is of the fleet {peer.fleet!r}, and this is {self._fleet!r}")
+        if peer.role not in _USERS:
+            _refuse(f"a certificate of the role {peer.role.value} may not use Flower's Control API")
+        if certificate.serial in self._revoked:
+            _refuse(f"the certificate of {peer} was revoked")
+        return True, AccountInfo(NOOP_FLWR_AID, str(peer))
+
+    def get_login_details(self) -> AccountAuthLoginDetails | None:
+        """Answer `flwr login`, which is not how users log in here.
+
+        Raises:
+            FlowerError: always; it names the remedy.
+        """
+        _refuse("this SuperLink has no `flwr login`")
+
+    def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
+        """Refuse, as `get_login_details`.
+
+        Raises:
+            FlowerError: always.
+        """
+        return _refuse("this SuperLink has no `flwr login`")
+
+    def refresh_tokens(
+        self, metadata: Sequence[tuple[str, str | bytes]]
+    ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
+        """Refuse: a proof is made anew instead.
+
+        Raises:
+            FlowerError: always; it names the remedy.
+        """
+        return _refuse("the proof of identity is no longer valid")
+
+
+def _refuse(reason: str) -> NoReturn:
+    details = f"{reason}: run `{CONNECT}` with an identity of a Flower app or an operator of this fleet"
+    raise FlowerError(ApiErrorCode.NO_PERMISSIONS, reason, public_details=details)
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class LocalRuntime:
+    """An ASGI app whose Runtime API answers processes of this machine only."""
+
+    def __init__(self, app: App) -> None:
+        """Guard Flower's app."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http" or not scope["path"].startswith(_RUNTIME) or _is_local(scope):
+            await self._app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"the Runtime API is for processes of this machine\n"})
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether a request comes from this machine: from loopback, or from the address that it was sent to."""
+    client, server = scope.get("client"), scope.get("server")
+    if not client:
+        return False
+    host = str(client[0])
+    return host in ("127.0.0.1", "::1", "::ffff:127.0.0.1") or (bool(server) and host == server[0])

@@ -1,0 +1,134 @@
+"""Keeps a running SuperLink up to date: its certificates, and the SuperNodes and users that it accepts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from logging import INFO, WARNING
+
+import httpx
+from flwr.common import log
+
+from wattfleet.errors import WattfleetError
+from wattfleet_flower.superlink.control_access import ControlAccess
+from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
+from wattfleet_flower.superlink.server_certificate import ServerCertificate, asking
+from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.renewal import TIMEOUT_S, renew_if_due
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+from wattfleet_proto.v1 import superlink_pb2
+
+_LONGEST_PAUSE_S = 30.0
+_COMPARE_EVERY = 15
+"""After so many looks without a change, the registered SuperNodes are compared anyway: `flwr` changes them, too."""
+
+
+class Keeper:
+    """Asks the coordinator again and again, and acts on what has changed.
+
+    Args:
+        endpoint: the coordinator, and the folder with the identity.
+        certificate: of the SuperLink's TLS; None where the user brings another.
+        access: who may use the Control API.
+        registry: the registered SuperNodes.
+        reload_tls: uses the renewed certificate from the next connection on.
+        every_s: the pause between two looks, while everything is well.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        certificate: ServerCertificate | None,
+        access: ControlAccess,
+        registry: NodeRegistry,
+        reload_tls: Callable[[], None],
+        every_s: float,
+    ) -> None:
+        self._endpoint = endpoint
+        self._certificate = certificate
+        self._access = access
+        self._registry = registry
+        self._reload_tls = reload_tls
+        self._every_s = every_s
+        self._pause_s = every_s
+        self._revision = ""
+        self._enrolled: dict[bytes, str] = {}
+        self._is_known = False
+        self._looks_left = 0
+        self._authority = b""
+        self._problems: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Look, and pause, until the process ends; pauses grow while something fails."""
+        while True:
+            time.sleep(self.look())
+
+    def look(self) -> float:
+        """Look once; returns the seconds until the next time."""
+        is_well = all([self._ask(), self._register(), self._renew_identity(), self._renew_certificate()])
+        self._pause_s = self._every_s if is_well else min(_LONGEST_PAUSE_S, 2 * self._pause_s)
+        return self._pause_s
+
+    def _ask(self) -> bool:
+        """Ask the coordinator who is enrolled and who is revoked; returns whether it answered."""
+        try:
+            with asking(self._endpoint) as stub:
+                request = superlink_pb2.ListSuperNodesRequest(known_revision=self._revision)
+                parts = list(stub.ListSuperNodes(request, timeout=TIMEOUT_S))
+        except CoordinatorUnreachableError as error:
+            return self._note("coordinator", f"{error}. The registered SuperNodes stay as they are; trying again")
+        except WattfleetError as error:
+            return self._note("coordinator", f"the coordinator does not tell which SuperNodes are enrolled: {error}")
+        first = parts[0]
+        self._authority = first.authority
+        if not first.is_unchanged:
+            self._access.revoke(first.revoked_serials)
+            views = [view for part in parts for view in part.supernodes]
+            self._enrolled = {flower_key(view.public_key): view.device_id for view in views}
+            self._revision, self._is_known, self._looks_left = first.revision, True, 0
+        return self._settled("coordinator", "the coordinator answers again")
+
+    def _register(self) -> bool:
+        """Register and unregister SuperNodes; returns whether the SuperLink has those that are enrolled."""
+        if not self._is_known:
+            return True
+        if self._looks_left:
+            self._looks_left -= 1
+            return True
+        try:
+            self._registry.synchronise(self._enrolled)
+        except httpx.HTTPError as error:
+            return self._note("registry", f"the SuperLink's own Control API does not answer yet: {error}; trying again")
+        self._looks_left = _COMPARE_EVERY
+        return self._settled("registry", "the SuperNodes that are enrolled are registered")
+
+    def _renew_identity(self) -> bool:
+        try:
+            problem = renew_if_due(self._endpoint)
+        except WattfleetError as error:
+            problem = str(error)
+        return self._note("identity", problem) if problem else self._settled("identity", "the identity is renewed")
+
+    def _renew_certificate(self) -> bool:
+        if self._certificate is None or not self._authority:
+            return True
+        try:
+            if not self._certificate.is_due(self._authority):
+                return True
+            self._certificate.renew()
+            self._reload_tls()
+        except (OSError, WattfleetError) as error:
+            return self._note("certificate", f"the SuperLink's TLS certificate could not be renewed: {error}")
+        log(INFO, "The SuperLink's TLS certificate is renewed")
+        return self._settled("certificate", "")
+
+    def _note(self, what: str, problem: str) -> bool:
+        if self._problems.get(what) != problem:
+            log(WARNING, "wattfleet-superlink: %s", problem)
+        self._problems[what] = problem
+        return False
+
+    def _settled(self, what: str, news: str) -> bool:
+        if self._problems.pop(what, "") and news:
+            log(INFO, "wattfleet-superlink: %s", news)
+        return True

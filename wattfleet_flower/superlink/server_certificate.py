@@ -1,0 +1,177 @@
+"""The SuperLink's TLS certificate: issued by the fleet's authority, and renewed while the SuperLink runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.certificates import Certificate, matches, new_key, request_certificate
+from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.identity_folder import CERTIFICATE, SECRET_MODE, TRUSTED, make_private_folder, require_secret
+from wattfleet_identity.renewal import TIMEOUT_S, note_time, stored_at
+from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.clock import utc_now
+from wattfleet_io.console import plain_text
+from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError
+from wattfleet_proto.v1 import superlink_pb2, superlink_pb2_grpc
+
+FOLDER = "superlink"
+"""Below the folder of the identity."""
+
+KEY = "server.key"
+
+
+class RefusedError(WattfleetError):
+    """The coordinator refuses what the SuperLink asks for; the text says why."""
+
+    caller_must_correct = True
+
+
+class ServerCertificate:
+    """The files of the SuperLink's TLS.
+
+    Attributes:
+        folder: where they are.
+    """
+
+    def __init__(self, endpoint: Endpoint, hosts: Sequence[str] = (), now: Callable[[], datetime] = utc_now) -> None:
+        """Use the files below the folder of an identity.
+
+        Args:
+            endpoint: the coordinator, and the folder with the identity.
+            hosts: addresses that the SuperLink listens on, besides those that the coordinator knows.
+            now: the time.
+        """
+        assert endpoint.folder is not None, "without an identity there is no certificate"
+        self.folder = endpoint.folder / FOLDER
+        self._endpoint = endpoint
+        self._hosts = hosts
+        self._now = now
+        self._authority = b""
+
+    @property
+    def key_file(self) -> Path:
+        """The private key."""
+        return self.folder / KEY
+
+    @property
+    def certificate_file(self) -> Path:
+        """The certificate."""
+        return self.folder / CERTIFICATE
+
+    @property
+    def trusted_file(self) -> Path:
+        """The authorities to trust."""
+        return self.folder / TRUSTED
+
+    def prepare(self) -> str:
+        """Get a certificate for the start, or take the stored one while the coordinator is away.
+
+        Returns:
+            Why the stored one is used; empty if there is a new one.
+
+        Raises:
+            InvalidInputError: the files cannot be read or written, or there is no certificate that is still valid.
+            RefusedError: the coordinator refuses.
+        """
+        try:
+            self.renew()
+        except CoordinatorUnreachableError as error:
+            certificate = self._stored()
+            if certificate is None or certificate.not_after <= self._now():
+                raise InvalidInputError(
+                    f"the SuperLink has no valid TLS certificate, and cannot get one now: {error}. Start it once the"
+                    " coordinator answers"
+                ) from None
+            return str(error)
+        return ""
+
+    def is_due(self, authority: bytes) -> bool:
+        """Whether it has to be renewed.
+
+        Args:
+            authority: SHA-256 of the certificate that issues those of servers now.
+
+        Raises:
+            InvalidInputError: the files cannot be read.
+        """
+        certificate = self._stored()
+        if certificate is None or authority != self._authority:
+            return True
+        return self._now() >= min(certificate.renew_at(stored_at(self.folder)), certificate.not_after)
+
+    def renew(self) -> None:
+        """Get a new certificate for the same key.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refuses.
+            InvalidInputError: the files cannot be read or written.
+        """
+        key_pem = self._key()
+        request = superlink_pb2.IssueServerCertificateRequest(
+            request_pem=request_certificate(key_pem), hosts=self._hosts
+        )
+        with asking(self._endpoint) as stub:
+            answer = stub.IssueServerCertificate(request, timeout=TIMEOUT_S)
+        if not matches(key_pem, answer.certificate_pem):
+            raise RefusedError("the coordinator sent a certificate of another key: check its version")
+        try:
+            replace_file(self.trusted_file, answer.trusted_pem)
+            replace_file(self.certificate_file, answer.certificate_pem)
+            note_time(self.folder, self._now())
+        except OSError as error:
+            raise InvalidInputError(f"cannot write to {self.folder}: {error.strerror}") from None
+        self._authority = answer.authority
+
+    def _stored(self) -> Certificate | None:
+        try:
+            return Certificate.from_pem(read_regular_file(self.certificate_file))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InvalidInputError(f"cannot read {self.certificate_file}: {error.strerror}") from None
+
+    def _key(self) -> bytes:
+        try:
+            if self.key_file.exists():
+                require_secret(self.key_file)
+                return read_regular_file(self.key_file)
+            make_private_folder(self.folder)
+            key_pem = new_key()
+            replace_file(self.key_file, key_pem, mode=SECRET_MODE)
+        except OSError as error:
+            raise InvalidInputError(f"cannot use the folder {self.folder}: {error.strerror}") from None
+        return key_pem
+
+
+@contextmanager
+def asking(endpoint: Endpoint) -> Iterator[Any]:
+    """Call the coordinator's service of SuperLinks; yields its stub.
+
+    Raises:
+        CoordinatorUnreachableError: the coordinator does not answer.
+        RefusedError: it refuses.
+    """
+    try:
+        with endpoint.channel() as channel:
+            yield superlink_pb2_grpc.SuperLinkServiceStub(channel)
+    except grpc.RpcError as error:
+        status: Any = error
+        if status.code() in UNREACHABLE:
+            raise why_refused(endpoint) or CoordinatorUnreachableError(
+                f"no coordinator answers at {endpoint.address}"
+            ) from None
+        if status.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise RefusedError(
+                f"the coordinator at {endpoint.address} knows no SuperLinks: update it, or make its authority with"
+                " `wattfleet coordinator init`"
+            ) from None
+        raise RefusedError(plain_text(status.details() or status.code().name)) from None

@@ -1,0 +1,152 @@
+"""The connection of an enrolled device's SuperNode to the SuperLink: it says what is wrong, and waits for an answer."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from logging import ERROR, INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.common import log
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from wattfleet_io.clock import Clock, SystemClock, utc_now
+
+ACCEPTED_WITHIN_S = 90.0
+"""For so long a SuperNode asks again before it gives up: a SuperLink learns of a device within seconds, and takes a
+SuperNode that was killed back after 55 s."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+# X.509 verification results, as OpenSSL numbers them.
+_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
+_UNKNOWN_ISSUER = (2, 18, 19, 20, 21)
+_REVOKED = (
+    "the SuperLink does not accept this device: it was revoked or forgotten, or has enrolled again meanwhile, or this"
+    " SuperLink is not of its fleet. `wattfleet coordinator certificates` shows it; enrol it again with"
+    " `wattfleet agent join`"
+)
+
+
+class EnrolledClient(FleetHttpClient):
+    """Flower's client of the SuperLink, for a device that is enrolled."""
+
+    def __init__(
+        self,
+        address: str,
+        trusted: Path,
+        interceptors: Sequence[Any] = (),
+        clock: Clock | None = None,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """Connect at the first request.
+
+        Args:
+            address: the SuperLink's host:port.
+            trusted: the file with the authorities to trust, which is read again when it changes.
+            interceptors: Flower's.
+            clock: measures and waits; None for the machine's.
+            now: the time of this machine.
+        """
+        self._address = address
+        self._trusted = trusted
+        self._clock = clock or SystemClock()
+        self._now = now
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._trusted_pem = b""
+        self._problem = ""
+        self._trust()
+        super().__init__(f"https://{address}", interceptors=interceptors, verify=self._context)
+
+    def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - named by Flower
+        """Activate the SuperNode, as soon as the SuperLink accepts its key.
+
+        Raises:
+            httpx.HTTPStatusError: it is refused, for too long if the key is unknown.
+        """
+        give_up_s, pause_s = self._clock.now_s() + ACCEPTED_WITHIN_S, _FIRST_PAUSE_S
+        while True:
+            try:
+                return super().ActivateNode(request)
+            except httpx.HTTPStatusError as error:
+                if not _is_unknown(error):
+                    raise
+                if self._clock.now_s() + pause_s > give_up_s:
+                    log(ERROR, "wattfleet-supernode: %s", _REVOKED)
+                    raise
+            self._note(INFO, "the SuperLink does not know this device's key yet; asking again")
+            self._clock.sleep_s(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _send(self, context: ProtobufRequestContext, *, stream: bool = False) -> httpx.Response:
+        self._trust()
+        try:
+            response = super()._send(context, stream=stream)
+        except httpx.ConnectError as error:
+            if (reason := self._why(error)) is None:
+                raise
+            self._note(WARNING, reason)
+            # Flower gives up if the text speaks of TLS, and tries again otherwise.
+            raise httpx.ConnectError("the SuperLink was not accepted", request=context.request) from None
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            self._note(ERROR, _REVOKED)
+        elif response.is_success:
+            self._problem = ""
+        return response
+
+    def _trust(self) -> None:
+        """Trust the authorities in the file, from the next connection on."""
+        try:
+            trusted_pem = self._trusted.read_bytes()
+            if trusted_pem != self._trusted_pem:
+                self._context.load_verify_locations(cadata=trusted_pem.decode())
+                self._trusted_pem = trusted_pem
+        except (OSError, ValueError, ssl.SSLError) as error:
+            self._note(WARNING, f"the authorities in {self._trusted} cannot be read: {error}")
+
+    def _why(self, error: httpx.ConnectError) -> str | None:
+        """Why the SuperLink is not accepted; None if TLS is not the reason."""
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, ssl.SSLError):
+            found = found.__cause__ or found.__context__
+        if found is None:
+            return None
+        whose = f"the certificate of the SuperLink at {self._address}"
+        if not isinstance(found, ssl.SSLCertVerificationError):
+            return (
+                f"the SuperLink at {self._address} does not speak TLS ({found.reason or found}): start it as"
+                " `wattfleet-superlink` with an identity"
+            )
+        if found.verify_code in (_EXPIRED, _NOT_YET_VALID):
+            state = "has expired" if found.verify_code == _EXPIRED else "is not valid yet"
+            return (
+                f"{whose} {state} at {self._now():%Y-%m-%d %H:%M} UTC, the time of this machine: set its clock if that"
+                " is wrong, or else see why `wattfleet-superlink` cannot renew it"
+            )
+        if found.verify_code in _UNKNOWN_ISSUER:
+            return (
+                f"{whose} is not from the authority of this device's fleet: check the address. If the fleet has another"
+                " authority now, enrol the device again with `wattfleet agent join`"
+            )
+        if found.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
+            return (
+                f"{whose} is made out to other names: use one of them, or restart the coordinator with"
+                " --superlink-host for this one"
+            )
+        return f"{whose} cannot be verified: {found.verify_message}"
+
+    def _note(self, level: int, problem: str) -> None:
+        """Log a problem once, until a request succeeds."""
+        if problem != self._problem:
+            log(level, "wattfleet-supernode: %s", problem)
+        self._problem = problem
+
+
+def _is_unknown(error: httpx.HTTPStatusError) -> bool:
+    found = FlowerError.from_json(error.response.text)
+    return found is not None and found.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED

@@ -1,0 +1,101 @@
+"""A proof of identity for protocols that know bearer tokens, but no client certificates, such as Flower's Control API.
+
+It has the certificate and whom it is meant for, signed with the certificate's key. Whoever has it can use it there
+until the certificate expires, so it is as secret as the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from datetime import datetime
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from wattfleet.errors import WattfleetError
+from wattfleet_identity.certificates import Certificate, read_certificate, read_certificates, read_key, to_pem
+from wattfleet_identity.identity_folder import Identity
+
+FOR_SUPERLINK = "superlink"
+"""To whom users of `flwr` prove who they are."""
+
+_LONGEST = 16_384
+_HASH = ec.ECDSA(hashes.SHA256())
+
+
+class InvalidProofError(WattfleetError):
+    """A proof is damaged, expired, meant for somebody else or of another authority: make a new one."""
+
+
+def proof_of(identity: Identity, audience: str) -> str:
+    """Prove an identity to somebody.
+
+    Args:
+        identity: whose.
+        audience: to whom; they have to expect the same text.
+    """
+    certificate_pem = to_pem(read_certificate(identity.certificate_pem)).decode()
+    claim = _encoded(json.dumps({"certificate": certificate_pem, "audience": audience}).encode())
+    return f"{claim}.{_encoded(read_key(identity.key_pem).sign(claim.encode(), _HASH))}"
+
+
+def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Certificate:
+    """The certificate of whoever made a proof.
+
+    Args:
+        proof: what was sent.
+        audience: to whom it must be made.
+        trusted_pem: the authorities of which one must have issued the certificate.
+        now: the time.
+
+    Raises:
+        InvalidProofError: it proves nothing; the text says why.
+    """
+    try:
+        if len(proof) > _LONGEST:
+            raise ValueError
+        claim, signature = proof.split(".")
+        facts: Any = json.loads(_decoded(claim))
+        leaf = read_certificate(str(facts["certificate"]).encode())
+        key = leaf.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError
+        key.verify(_decoded(signature), claim.encode(), _HASH)
+        is_meant = facts["audience"] == audience
+    except (InvalidSignature, KeyError, TypeError, ValueError, WattfleetError, binascii.Error):
+        raise InvalidProofError("the proof of identity is damaged: make a new one") from None
+    if not is_meant:
+        raise InvalidProofError("the proof of identity is meant for somebody else: make a new one")
+    if not any(_issued(leaf, authority, now) for authority in read_certificates(trusted_pem)):
+        raise InvalidProofError("the certificate is of an authority that is not trusted: enrol with this fleet")
+    certificate = Certificate.from_pem(to_pem(leaf))
+    if not certificate.not_before <= now < certificate.not_after:
+        raise InvalidProofError(
+            f"the certificate expired on {certificate.not_after:%Y-%m-%d}: renew it, or enrol again"
+        )
+    return certificate
+
+
+def _issued(leaf: x509.Certificate, authority: x509.Certificate, now: datetime) -> bool:
+    """Whether an authority, which must not have expired, issued a client's certificate."""
+    try:
+        leaf.verify_directly_issued_by(authority)
+        usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        is_authority = authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return False
+    return is_authority and ExtendedKeyUsageOID.CLIENT_AUTH in usage and now < authority.not_valid_after_utc
+
+
+def _encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
