@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.cli.client import CoordinatorClient
+from edge_agent.paths import SUPERNODE_DIRECTORY
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_simulation.devices import SimulatedDevice
-from wattfleet_simulation.flower import HOST, OFFLINE
+from wattfleet_simulation.flower import HOST, OFFLINE, Node
 from wattfleet_simulation.identities import FleetIdentities, enrol_device, enrol_flower
 from wattfleet_simulation.processes import PartFailedError, Parts, program
 from wattfleet_simulation.settings import SimulationSettings
@@ -45,8 +46,11 @@ class FleetParts:
         self._settings = settings
         self._scratch = scratch
 
-    def start_coordinator(self) -> Endpoint:
+    def start_coordinator(self, superlink: str) -> Endpoint:
         """Start a coordinator with an authority of its own; returns how its operator connects to it.
+
+        Args:
+            superlink: host:port of the run's SuperLink, which gets a certificate of the authority.
 
         Raises:
             PartFailedError: it did not start.
@@ -57,7 +61,7 @@ class FleetParts:
         command = [
             program("wattfleet"),
             *("coordinator", "serve", "--address", f"{HOST}:0", "--identity", str(identities.authority)),
-            *("--metrics-address", f"{HOST}:{settings.metrics_port}"),
+            *("--metrics-address", f"{HOST}:{settings.metrics_port}", "--superlink-address", superlink),
             *("--store", str(self._scratch / "coordinator.db"), "--announce", str(announced)),
             *("--site-budget-w", str(settings.site_budget_w), "--policy", settings.policy),
             *("--seed", str(settings.seed), "--profile-modes", str(settings.profile_modes)),
@@ -97,6 +101,18 @@ class FleetParts:
     def socket(self, device_id: str) -> Path:
         """The unix socket of a device's agent."""
         return self._scratch / f"{device_id}.sock"
+
+    def nodes(self) -> list[Node]:
+        """The SuperNodes of the devices, which enrol with their agents."""
+        return [
+            Node(
+                device.device_id,
+                device.partition,
+                self.socket(device.device_id),
+                state_directory(self._scratch, device.device_id) / SUPERNODE_DIRECTORY,
+            )
+            for device in self._settings.devices
+        ]
 
     def _start_agent(self, device: SimulatedDevice, address: str) -> None:
         self._parts.start(

@@ -8,7 +8,7 @@ from pathlib import Path
 from coordinator.cli.client import CoordinatorClient
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.first_operator import folder_of, make_operator
-from edge_agent.paths import IDENTITY_DIRECTORY, INSTALLATION_FILE
+from edge_agent.paths import IDENTITY_DIRECTORY, INSTALLATION_FILE, SUPERNODE_DIRECTORY
 from edge_agent.runtime.installation import installation_name
 from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
 from wattfleet_identity.identity_folder import write_identity
@@ -54,7 +54,7 @@ class FleetIdentities:
 
 
 def enrol_device(client: CoordinatorClient, device_id: str, board: str, state_dir: Path) -> None:
-    """Enrol a device as `wattfleet agent join` does.
+    """Enrol a device and its SuperNode as `wattfleet agent join` does.
 
     Args:
         client: the coordinator, as its operator connects to it.
@@ -67,7 +67,8 @@ def enrol_device(client: CoordinatorClient, device_id: str, board: str, state_di
         RequestRefusedError: it refuses the invite; EnrolmentRefusedError: it refuses the device.
     """
     applicant = Applicant(device_id, board, installation_name(state_dir / INSTALLATION_FILE))
-    _enrol(client, Role.DEVICE, device_id, applicant, state_dir / IDENTITY_DIRECTORY)
+    supernode = state_dir / SUPERNODE_DIRECTORY
+    _enrol(client, Role.DEVICE, device_id, applicant, state_dir / IDENTITY_DIRECTORY, supernode)
 
 
 def enrol_flower(client: CoordinatorClient, folder: Path) -> None:
@@ -80,8 +81,15 @@ def enrol_flower(client: CoordinatorClient, folder: Path) -> None:
     _enrol(client, Role.FLOWER, "simulation", Applicant(), folder)
 
 
-def _enrol(client: CoordinatorClient, role: Role, name: str, applicant: Applicant, folder: Path) -> None:
+def _enrol(
+    client: CoordinatorClient,
+    role: Role,
+    name: str,
+    applicant: Applicant,
+    folder: Path,
+    supernode: Path | None = None,
+) -> None:
     request = identity_pb2.InviteRequest(role=role.value, name=name, uses=1, ttl_s=_INVITE_TTL_S)
     invite = Invite.parse(client.administer("Invite", request).line)
     require_writable(folder)
-    join_and_store(invite, applicant, folder, utc_now())
+    join_and_store(invite, applicant, folder, utc_now(), supernode)

@@ -20,7 +20,7 @@ from wattfleet.errors import WattfleetError
 from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
 
 _STOP_GRACE_S = 8.0
-_USERS_OWN = ("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_", ENVIRONMENT_VARIABLE)
+_USERS_OWN = ("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_", "WATTFLEET_SUPERNODE", ENVIRONMENT_VARIABLE)
 """Beginnings of the variables that are meant for the user's own fleet."""
 
 

@@ -22,7 +22,7 @@ from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.fleet import FleetParts
-from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment, Node
+from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
 from wattfleet_simulation.processes import PartFailedError, Parts
 from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
 from wattfleet_simulation.settings import Apps, SimulatedApp, SimulationSettings
@@ -129,20 +129,14 @@ class Simulation:
         with Parts(self._logs) as parts:
             self._show("starting the coordinator", None)
             fleet = FleetParts(parts, self._settings, self._scratch)
-            coordinator = fleet.start_coordinator()
+            flower = FlowerDeployment(parts, self._scratch / "flower", fleet.nodes(), identity=fleet.flower_identity)
+            coordinator = fleet.start_coordinator(flower.address)
             self._display.announce(
                 f"operate the fleet meanwhile: wattfleet coordinator devices --identity {coordinator.folder}"
             )
             with CoordinatorView(coordinator) as view:
                 try:
                     fleet.start_agents(coordinator, boards)
-                    nodes = [
-                        Node(device.device_id, device.partition, fleet.socket(device.device_id))
-                        for device in self._settings.devices
-                    ]
-                    flower = FlowerDeployment(
-                        parts, self._scratch / "flower", nodes, flower_identity=fleet.flower_identity
-                    )
                     self._show("starting Flower's SuperLink and SuperNodes", view)
                     flower.start()
                     self._await_ready(parts, view)

@@ -1,4 +1,4 @@
-"""Exit 0 if every address given answers: `tls:host:port`, `tcp:host:port`, `unix:/path`, or an `http://` address.
+"""Exit 0 if every address given answers: `tls:host:port`, `tcp:host:port`, `unix:/path`, or a URL.
 
 It uses the standard library only, because it runs every few seconds in each container.
 """
@@ -17,27 +17,28 @@ TIMEOUT_S = 3.0
 def check(address: str) -> None:
     """Connect to an address, or raise `OSError`."""
     scheme, _, rest = address.partition(":")
-    if scheme == "http":
-        urllib.request.urlopen(address, timeout=TIMEOUT_S).close()
+    if scheme in ("http", "https"):
+        context = _unverified() if scheme == "https" else None
+        urllib.request.urlopen(address, timeout=TIMEOUT_S, context=context).close()
     elif scheme in ("tcp", "tls"):
         host, _, port = rest.rpartition(":")
         with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
             if scheme == "tls":
-                _shake_hands(connection)
+                _unverified().wrap_socket(connection).close()
     elif scheme == "unix":
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
             connection.settimeout(TIMEOUT_S)
             connection.connect(rest)
     else:
-        raise ValueError(f"unknown kind of address {address!r}: use tls:, tcp:, unix: or http:")
+        raise ValueError(f"unknown kind of address {address!r}: use tls:, tcp:, unix:, http: or https:")
 
 
-def _shake_hands(connection: socket.socket) -> None:
-    """Begin TLS, or raise `OSError`. Whose certificate it is does not matter: the server is this container's own."""
+def _unverified() -> ssl.SSLContext:
+    """TLS with whoever answers: the server is this container's own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    context.wrap_socket(connection).close()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
 
 
 if __name__ == "__main__":

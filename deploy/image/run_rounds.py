@@ -93,10 +93,11 @@ def main() -> None:
 
     # Only for the `flwr` command: SuperLink and SuperNodes run in their own containers.
     home = Path(os.environ["FLWR_HOME"])
-    flower = FlowerDeployment(Parts(home), home, nodes=[])
     try:
-        # The folder that WATTFLEET_IDENTITY names.
-        endpoint = Endpoint.of(arguments.coordinator, named_folder(None))
+        folder = named_folder(None)  # the one that WATTFLEET_IDENTITY names
+        flower = FlowerDeployment(Parts(home), home, nodes=[], identity=folder)
+        flower.connect()
+        endpoint = Endpoint.of(arguments.coordinator, folder)
         if (problem := renew_if_due(endpoint)) is not None:
             print(f"warning: {problem}", flush=True)
         with CoordinatorView(endpoint) as view:

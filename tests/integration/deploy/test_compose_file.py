@@ -17,6 +17,8 @@ import yaml
 
 import coordinator.cli.commands
 import edge_agent.cli.commands
+from edge_agent.paths import SUPERNODE_DIRECTORY
+from wattfleet_flower.supernode.own_options import DEFAULT_FOLDER
 from wattfleet_simulation import commands
 from wattfleet_simulation.devices import DEFAULT_FLEET, device_specs
 
@@ -42,10 +44,6 @@ def options(service: Service) -> dict[str, str]:
     return dict(word[2:].split("=", 1) for word in service["command"] if "=" in word)
 
 
-def node_config(service: Service) -> dict[str, str]:
-    return dict(re.findall(r'(\S+?)="?([^"\s]+)"?', options(service)["node-config"]))
-
-
 def default(value: str) -> str:
     """What `${VARIABLE:-default}` stands for where the variable is not set."""
     found = re.fullmatch(r"\$\{WATTFLEET_\w+:-(.*)\}", value)
@@ -66,18 +64,16 @@ def test_every_device_is_an_agent_and_a_supernode(services: dict[str, Service]) 
 @pytest.mark.parametrize("device", sorted(FLEET))
 def test_a_supernode_reaches_its_own_agent_and_no_other(services: dict[str, Service], device: str) -> None:
     agent, supernode = services[f"{device}-agent"], services[f"{device}-supernode"]
-    agent_options, node = options(agent), node_config(supernode)
+    agent_options = options(agent)
 
-    assert agent_options["device-id"] == node["device-id"] == device
+    assert agent_options["device-id"] == device
     assert agent_options["device"] == SPECS[device]
-    assert agent_options["socket"] == node["agent-socket"]
-    socket_folder = str(Path(node["agent-socket"]).parent)
-    assert mounts(supernode) == {socket_folder: f"{device}-socket"}
-    assert mounts(agent) == {
-        socket_folder: f"{device}-socket",
-        agent_options["state-dir"]: f"{device}-state",
-        "/var/lib/invites": "invites",
-    }
+    socket_folder, state = str(Path(agent_options["socket"]).parent), agent_options["state-dir"]
+    # What the agent enrols its SuperNode with, and nothing else of the agent's.
+    enrolled = str(Path(state) / SUPERNODE_DIRECTORY)
+    assert enrolled == str(DEFAULT_FOLDER), "the SuperNode looks there"
+    assert mounts(supernode) == {socket_folder: f"{device}-socket", enrolled: f"{device}-supernode"}
+    assert mounts(agent) == {**mounts(supernode), state: f"{device}-state", "/var/lib/invites": "invites"}
     assert f"{device}-agent" in supernode["depends_on"]
 
 
@@ -86,8 +82,8 @@ def test_the_fleet_is_the_one_that_simulate_runs(services: dict[str, Service]) -
     assert not any("minibatches-per-epoch" in options(services[f"{device}-agent"]) for device in SPECS)
     agents = [options(services[f"{device}-agent"]) for device in SPECS]
     assert [int(agent["seed"]) for agent in agents] == list(range(len(SPECS)))
-    nodes = [node_config(services[f"{device}-supernode"]) for device in SPECS]
-    assert [int(node["partition-id"]) for node in nodes] == list(range(len(SPECS)))
+    nodes = [options(services[f"{device}-supernode"])["node-config"] for device in SPECS]
+    assert nodes == [f"partition-id={number}" for number in range(len(SPECS))]
 
 
 def test_defaults_are_those_of_simulate(services: dict[str, Service]) -> None:
@@ -111,8 +107,7 @@ def test_commands_have_the_options_that_they_are_given(services: dict[str, Servi
 
 def test_nothing_is_served_or_used_in_plaintext(services: dict[str, Service]) -> None:
     assert not [name for name, service in services.items() if "--insecure" in str(service)]
-    flower = (DEPLOY / "image" / "flower.toml").read_text()
-    assert "insecure" not in flower
+    assert not [file.name for file in (DEPLOY / "image").iterdir() if "insecure" in file.read_text()]
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     assert [job["scheme"] for job in scraped] == ["https"]
     keys = {
