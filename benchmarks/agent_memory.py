@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView
 from wattfleet_simulation.processes import Parts, program
@@ -47,7 +48,7 @@ def measure(board: str, profile_modes: int) -> dict[str, float]:
         parts.start("coordinator", _coordinator(scratch, announced, profile_modes), _ONE_THREAD)
         _until(announced.exists, parts)
         address = str(json.loads(announced.read_text())["address"])
-        view = running.enter_context(CoordinatorView(address))
+        view = running.enter_context(CoordinatorView(Endpoint(address)))
         agent = parts.start("agent", _agent(scratch, board, address), _ONE_THREAD)
         _until(lambda: [device.state for device in view.devices()] == [session_pb2.DEVICE_STATE_READY], parts)
         ready_mib = _resident_mib(agent.process.pid)

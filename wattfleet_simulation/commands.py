@@ -111,7 +111,7 @@ def simulate(
 
     Runs federated rounds on this machine under one power budget. Only the boards are simulated.
     """
-    from wattfleet_simulation.run import DEFAULT_APPS, apps_named
+    from wattfleet_simulation.settings import DEFAULT_APPS, apps_named
     from wattfleet_simulation.simulate import run_simulation
 
     run_simulation(

@@ -29,9 +29,16 @@ class RunSeen:
 class CoordinatorView:
     """What a simulation reads from the coordinator; errors are those of `CoordinatorClient`."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to host:port at the first request."""
-        self._client = CoordinatorClient(Endpoint(address), stream_timeout_s=_TIMEOUT_S)
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Connect at the first request.
+
+        Args:
+            endpoint: the coordinator, and how to connect to it as an operator or a viewer.
+
+        Raises:
+            InvalidInputError: the identity is damaged, or plaintext would leave this machine although it must not.
+        """
+        self._client = CoordinatorClient(endpoint, stream_timeout_s=_TIMEOUT_S)
 
     def __enter__(self) -> CoordinatorView:
         return self

@@ -33,6 +33,10 @@ class LiveDisplay:
         """Draw into a live display."""
         self._live = live
 
+    def announce(self, text: str) -> None:
+        """Print a line above the table."""
+        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def show(self, snapshot: Snapshot) -> None:
         """Redraw."""
         self._live.update(_picture(snapshot))
@@ -49,6 +53,10 @@ class LineDisplay:
         self._run_number = 0
         self._rounds_done = 0
         self._rounds_planned = 0
+
+    def announce(self, text: str) -> None:
+        """Print a line."""
+        self._print(text)
 
     def show(self, snapshot: Snapshot) -> None:
         """Print what is new."""

@@ -1,9 +1,13 @@
-"""Flower's real deployment on loopback: a SuperLink, a SuperNode per device, and one run of the app."""
+"""Flower's real deployment on loopback: a SuperLink, a SuperNode per device, and runs of apps.
+
+With an identity, SuperLink and SuperNodes use TLS and Flower's node authentication.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,17 +18,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
+from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
 APP_DIRECTORY = Path(__file__).parent / "digits_app"
-_CONNECTION = "local"
+_CONNECTION = "fleet"
 _READY_WITHIN_S = 60.0
 _COMMAND_WITHIN_S = 120.0
 _COMPLETED = "finished:completed"
 
 SUPERNODE = (sys.executable, "-P", "-m", "wattfleet_flower.supernode")
 """`wattfleet-supernode`, found without a PATH."""
+
+_SUPERLINK = (sys.executable, "-P", "-m", "wattfleet_flower.superlink")
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -42,11 +50,13 @@ class Node:
         device_id: the device.
         partition: index of its part of the data.
         socket: the unix socket of the device's agent.
+        enrolled: the folder with the key of an enrolled device's SuperNode; None for plaintext.
     """
 
     device_id: str
     partition: int
     socket: Path
+    enrolled: Path | None = None
 
 
 def free_ports(count: int) -> list[int]:
@@ -59,9 +69,20 @@ def free_ports(count: int) -> list[int]:
 
 
 class FlowerDeployment:
-    """One SuperLink with its SuperNodes, as parts of a run."""
+    """One SuperLink with its SuperNodes, as parts of a run.
 
-    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node], supernode: Sequence[str] = SUPERNODE) -> None:
+    Attributes:
+        address: host:port of the SuperLink.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        home: Path,
+        nodes: Sequence[Node],
+        supernode: Sequence[str] = SUPERNODE,
+        identity: Path | None = None,
+    ) -> None:
         """Prepare a deployment.
 
         Args:
@@ -69,12 +90,16 @@ class FlowerDeployment:
             home: Flower's home directory for this run.
             nodes: the devices.
             supernode: the command that runs a SuperNode, without its options.
+            identity: the folder of the identity of SuperLink, ServerApps and `flwr`, which is filled before `start`;
+                None for plaintext.
         """
         self._supernode = supernode
         self._parts = parts
         self._nodes = nodes
         self._home = home
         self._port, *self._node_ports = free_ports(1 + len(nodes))
+        self.address = f"{HOST}:{self._port}"
+        self._identity = identity
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
 
     def start(self) -> list[Part]:
@@ -83,23 +108,11 @@ class FlowerDeployment:
         Raises:
             PartFailedError: the SuperLink did not start.
         """
-        self._home.mkdir(parents=True, exist_ok=True)
-        (self._home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
-            f'[superlink.{_CONNECTION}]\naddress = "{HOST}:{self._port}"\ninsecure = true\n'
-        )
-        superlink = self._parts.start(
-            "superlink",
-            [
-                program("flower-superlink"),
-                "--insecure",
-                *("--host", HOST, "--port", str(self._port)),
-                "--disable-runtime-dependency-installation",
-            ],
-            self._environment,
-        )
+        superlink = self._start_superlink()
+        self.connect()
         give_up_s = time.monotonic() + _READY_WITHIN_S
-        while not self._healthy():
+        context = None if self._identity is None else ssl.create_default_context(cafile=self._identity / TRUSTED)
+        while not self._healthy(context):
             if failure := superlink.failure():
                 raise failure
             if time.monotonic() > give_up_s:
@@ -110,8 +123,8 @@ class FlowerDeployment:
                 f"supernode-{node.device_id}",
                 [
                     *self._supernode,
-                    "--insecure",
-                    *("--superlink", f"{HOST}:{self._port}", "--host", HOST, "--port", str(port)),
+                    *("--superlink", self.address, "--host", HOST, "--port", str(port)),
+                    *(["--insecure"] if node.enrolled is None else ["--enrolled", str(node.enrolled)]),
                     "--node-config",
                     f'device-id="{node.device_id}" partition-id={node.partition} agent-socket="{node.socket}"',
                 ],
@@ -120,9 +133,40 @@ class FlowerDeployment:
             for node, port in zip(self._nodes, self._node_ports, strict=True)
         ]
 
-    def _healthy(self) -> bool:
+    def connect(self) -> None:
+        """Tell `flwr` where the SuperLink is: that of the identity, or that of this deployment.
+
+        Raises:
+            PartFailedError: the identity cannot be used.
+        """
+        self._home.mkdir(parents=True, exist_ok=True)
+        if self._identity is None:
+            (self._home / "config.toml").write_text(
+                f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
+                f'[superlink.{_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
+            )
+            return
+        done = self._run(
+            [
+                program("wattfleet"),
+                *("flower", "connect", "--name", _CONNECTION, "--identity", str(self._identity)),
+            ]
+        )
+        if done.returncode != 0:
+            raise PartFailedError(f"flwr cannot be connected to the SuperLink: {(done.stderr or done.stdout).strip()}")
+
+    def _start_superlink(self) -> Part:
+        if self._identity is None:
+            command, identity = [program("flower-superlink"), "--insecure"], {}
+        else:
+            command, identity = [*_SUPERLINK], {ENVIRONMENT_VARIABLE: str(self._identity)}
+        command += ["--host", HOST, "--port", str(self._port), "--disable-runtime-dependency-installation"]
+        return self._parts.start("superlink", command, {**self._environment, **identity})
+
+    def _healthy(self, context: ssl.SSLContext | None) -> bool:
+        scheme = "http" if context is None else "https"
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self._port}/health", timeout=1) as response:
+            with urllib.request.urlopen(f"{scheme}://{self.address}/health", timeout=1, context=context) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False

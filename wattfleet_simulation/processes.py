@@ -17,9 +17,11 @@ from types import TracebackType
 import psutil
 
 from wattfleet.errors import WattfleetError
+from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
 
 _STOP_GRACE_S = 8.0
-_SETTINGS_PREFIXES = ("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_")
+_USERS_OWN = ("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_", "WATTFLEET_SUPERNODE", ENVIRONMENT_VARIABLE)
+"""Beginnings of the variables that are meant for the user's own fleet."""
 
 
 class PartFailedError(WattfleetError):
@@ -141,11 +143,11 @@ def program(name: str) -> str:
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child.
 
-    Its PATH includes this Python's folder, where Flower finds its own programs. Settings of the user's own coordinator
-    and agents are left out, since they would change the simulation.
+    Its PATH includes this Python's folder, where Flower finds its own programs. Settings and the identity of the user's
+    own fleet are left out, since they would change the simulation.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_OWN)}
     return {**kept, "PATH": path, **more}
 
 

@@ -24,7 +24,8 @@ from wattfleet.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.report_duties import duties_of
-from wattfleet_simulation.run import SimulatedApp, SimulationSettings, Snapshot
+from wattfleet_simulation.run import Snapshot
+from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
 
 _DRAWS = 200
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,149 +16,22 @@ from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import BatchOptions
-from wattfleet.planning import EpochChoice
-from wattfleet.planning.policies import policy_named
+from wattfleet_identity.joining import EnrolmentRefusedError
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
-from wattfleet_simulation.digits_app.task import NETWORKS
-from wattfleet_simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
-from wattfleet_simulation.processes import PartFailedError, Parts, program
+from wattfleet_simulation.fleet import FleetParts
+from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
+from wattfleet_simulation.processes import PartFailedError, Parts
 from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
+from wattfleet_simulation.settings import Apps, SimulatedApp, SimulationSettings
 
 _READY_WITHIN_S = 180.0
 _RUN_WITHIN_S = 60.0
 _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
-_MOST_AT_ONCE = 4  # each run has a ServerApp process of its own, and a ClientApp process for each training
-_MODES_BESIDE_DUTY = 12
-"""Modes that a board with a duty measures before its first round."""
 _NO_RUN = RunSeen()
-LOCAL_EPOCHS = 2
-"""Passes over its data that each chosen device makes in a round."""
-PATIENCE_S = 120.0
-"""How long Flower's server waits for the SuperNodes and for a feasible first plan, seconds."""
-
-
-@dataclass(frozen=True)
-class SimulatedApp:
-    """What one run trains.
-
-    Attributes:
-        network: one of the digits app's networks.
-        batch_size: samples in a minibatch.
-        further_batches: other minibatch sizes that the plan may choose for a device.
-        local_epochs: the numbers of local epochs that the plan may choose; one number if it chooses none.
-    """
-
-    network: str
-    batch_size: int
-    further_batches: tuple[int, ...] = ()
-    local_epochs: tuple[int, ...] = (LOCAL_EPOCHS,)
-
-    def __post_init__(self) -> None:
-        if self.network not in NETWORKS:
-            raise InvalidInputError(f"unknown network {self.network!r}: choose one of {', '.join(NETWORKS)}")
-        sizes = tuple(sorted(self.batch_sizes))
-        if sizes[0] < 1:
-            raise InvalidInputError(f"a minibatch must have at least 1 sample, not {sizes[0]}")
-        try:
-            BatchOptions(sizes, (1.0,) * len(sizes))
-            EpochChoice.of(self.local_epochs)
-        except InvalidInputError as error:
-            raise InvalidInputError(f"--app {self}: {error}") from None
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """All minibatch sizes; the learning rate is that of the first."""
-        return self.batch_size, *self.further_batches
-
-    def __str__(self) -> str:
-        parts = [self.network, "/".join(map(str, self.batch_sizes))]
-        if self.local_epochs != (LOCAL_EPOCHS,):
-            parts.append("/".join(map(str, self.local_epochs)))
-        return ":".join(parts)
-
-
-Apps = tuple[SimulatedApp, ...]
-"""The apps of runs that train at the same time."""
-
-
-def apps_named(text: str) -> Apps:
-    """Read apps such as `perceptron:32`, or `convolutional:16+perceptron:32` to train at the same time.
-
-    The plan chooses among several minibatch sizes, such as `perceptron:16/32/64`; the learning rate is that of the
-    first. It chooses among several numbers of local epochs, such as `perceptron:32:2/4/8`.
-
-    Raises:
-        InvalidInputError: there is no such network, a minibatch size or number of epochs is not a whole number above 0,
-            or there are more apps than runs can train at the same time.
-    """
-    found = []
-    for each in text.split("+"):
-        network, *listed = each.split(":")
-        numbers = [numbers.split("/") for numbers in listed]
-        if not 1 <= len(numbers) <= 2 or not all(number.isdecimal() for each in numbers for number in each):
-            raise InvalidInputError(
-                f"--app {text!r}: write network:minibatch size, such as perceptron:32, or perceptron:16/32/64 to let"
-                " the plan choose the size; add :2/4/8 to let it choose the local epochs; join apps that train at the"
-                " same time by +"
-            )
-        (batch_size, *further), *epochs = [tuple(map(int, each)) for each in numbers]
-        found.append(SimulatedApp(network, batch_size, tuple(further), *epochs))
-    if len(found) > _MOST_AT_ONCE:
-        raise InvalidInputError(f"--app {text!r}: at most {_MOST_AT_ONCE} apps may train at the same time")
-    return tuple(found)
-
-
-DEFAULT_APPS: Sequence[Apps] = ((SimulatedApp("convolutional", 16),), (SimulatedApp("perceptron", 32),))
-"""Two runs that follow each other on the same boards."""
-
-
-@dataclass(frozen=True)
-class SimulationSettings:
-    """Settings of a simulation.
-
-    Attributes:
-        devices: the fleet.
-        apps: what the runs train: the apps of one entry at the same time, the entries one after the other.
-        rounds: federated rounds of each run.
-        site_budget_w: watts for the whole fleet.
-        profile_modes: largest number of modes that each agent measures.
-        policy: name of the client-selection policy.
-        clients: devices in a round, for the policies that take a number.
-        seed: of data split, boards, profiles and training.
-        reference: name or directory of the reference predictor.
-        metrics_port: of the coordinator's `/metrics`; 0 picks a free port.
-        own_epochs: devices of one round may train different numbers of epochs, where the plan chooses them.
-        patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
-    """
-
-    devices: Sequence[SimulatedDevice]
-    apps: Sequence[Apps]
-    rounds: int
-    site_budget_w: float
-    profile_modes: int
-    policy: str
-    clients: int | None
-    seed: int
-    reference: str
-    metrics_port: int
-    own_epochs: bool = False
-    patience_s: float = PATIENCE_S
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InvalidInputError(f"--rounds must be at least 1, not {self.rounds}")
-        if not 5 <= self.profile_modes:
-            raise InvalidInputError(f"--modes must be at least 5, not {self.profile_modes}: a predictor needs as many")
-        if self.own_epochs and not any(len(app.local_epochs) > 1 for together in self.apps for app in together):
-            raise InvalidInputError(
-                "--own-epochs needs an app whose plan chooses epochs, such as --app perceptron:32:2/4/8"
-            )
-        policy_named(self.policy, count=self.clients, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -187,6 +59,10 @@ class Snapshot:
 
 class Display(Protocol):
     """Displays the progress of a run."""
+
+    def announce(self, text: str) -> None:
+        """Print a line that stays."""
+        ...
 
     def show(self, snapshot: Snapshot) -> None:
         """Display a snapshot."""
@@ -228,7 +104,7 @@ class Simulation:
         Args:
             settings: what to simulate.
             logs: a directory for the parts' logs.
-            scratch: a directory with a short path, for sockets and state.
+            scratch: a directory with a short path, for keys, sockets and state.
             display: shows every step.
         """
         self._settings = settings
@@ -238,12 +114,11 @@ class Simulation:
         self._started_s = time.monotonic()
         self._run_number = 0
 
-    def state_directory(self, device_id: str) -> Path:
-        """The state directory of a device's agent."""
-        return self._scratch / "agents" / device_id
-
-    def complete(self) -> list[Snapshot]:
+    def complete(self, boards: Mapping[str, str]) -> list[Snapshot]:
         """Run to the end; all processes are ended, also after an error.
+
+        Args:
+            boards: each device's kind of board, by the device's name.
 
         Returns:
             The last snapshot of each run.
@@ -253,75 +128,31 @@ class Simulation:
         """
         with Parts(self._logs) as parts:
             self._show("starting the coordinator", None)
-            address = self._start_coordinator(parts)
-            with CoordinatorView(address) as view:
-                for device in self._settings.devices:
-                    self._start_agent(parts, device, address)
-                nodes = [
-                    Node(device.device_id, device.partition, self._socket(device.device_id))
-                    for device in self._settings.devices
-                ]
-                flower = FlowerDeployment(parts, self._scratch / "flower", nodes)
-                self._show("starting Flower's SuperLink and SuperNodes", view)
-                flower.start()
+            fleet = FleetParts(parts, self._settings, self._scratch)
+            flower = FlowerDeployment(parts, self._scratch / "flower", fleet.nodes(), identity=fleet.flower_identity)
+            coordinator = fleet.start_coordinator(flower.address)
+            self._display.announce(
+                f"operate the fleet meanwhile: wattfleet coordinator devices --identity {coordinator.folder}"
+            )
+            with CoordinatorView(coordinator) as view:
                 try:
+                    fleet.start_agents(coordinator, boards)
+                    self._show("starting Flower's SuperLink and SuperNodes", view)
+                    flower.start()
                     self._await_ready(parts, view)
                     return [
                         last
                         for together in self._settings.apps
-                        for last in self._complete_runs(parts, view, flower, address, together)
+                        for last in self._complete_runs(parts, view, flower, coordinator.address, together)
                     ]
-                except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
+                except (
+                    CoordinatorUnreachableError,
+                    EnrolmentRefusedError,
+                    RequestFailedError,
+                    RequestRefusedError,
+                ) as error:
                     parts.check()
                     raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
-
-    def _start_coordinator(self, parts: Parts) -> str:
-        announced = self._scratch / "coordinator.json"
-        settings = self._settings
-        command = [
-            program("wattfleet"),
-            *("coordinator", "serve", "--address", f"{HOST}:0"),
-            *("--metrics-address", f"{HOST}:{settings.metrics_port}"),
-            *("--store", str(self._scratch / "coordinator.db"), "--announce", str(announced)),
-            *("--site-budget-w", str(settings.site_budget_w), "--policy", settings.policy),
-            *("--seed", str(settings.seed), "--profile-modes", str(settings.profile_modes)),
-            *("--reference", settings.reference),
-        ]
-        if settings.clients is not None:
-            command += ["--clients", str(settings.clients)]
-        part = parts.start("coordinator", command, OFFLINE)
-        give_up_s = time.monotonic() + _READY_WITHIN_S
-        while not announced.exists():
-            if failure := part.failure():
-                raise failure
-            if time.monotonic() > give_up_s:
-                raise PartFailedError(f"the coordinator did not start within {_READY_WITHIN_S:g} s (log: {part.log})")
-            time.sleep(0.1)
-        return str(json.loads(announced.read_text())["address"])
-
-    def _socket(self, device_id: str) -> Path:
-        return self._scratch / f"{device_id}.sock"
-
-    def _start_agent(self, parts: Parts, device: SimulatedDevice, address: str) -> None:
-        parts.start(
-            f"agent-{device.device_id}",
-            [
-                program("wattfleet"),
-                *("agent", "run", "--device", device.spec, "--device-id", device.device_id),
-                *("--seed", str(device.seed), "--coordinator", address),
-                *("--state-dir", str(self.state_directory(device.device_id))),
-                *("--socket", str(self._socket(device.device_id))),
-                *self._duty_options(device),
-            ],
-            OFFLINE,
-        )
-
-    def _duty_options(self, device: SimulatedDevice) -> list[str]:
-        if device.duty is None:
-            return []
-        # Beside requests, no modes are measured in trainings.
-        ahead = min(_MODES_BESIDE_DUTY, self._settings.profile_modes)
-        return ["--simulated-duty", device.duty, "--modes-first", str(ahead)]
 
     def _await_ready(self, parts: Parts, view: CoordinatorView) -> None:
         def poll(_: Sequence[view_pb2.DeviceView]) -> None:

@@ -20,18 +20,12 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
 from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
 from wattfleet_simulation.duties import duties_named, require_kept
+from wattfleet_simulation.fleet import state_directory
 from wattfleet_simulation.flower import HOST
 from wattfleet_simulation.report import build_report, write_json
 from wattfleet_simulation.report_html import write_html
-from wattfleet_simulation.run import (
-    DEFAULT_APPS,
-    PATIENCE_S,
-    Apps,
-    Display,
-    Simulation,
-    SimulationSettings,
-    open_fleet,
-)
+from wattfleet_simulation.run import Display, Simulation, open_fleet
+from wattfleet_simulation.settings import DEFAULT_APPS, PATIENCE_S, Apps, SimulationSettings
 
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"
@@ -89,8 +83,8 @@ def run_simulation(
     logs = _prepared(out)
     with _terminable(), _scratch() as scratch, _display(console) as display:
         simulation = Simulation(settings, logs, scratch, display)
-        runs = simulation.complete()
-        states = {device.device_id: simulation.state_directory(device.device_id) for device in settings.devices}
+        runs = simulation.complete({device_id: board.board_kind for device_id, board in boards.items()})
+        states = {device.device_id: state_directory(scratch, device.device_id) for device in settings.devices}
         report = build_report(settings, runs, boards, states)
     _write(report, out)
     if as_json:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coordinator.cli.client import RequestFailedError, RequestRefusedError
+from coordinator.cli.client import RequestFailedError
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.endpoint import Endpoint, named_folder
+from wattfleet_identity.renewal import renew_if_due
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
@@ -90,9 +93,14 @@ def main() -> None:
 
     # Only for the `flwr` command: SuperLink and SuperNodes run in their own containers.
     home = Path(os.environ["FLWR_HOME"])
-    flower = FlowerDeployment(Parts(home), home, nodes=[])
     try:
-        with CoordinatorView(arguments.coordinator) as view:
+        folder = named_folder(None)  # the one that WATTFLEET_IDENTITY names
+        flower = FlowerDeployment(Parts(home), home, nodes=[], identity=folder)
+        flower.connect()
+        endpoint = Endpoint.of(arguments.coordinator, folder)
+        if (problem := renew_if_due(endpoint)) is not None:
+            print(f"warning: {problem}", flush=True)
+        with CoordinatorView(endpoint) as view:
             await_ready(view, arguments.devices, READY_WITHIN_S, POLL_S)
             config = {
                 "coordinator": arguments.coordinator,
@@ -111,7 +119,7 @@ def main() -> None:
             )
     except PartFailedError as error:
         sys.exit(str(error))
-    except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
+    except (CoordinatorUnreachableError, InvalidInputError, RequestFailedError) as error:
         sys.exit(f"the coordinator at {arguments.coordinator}: {error}")
     print(f"Flower run {run_id} completed", flush=True)
 

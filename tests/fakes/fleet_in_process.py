@@ -201,7 +201,7 @@ def running_fleet(
         assert bound.wait(_WITHIN_S)
         if errors:
             raise errors[0]
-        with CoordinatorView(found[0].address) as view:
+        with CoordinatorView(Endpoint(found[0].address)) as view:
             until(lambda: all_ready(view, len(specs)) or bool(errors))
             yield RunningFleet(found[0], directory, list(specs), view, loop, errors)
     finally:

@@ -28,8 +28,6 @@ def main(grid: Grid, context: Context) -> None:
     strategy = PowerAware(
         strategy,
         coordinator=str(config["coordinator"]),
-        # On loopback, or on the private network of docker-compose.
-        insecure=True,
         local_epochs=_epochs(config),
         batches=_batches(str(config["batches"]), int(config["batch-size"])),
         # The plan's seconds are the simulated boards'. How long this machine takes for all of them is another matter.

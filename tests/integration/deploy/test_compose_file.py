@@ -11,11 +11,14 @@ from typing import Any
 
 import click
 import pytest
+import tomllib
 import typer
 import yaml
 
 import coordinator.cli.commands
 import edge_agent.cli.commands
+from edge_agent.paths import SUPERNODE_DIRECTORY
+from wattfleet_flower.supernode.own_options import DEFAULT_FOLDER
 from wattfleet_simulation import commands
 from wattfleet_simulation.devices import DEFAULT_FLEET, device_specs
 
@@ -41,10 +44,6 @@ def options(service: Service) -> dict[str, str]:
     return dict(word[2:].split("=", 1) for word in service["command"] if "=" in word)
 
 
-def node_config(service: Service) -> dict[str, str]:
-    return dict(re.findall(r'(\S+?)="?([^"\s]+)"?', options(service)["node-config"]))
-
-
 def default(value: str) -> str:
     """What `${VARIABLE:-default}` stands for where the variable is not set."""
     found = re.fullmatch(r"\$\{WATTFLEET_\w+:-(.*)\}", value)
@@ -65,14 +64,16 @@ def test_every_device_is_an_agent_and_a_supernode(services: dict[str, Service]) 
 @pytest.mark.parametrize("device", sorted(FLEET))
 def test_a_supernode_reaches_its_own_agent_and_no_other(services: dict[str, Service], device: str) -> None:
     agent, supernode = services[f"{device}-agent"], services[f"{device}-supernode"]
-    agent_options, node = options(agent), node_config(supernode)
+    agent_options = options(agent)
 
-    assert agent_options["device-id"] == node["device-id"] == device
+    assert agent_options["device-id"] == device
     assert agent_options["device"] == SPECS[device]
-    assert agent_options["socket"] == node["agent-socket"]
-    socket_folder = str(Path(node["agent-socket"]).parent)
-    assert mounts(supernode) == {socket_folder: f"{device}-socket"}
-    assert mounts(agent) == {socket_folder: f"{device}-socket", agent_options["state-dir"]: f"{device}-state"}
+    socket_folder, state = str(Path(agent_options["socket"]).parent), agent_options["state-dir"]
+    # What the agent enrols its SuperNode with, and nothing else of the agent's.
+    enrolled = str(Path(state) / SUPERNODE_DIRECTORY)
+    assert enrolled == str(DEFAULT_FOLDER), "the SuperNode looks there"
+    assert mounts(supernode) == {socket_folder: f"{device}-socket", enrolled: f"{device}-supernode"}
+    assert mounts(agent) == {**mounts(supernode), state: f"{device}-state", "/var/lib/invites": "invites"}
     assert f"{device}-agent" in supernode["depends_on"]
 
 
@@ -81,8 +82,8 @@ def test_the_fleet_is_the_one_that_simulate_runs(services: dict[str, Service]) -
     assert not any("minibatches-per-epoch" in options(services[f"{device}-agent"]) for device in SPECS)
     agents = [options(services[f"{device}-agent"]) for device in SPECS]
     assert [int(agent["seed"]) for agent in agents] == list(range(len(SPECS)))
-    nodes = [node_config(services[f"{device}-supernode"]) for device in SPECS]
-    assert [int(node["partition-id"]) for node in nodes] == list(range(len(SPECS)))
+    nodes = [options(services[f"{device}-supernode"])["node-config"] for device in SPECS]
+    assert nodes == [f"partition-id={number}" for number in range(len(SPECS))]
 
 
 def test_defaults_are_those_of_simulate(services: dict[str, Service]) -> None:
@@ -102,6 +103,44 @@ def test_commands_have_the_options_that_they_are_given(services: dict[str, Servi
     command = typer.main.get_command(groups[group]).commands[subcommand]
     parameters = command.get_params(click.Context(command))
     assert set(options(services[name])) <= {option[2:] for parameter in parameters for option in parameter.opts}
+
+
+def test_nothing_is_served_or_used_in_plaintext(services: dict[str, Service]) -> None:
+    assert not [name for name, service in services.items() if "--insecure" in str(service)]
+    assert not [file.name for file in (DEPLOY / "image").iterdir() if "insecure" in file.read_text()]
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    assert [job["scheme"] for job in scraped] == ["https"]
+    keys = {
+        Path(path).parent for job in scraped for path in (job["tls_config"]["key_file"], job["tls_config"]["ca_file"])
+    }
+    assert {mounts(services["prometheus"])[str(folder)] for folder in keys} == {"prometheus-identity"}
+
+
+def test_the_authority_comes_before_the_coordinator_and_an_invite_before_each_machine(
+    services: dict[str, Service],
+) -> None:
+    once = {"condition": "service_completed_successfully"}
+    assert services["coordinator"]["depends_on"]["authority"] == once
+    machines = [word for word in services["invites"]["command"] if not word.startswith("--")]
+    invited = {name: service for name, service in services.items() if "WATTFLEET_INVITE" in str(service)}
+    assert set(invited) == {*(f"{device}-agent" for device in FLEET), "superlink", "flower-run"}
+    files = {name: Path(service["environment"]["WATTFLEET_INVITE"]) for name, service in invited.items()}
+    assert sorted(file.name for file in files.values()) == sorted(word.partition(":")[2] for word in machines)
+    for name, service in invited.items():
+        assert mounts(service)[str(files[name].parent)] == "invites"
+        assert "invites" in service["depends_on"] or "superlink" in service["depends_on"], name
+    assert {word for word in machines if word.startswith("device:")} == {f"device:{device}" for device in FLEET}
+
+
+def test_no_secret_is_in_the_file(services: dict[str, Service]) -> None:
+    assert "wfj1/" not in str(services)
+    assert not [name for name, service in services.items() if re.search("token|password", str(service), re.IGNORECASE)]
+
+
+def test_identities_outlive_a_container(services: dict[str, Service]) -> None:
+    for name in ("coordinator", "authority", "superlink", "flower-run", *(f"{device}-agent" for device in FLEET)):
+        assert "/var/lib/wattfleet" in mounts(services[name]), name
+    assert mounts(services["authority"]) == mounts(services["coordinator"])
 
 
 def test_the_run_waits_for_the_whole_fleet_and_is_not_restarted(services: dict[str, Service]) -> None:
@@ -133,7 +172,7 @@ def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> No
     }
     assert all(host == "127.0.0.1" for ports in published.values() for host, _, _ in ports)
     assert {name: [int(port) for _, port, _ in ports] for name, ports in published.items()} == {
-        "coordinator": [7070, 9464],
+        "coordinator": [7070, 7071, 9464],
         "prometheus": [9090],
         "grafana": [3000],
     }
@@ -163,6 +202,15 @@ def test_images_are_built_from_targets_of_the_dockerfile(services: dict[str, Ser
         assert service["build"]["target"] in targets
         assert service["image"] == f"wattfleet-{service['build']['target']}"
         assert set(service["build"]["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+
+
+def test_images_are_built_from_all_packages() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    packages = {Path(path).parts[0] for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
+    copied = set(re.findall(r"^COPY (\S+) /src/\1$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
+    let_in = {line[1:] for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    assert packages == copied
+    assert packages <= let_in
 
 
 @pytest.mark.parametrize("version", ["docker-compose", "docker compose"])

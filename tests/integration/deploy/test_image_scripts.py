@@ -1,14 +1,18 @@
-"""The two scripts that images carry."""
+"""The scripts that images carry, and what Dockerfiles run."""
 
 from __future__ import annotations
 
 import runpy
 import socket
+import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests.fakes.certified import CertifiedFleet
 
 IMAGE = Path(__file__).parents[3] / "deploy" / "image"
 
@@ -57,3 +61,24 @@ def test_a_socket_that_nobody_listens_on_is_not_healthy(tmp_path: Path) -> None:
         unix.bind(str(path))
     assert path.exists()
     assert healthcheck(f"unix:{path}").returncode == 1
+
+
+def test_a_server_without_tls_is_not_healthy_where_tls_is_expected(tmp_path: Path) -> None:
+    authority = CertifiedFleet.create(tmp_path / "authority").authority
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.folder / "server.pem", authority.folder / "server.key")
+    with ThreadPoolExecutor() as threads, socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tls:127.0.0.1:{server.getsockname()[1]}"
+
+        def serve(protected: bool) -> None:
+            connection, _ = server.accept()
+            with connection:
+                if protected:
+                    context.wrap_socket(connection, server_side=True).close()
+                else:
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+        for protected, returncode in ((True, 0), (False, 1)):
+            served = threads.submit(serve, protected)
+            assert healthcheck(address).returncode == returncode
+            served.result(20)

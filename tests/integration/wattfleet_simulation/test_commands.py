@@ -119,6 +119,8 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 def test_settings_of_the_users_own_fleet_do_not_reach_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATTFLEET_COORDINATOR_SITE_FILE", "site.toml")
     monkeypatch.setenv("WATTFLEET_AGENT_PROFILE_MODES_FIRST", "3")
+    monkeypatch.setenv("WATTFLEET_IDENTITY", "/home/anna/identity")
     found = environment({"FLWR_HOME": "/tmp/flower"})
-    assert not [name for name in found if name.startswith(("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_"))]
+    assert not [name for name in found if name.startswith("WATTFLEET_")]
+    assert environment({"WATTFLEET_IDENTITY": "own"})["WATTFLEET_IDENTITY"] == "own"
     assert found["FLWR_HOME"] == "/tmp/flower"

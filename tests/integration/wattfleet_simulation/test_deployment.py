@@ -6,15 +6,22 @@ import functools
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
 
+import grpc
+import psutil
 import pytest
 
+from wattfleet_identity.authority import SERVER_NAME
+from wattfleet_identity.endpoint import require_identity
 from wattfleet_io.cli import main
+from wattfleet_proto.v1 import view_pb2, view_pb2_grpc
 from wattfleet_simulation import simulate
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(300)]
@@ -109,16 +116,96 @@ def test_a_failing_run_is_named(
     assert gone(mark), processes_of(mark)
 
 
-def test_terminated_half_way_leaves_no_process(tmp_path: Path) -> None:
+def listening(mark: str) -> dict[int, str]:
+    """The command lines of the marked processes that listen on TCP, by port."""
+    found: dict[int, str] = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == mark:
+                ports = [each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"]
+                found.update(dict.fromkeys(ports, " ".join(process.cmdline())))
+        except psutil.Error:
+            continue
+    return found
+
+
+def speaks_tls(port: int, client: ssl.SSLContext) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 20) as connection, client.wrap_socket(connection):
+            return True
+    except (ssl.SSLError, ConnectionError, TimeoutError):
+        return False
+
+
+def is_answered(channel: grpc.Channel) -> bool:
+    """Whether somebody on this channel may read the fleet."""
+    with channel:
+        stub = view_pb2_grpc.ViewServiceStub(channel)
+        try:
+            stub.GetFleet(view_pb2.GetFleetRequest(), timeout=20)
+        except grpc.RpcError:
+            return False
+    return True
+
+
+def test_a_running_fleet_is_protected_and_leaves_no_process_if_terminated(tmp_path: Path) -> None:
     line, environment, mark = command(tmp_path)
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout
+        printed, output = "", []
         for said in run.stdout:
+            output.append(said)
+            if "operate the fleet meanwhile: " in said:
+                printed = said.partition("operate the fleet meanwhile: ")[2].strip()
             if "training in run" in said:
                 break
-        assert len(processes_of(mark)) > 4
-        run.send_signal(signal.SIGTERM)
-        run.stdout.read()
+        try:
+            assert len(processes_of(mark)) > 4, output
+            require_protected_fleet(tmp_path, mark, printed, environment)
+        finally:
+            run.send_signal(signal.SIGTERM)
+            run.stdout.read()
         assert run.wait(60) == 1
     assert gone(mark), processes_of(mark)
     assert not (tmp_path / "report.json").exists()
+    folder = Path(printed.rpartition(" ")[2])
+    assert not folder.exists(), "keys end with the run"
+
+
+def require_protected_fleet(out: Path, mark: str, printed: str, environment: dict[str, str]) -> None:
+    """Check a running simulation from outside.
+
+    Args:
+        out: its --out.
+        mark: of its processes.
+        printed: the command that it printed for operators.
+        environment: without the identity of anybody.
+    """
+    # The operator's command works as it was printed, from any folder; without the identity it is refused.
+    own = {name: value for name, value in environment.items() if name != _MARK}
+    words = [WATTFLEET, *printed.split()[1:], "--json"]
+    operator = subprocess.run(words, env=own, cwd="/", capture_output=True, text=True, timeout=60)
+    assert {each["device_id"] for each in json.loads(operator.stdout)} == {"agx-orin-0", "orin-nano-0"}, operator.stderr
+    identity = require_identity(Path(words[words.index("--identity") + 1]))
+    address = ["--coordinator", identity.coordinator]
+    stranger = [WATTFLEET, "coordinator", "devices", *address]
+    refused = subprocess.run(stranger, env={**own, "HOME": "/nowhere"}, cwd="/", capture_output=True, text=True)
+    assert refused.returncode == 1 and "requires a certificate" in refused.stderr
+
+    named = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    trusting = grpc.ssl_channel_credentials(identity.trusted_pem)
+    assert not is_answered(grpc.insecure_channel(identity.coordinator))
+    assert not is_answered(grpc.secure_channel(identity.coordinator, trusting, options=named))
+
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    anybody.set_alpn_protocols(["h2"])
+    plaintext = [line for port, line in listening(mark).items() if not speaks_tls(port, anybody)]
+    # /metrics is open on loopback.
+    assert [line for line in plaintext if "coordinator serve" not in line] == []
+    assert len(plaintext) == 1
+
+    written = "".join(log.read_text(errors="replace") for log in (out / "logs").iterdir())
+    for secret in ("wfj1/", "PRIVATE KEY"):
+        assert secret not in written
+        assert not [line for line in processes_of(mark) if secret in line]

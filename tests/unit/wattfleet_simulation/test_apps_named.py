@@ -6,7 +6,7 @@ import pytest
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import MAX_BATCH_OPTIONS
-from wattfleet_simulation.run import SimulatedApp, apps_named
+from wattfleet_simulation.settings import SimulatedApp, apps_named
 
 
 @pytest.mark.parametrize(

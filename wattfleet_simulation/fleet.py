@@ -1,0 +1,136 @@
+"""The coordinator and the agents of a simulated fleet: parts of a run that have enrolled, and use mutual TLS."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from coordinator.cli.client import CoordinatorClient
+from edge_agent.paths import SUPERNODE_DIRECTORY
+from wattfleet_identity.endpoint import Endpoint
+from wattfleet_simulation.devices import SimulatedDevice
+from wattfleet_simulation.flower import HOST, OFFLINE, Node
+from wattfleet_simulation.identities import FleetIdentities, enrol_device, enrol_flower
+from wattfleet_simulation.processes import PartFailedError, Parts, program
+from wattfleet_simulation.settings import SimulationSettings
+
+_READY_WITHIN_S = 180.0
+_MODES_BESIDE_DUTY = 12
+"""Modes that a board with a duty measures before its first round."""
+
+
+def state_directory(scratch: Path, device_id: str) -> Path:
+    """The state directory of a device's agent, in the scratch directory of a run."""
+    return scratch / "agents" / device_id
+
+
+class FleetParts:
+    """Starts the coordinator and the agents of a run.
+
+    Attributes:
+        flower_identity: the folder of the identity of Flower's server.
+    """
+
+    def __init__(self, parts: Parts, settings: SimulationSettings, scratch: Path) -> None:
+        """Start nothing yet.
+
+        Args:
+            parts: the run's processes, to which it adds its own.
+            settings: what to simulate.
+            scratch: a directory with a short path, for keys, sockets and state.
+        """
+        self.flower_identity = scratch / "flower-identity"
+        self._parts = parts
+        self._settings = settings
+        self._scratch = scratch
+
+    def start_coordinator(self, superlink: str) -> Endpoint:
+        """Start a coordinator with an authority of its own; returns how its operator connects to it.
+
+        Args:
+            superlink: host:port of the run's SuperLink, which gets a certificate of the authority.
+
+        Raises:
+            PartFailedError: it did not start.
+        """
+        identities = FleetIdentities(self._scratch / "authority")
+        announced = self._scratch / "coordinator.json"
+        settings = self._settings
+        command = [
+            program("wattfleet"),
+            *("coordinator", "serve", "--address", f"{HOST}:0", "--identity", str(identities.authority)),
+            *("--metrics-address", f"{HOST}:{settings.metrics_port}", "--superlink-address", superlink),
+            *("--store", str(self._scratch / "coordinator.db"), "--announce", str(announced)),
+            *("--site-budget-w", str(settings.site_budget_w), "--policy", settings.policy),
+            *("--seed", str(settings.seed), "--profile-modes", str(settings.profile_modes)),
+            *("--reference", settings.reference),
+        ]
+        if settings.clients is not None:
+            command += ["--clients", str(settings.clients)]
+        part = self._parts.start("coordinator", command, OFFLINE)
+        give_up_s = time.monotonic() + _READY_WITHIN_S
+        while not announced.exists():
+            if failure := part.failure():
+                raise failure
+            if time.monotonic() > give_up_s:
+                raise PartFailedError(f"the coordinator did not start within {_READY_WITHIN_S:g} s (log: {part.log})")
+            time.sleep(0.1)
+        return identities.serving_at(str(json.loads(announced.read_text())["address"]))
+
+    def start_agents(self, coordinator: Endpoint, boards: Mapping[str, str]) -> None:
+        """Enrol every device and Flower's server, and start the agents.
+
+        Args:
+            coordinator: how the operator, who invites them, connects to it.
+            boards: each device's kind of board, by the device's name.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            InvalidInputError: it refuses one of them.
+        """
+        with CoordinatorClient(coordinator) as client:
+            enrol_flower(client, self.flower_identity)
+            for device in self._settings.devices:
+                enrol_device(
+                    client, device.device_id, boards[device.device_id], state_directory(self._scratch, device.device_id)
+                )
+                self._start_agent(device, coordinator.address)
+
+    def socket(self, device_id: str) -> Path:
+        """The unix socket of a device's agent."""
+        return self._scratch / f"{device_id}.sock"
+
+    def nodes(self) -> list[Node]:
+        """The SuperNodes of the devices, which enrol with their agents."""
+        return [
+            Node(
+                device.device_id,
+                device.partition,
+                self.socket(device.device_id),
+                state_directory(self._scratch, device.device_id) / SUPERNODE_DIRECTORY,
+            )
+            for device in self._settings.devices
+        ]
+
+    def _start_agent(self, device: SimulatedDevice, address: str) -> None:
+        self._parts.start(
+            f"agent-{device.device_id}",
+            [
+                program("wattfleet"),
+                *("agent", "run", "--device", device.spec, "--device-id", device.device_id),
+                *("--seed", str(device.seed), "--coordinator", address),
+                *("--state-dir", str(state_directory(self._scratch, device.device_id))),
+                *("--socket", str(self.socket(device.device_id))),
+                *self._duty_options(device),
+            ],
+            OFFLINE,
+        )
+
+    def _duty_options(self, device: SimulatedDevice) -> list[str]:
+        if device.duty is None:
+            return []
+        # Beside requests, no modes are measured in trainings.
+        ahead = min(_MODES_BESIDE_DUTY, self._settings.profile_modes)
+        return ["--simulated-duty", device.duty, "--modes-first", str(ahead)]

@@ -1,0 +1,95 @@
+"""The authority of a simulated fleet, and the enrolment of its parts, each with an invite of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from coordinator.cli.client import CoordinatorClient
+from coordinator.identity.authority_folder import AuthorityFolder
+from coordinator.identity.first_operator import folder_of, make_operator
+from edge_agent.paths import IDENTITY_DIRECTORY, INSTALLATION_FILE, SUPERNODE_DIRECTORY
+from edge_agent.runtime.installation import installation_name
+from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
+from wattfleet_identity.identity_folder import write_identity
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, join_and_store, require_writable
+from wattfleet_identity.peers import Role
+from wattfleet_io.clock import utc_now
+from wattfleet_proto.v1 import identity_pb2
+
+_INVITE_TTL_S = 600.0
+
+
+class FleetIdentities:
+    """The authority of one fleet; its keys end with the folder that they are in.
+
+    Attributes:
+        authority: the folder for `wattfleet coordinator serve --identity`.
+        operator: the folder of the operator's identity, for commands.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Make an authority and its first operator.
+
+        Args:
+            folder: where; made if absent.
+        """
+        self.authority = folder
+        self.operator = folder_of(folder)
+        now = utc_now()
+        make_operator(AuthorityFolder.create(folder, [], now), DEFAULT_ADDRESS, now)
+
+    def serving_at(self, address: str) -> Endpoint:
+        """Note where the coordinator listens, so that commands with the operator's identity find it.
+
+        Args:
+            address: the coordinator's host:port.
+
+        Returns:
+            The coordinator, as the operator connects to it.
+        """
+        write_identity(self.operator, replace(require_identity(self.operator), coordinator=address))
+        return Endpoint.of(None, self.operator)
+
+
+def enrol_device(client: CoordinatorClient, device_id: str, board: str, state_dir: Path) -> None:
+    """Enrol a device and its SuperNode as `wattfleet agent join` does.
+
+    Args:
+        client: the coordinator, as its operator connects to it.
+        device_id: the device's name.
+        board: its kind of board.
+        state_dir: the state directory of its agent.
+
+    Raises:
+        CoordinatorUnreachableError: the coordinator does not answer.
+        RequestRefusedError: it refuses the invite; EnrolmentRefusedError: it refuses the device.
+    """
+    applicant = Applicant(device_id, board, installation_name(state_dir / INSTALLATION_FILE))
+    supernode = state_dir / SUPERNODE_DIRECTORY
+    _enrol(client, Role.DEVICE, device_id, applicant, state_dir / IDENTITY_DIRECTORY, supernode)
+
+
+def enrol_flower(client: CoordinatorClient, folder: Path) -> None:
+    """Enrol Flower's server as `wattfleet join` does; errors as for `enrol_device`.
+
+    Args:
+        client: the coordinator, as its operator connects to it.
+        folder: where the key and the certificate go.
+    """
+    _enrol(client, Role.FLOWER, "simulation", Applicant(), folder)
+
+
+def _enrol(
+    client: CoordinatorClient,
+    role: Role,
+    name: str,
+    applicant: Applicant,
+    folder: Path,
+    supernode: Path | None = None,
+) -> None:
+    request = identity_pb2.InviteRequest(role=role.value, name=name, uses=1, ttl_s=_INVITE_TTL_S)
+    invite = Invite.parse(client.administer("Invite", request).line)
+    require_writable(folder)
+    join_and_store(invite, applicant, folder, utc_now(), supernode)
