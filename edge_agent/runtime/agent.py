@@ -129,7 +129,7 @@ async def _run_with_device(
         take_up_duty(turns, duty_file, device)
     else:
         serving.begin()
-    async with serve_socket(settings.device.socket, trainings, servicer):
+    async with serve_socket(settings.device.socket, trainings, servicer, settings.device.socket_group):
         works: dict[str, Coroutine[Any, Any, Any]] = {}
         if serving is not None:
             works["simulated requests"] = serving.serve_at_rest(lambda: service.is_resting)

@@ -1,0 +1,468 @@
+"""A hostile ClientApp on the agent's socket: whatever it sends, the device does nothing beyond the round it was granted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.runtime.training_now import training_now
+from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
+from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
+from tests.fakes.polling import until
+from wattfleet.modes import PowerMode, array_to_modes
+from wattfleet_proto.local_socket import owner_socket
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc, session_pb2
+
+TRAIN = "/wattfleet.v1.LocalAgentService/Train"
+DENIED, NOT_GRANTED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
+BUSY, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT
+FINISH = local_pb2.TrainRequest(finish=local_pb2.FinishTraining())
+
+
+def started(plan_id: str = "7/1", epochs: float = 1.0, device_id: str = "orin-nano-0") -> local_pb2.TrainRequest:
+    return local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id=plan_id, device_id=device_id, epochs=epochs))
+
+
+class App:
+    """One stream of trainings, message by message."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self.call: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
+
+    def send(self, *requests: Any) -> None:
+        for request in requests:
+            self._requests.put(request)
+
+    def answer(self) -> Any:
+        return next(self.call)
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+    def refusal(self) -> tuple[grpc.StatusCode, str]:
+        """How the agent ends the stream."""
+        with pytest.raises(grpc.RpcError):
+            while True:
+                self.answer()
+        return self.call.code(), self.call.details()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    with agent_at(tmp_path / "agent.sock", stop_timeout_s=0.5) as running:
+        yield running
+
+
+@pytest.fixture
+def hostile(agent: Agent) -> Iterator[Callable[[], App]]:
+    apps = []
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+
+        def opened() -> App:
+            apps.append(App(channel))
+            return apps[-1]
+
+        yield opened
+        for app in apps:
+            app.end()
+
+
+class Watched:
+    """The modes that the board was put into, and the most that it may have drawn in them."""
+
+    def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.modes: list[PowerMode] = []
+        apply = agent.board.apply
+
+        def noted(mode: PowerMode) -> None:
+            self.modes.append(mode)
+            apply(mode)
+
+        monkeypatch.setattr(agent.board, "apply", noted)
+
+
+@pytest.fixture
+def watched(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(agent, monkeypatch)
+
+
+# --- limit and mode ---------------------------------------------------------------------------------------------
+
+
+def test_no_message_of_an_app_has_a_field_for_watts_a_mode_or_a_time() -> None:
+    """What cannot be said cannot be obeyed: mode and limit come over the agent's session alone."""
+    fields = {
+        field.name
+        for message in (local_pb2.StartTraining, local_pb2.FinishTraining, local_pb2.LoaderSeen)
+        for field in message.DESCRIPTOR.fields
+    }
+    assert not {name for name in fields if any(word in name for word in ("mode", "power", "watt", "limit", "longest"))}
+    assert "mode" not in {field.name for field in local_pb2.MinibatchTimes.DESCRIPTOR.fields}
+
+
+def test_an_app_cannot_raise_its_mode_by_what_it_says_of_itself(
+    agent: Agent, hostile: Callable[[], App], watched: Watched
+) -> None:
+    """Tiny batches, a huge loader and short minibatches make the agent measure, but within the grant only."""
+    limit_w = 9.0
+    low = min(array_to_modes(agent.board.modes), key=lambda mode: sum(mode))
+    agent.grant(granted(low, power_limit_w=limit_w, plan_id="7/2", grant_id=2))
+    app = hostile()
+    app.send(started("7/2"))
+    app.answer()
+    app.send(local_pb2.TrainRequest(loader=local_pb2.LoaderSeen(batch=16, minibatches_per_epoch=2**31)))
+    times = [local_pb2.MinibatchTimes(fetch_stall_ms=0.0, compute_ms=0.001)] * 1_000
+    for _ in range(20):
+        app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained(minibatches=times)))
+        app.answer()
+    app.send(FINISH)
+    app.answer()
+    within = {mode for mode in watched.modes if agent.board.true_power_mw(mode) <= 1e3 * limit_w * 1.1}
+    assert set(watched.modes) <= within | {parked_mode(agent.board)}
+    assert agent.board.current_mode() == parked_mode(agent.board)
+
+
+@pytest.mark.parametrize("epochs", [0.0, -1.0, 1e9, float("nan"), float("inf")])
+def test_an_app_cannot_train_a_made_up_number_of_epochs(
+    agent: Agent, hostile: Callable[[], App], watched: Watched, epochs: float
+) -> None:
+    app = hostile()
+    app.send(started(epochs=epochs))
+    code, reason = app.refusal()
+    assert code is INVALID and "epochs" in reason
+    assert MODE not in watched.modes
+
+
+# --- whose training ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plan_id",
+    ["7/2", "8/1", "7/0", "", "7/1 ", "7/1\n", "7/01"],
+    ids=["round", "run", "0", "none", "space", "line", "01"],
+)
+def test_a_training_without_its_own_grant_is_refused(
+    agent: Agent, hostile: Callable[[], App], watched: Watched, plan_id: str
+) -> None:
+    app = hostile()
+    app.send(started(plan_id))
+    code, reason = app.refusal()
+    assert code is NOT_GRANTED and "has granted no watts for the training of round" in reason
+    assert watched.modes == []
+
+
+def test_an_old_assignment_trains_nothing_again(agent: Agent, hostile: Callable[[], App], watched: Watched) -> None:
+    app = hostile()
+    app.send(started(), FINISH)
+    list(app.call)
+    watched.modes.clear()
+    replayed = hostile()
+    replayed.send(started())
+    assert replayed.refusal()[0] is NOT_GRANTED
+    agent.grant(granted(plan_id="7/2", grant_id=2))
+    replayed = hostile()
+    replayed.send(started())
+    assert replayed.refusal()[0] is NOT_GRANTED
+    # The same plan under a newer grant: a plan is trained once.
+    agent.grant(granted(plan_id="7/1", grant_id=3))
+    assert watched.modes == []
+
+
+def test_an_assignment_of_another_device_is_refused(agent: Agent, hostile: Callable[[], App], watched: Watched) -> None:
+    app = hostile()
+    app.send(started(device_id="orin-nano-1"))
+    code, reason = app.refusal()
+    assert code is INVALID and "is for orin-nano-1" in reason
+    assert watched.modes == []
+
+
+def test_nobody_joins_or_finishes_the_training_of_another_app(agent: Agent, hostile: Callable[[], App]) -> None:
+    honest, thief, finisher = hostile(), hostile(), hostile()
+    honest.send(started())
+    honest.answer()
+    thief.send(started())
+    assert thief.refusal()[0] is BUSY
+    finisher.send(FINISH)
+    code, reason = finisher.refusal()
+    assert code is INVALID
+    assert agent.board.current_mode() == MODE, "the training goes on"
+    honest.send(FINISH)
+    assert honest.answer().HasField("finished")
+
+
+def test_the_app_of_another_run_ends_its_own_training_only(agent: Agent, hostile: Callable[[], App]) -> None:
+    """A finish of more than was assigned is refused, and so nothing of it is reported or learned."""
+    app = hostile()
+    app.send(started(), local_pb2.TrainRequest(finish=local_pb2.FinishTraining(epochs_done=1e6)))
+    code, reason = app.refusal()
+    assert code is INVALID and "as assigned" in reason
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
+    assert agent.reports.observations == []
+
+
+# --- how long -----------------------------------------------------------------------------------------------------
+
+
+def test_an_app_that_goes_on_beyond_the_longest_training_is_stopped(agent: Agent, hostile: Callable[[], App]) -> None:
+    grant = granted(plan_id="7/2", grant_id=2)
+    grant.longest_s = 1
+    agent.grant(grant)
+    app = hostile()
+    app.send(started("7/2"))
+    app.answer()
+    begun_s = time.monotonic()
+    assert "took longer than 1 s" in app.answer().stop.reason
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert time.monotonic() - begun_s < 10
+    with pytest.raises(grpc.RpcError, match="did not end its training"):
+        app.answer()
+    until(lambda: agent.reports.states[-1].state == session_pb2.DEVICE_STATE_READY)
+
+
+def test_reports_without_an_end_keep_no_device_beyond_its_grant(agent: Agent, hostile: Callable[[], App]) -> None:
+    """The time is the agent's, whatever the app reports, and however fast."""
+    grant = granted(plan_id="7/2", grant_id=2)
+    grant.longest_s = 1
+    agent.grant(grant)
+    app, stop = hostile(), threading.Event()
+    app.send(started("7/2"))
+
+    def flood() -> None:
+        while not stop.wait(0.0005):
+            app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained()))
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        code, _ = app.refusal()
+    finally:
+        stop.set()
+        flooding.join()
+    assert code is grpc.StatusCode.ABORTED
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
+
+
+# --- floods -------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_waits_for_few_grants_at_once(agent: Agent, tmp_path: Path) -> None:
+    with agent_at(tmp_path / "patient.sock", grant_timeout_s=3.0) as patient:
+        with grpc.insecure_channel(f"unix:{patient.socket}") as channel:
+            apps = [App(channel) for _ in range(12)]
+            for number, app in enumerate(apps):
+                app.send(started(f"9/{number}"))
+            refusals = [app.refusal() for app in apps]
+            for app in apps:
+                app.end()
+    codes = [code for code, _ in refusals]
+    assert codes.count(BUSY) == 4 and codes.count(NOT_GRANTED) == 8
+    assert any(f"process {os.getpid()} has 8 trainings open already" in reason for _, reason in refusals)
+
+
+def test_a_user_opens_few_connections_and_others_go_on(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    import socket
+
+    opened = []
+    try:
+        for _ in range(80):
+            one = socket.socket(socket.AF_UNIX)
+            one.connect(str(agent.socket))
+            one.settimeout(5)
+            opened.append(one)
+
+        def ended() -> int:
+            gone = 0
+            for each in opened:
+                each.setblocking(False)
+                try:
+                    gone += each.recv(1, socket.MSG_PEEK) == b""
+                except BlockingIOError:
+                    pass
+                except ConnectionResetError:
+                    gone += 1
+            return gone
+
+        until(lambda: ended() >= 16)
+        assert "a connection is closed" in caplog.text
+    finally:
+        for each in opened:
+            each.close()
+
+    def serves() -> bool:
+        with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+            app = App(channel)
+            app.send(started("no such plan"))
+            app.end()
+            try:
+                list(app.call)
+            except grpc.RpcError as error:
+                status: Any = error
+                return status.code() is NOT_GRANTED
+        return False
+
+    until(serves)
+
+
+# --- what is the owner's ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def duties(tmp_path: Path) -> Iterator[DutyAgent]:
+    with duty_agent_at(tmp_path / "duty.sock", duty()) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("SetDuty", duty_pb2.SetDutyRequest(duty=duty(latency_ms=1e6).to_json())),
+        ("ClearDuty", duty_pb2.ClearDutyRequest()),
+    ],
+)
+def test_an_app_cannot_change_the_duty(duties: DutyAgent, method: str, request_: Any) -> None:
+    with grpc.insecure_channel(f"unix:{duties.socket}") as channel:
+        with pytest.raises(grpc.RpcError, match="only the user of the agent") as refused:
+            getattr(duty_pb2_grpc.DutyServiceStub(channel), method)(request_)
+    assert refused.value.code() is DENIED
+    assert duties.turns.duty == duty()
+
+
+def test_an_app_cannot_see_whose_training_runs(agent: Agent, hostile: Callable[[], App]) -> None:
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+        with pytest.raises(grpc.RpcError, match="only the user of the agent"):
+            local_pb2_grpc.LocalAgentServiceStub(channel).ShowTraining(local_pb2.ShowTrainingRequest())
+
+
+def test_no_other_call_exists_on_the_sockets() -> None:
+    """Nothing there reads or removes what is stored of a workload, applies a mode, or measures on demand."""
+    calls = {
+        f"{service.name}/{method.name}"
+        for module in (local_pb2, duty_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert calls == {
+        "LocalAgentService/Train",
+        "LocalAgentService/ShowTraining",
+        "DutyService/Serve",
+        "DutyService/Share",
+        "DutyService/SetDuty",
+        "DutyService/ShowDuty",
+        "DutyService/ClearDuty",
+    }
+
+
+def test_minibatches_reported_without_a_training_measure_nothing(
+    agent: Agent, hostile: Callable[[], App], watched: Watched
+) -> None:
+    app = hostile()
+    app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained()))
+    assert app.refusal()[0] is INVALID
+    assert watched.modes == []
+
+
+# --- who calls ----------------------------------------------------------------------------------------------------
+
+
+def test_the_agent_tells_its_owner_and_its_log_who_trains(
+    agent: Agent, hostile: Callable[[], App], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "edge_agent")
+    assert training_now(agent.socket) is None
+    app = hostile()
+    app.send(started())
+    app.answer()
+    shown = training_now(agent.socket)
+    assert shown is not None
+    assert (shown["plan_id"], shown["uid"], shown["pid"]) == ("7/1", os.getuid(), os.getpid())
+    assert f"7/1 is trained by user {shown['user']}, process {os.getpid()}" in caplog.text
+    app.send(FINISH)
+    app.answer()
+    assert training_now(agent.socket) is None
+
+
+OTHER_USER, MEMBERS = 54_321, 54_322
+ANOTHER_USERS_CALL = """
+import os, sys
+socket, method, groups, uid, gid = sys.argv[1:]
+import grpc
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc
+os.setgroups([int(each) for each in groups.split(",") if each])
+os.setgid(int(gid)); os.setuid(int(uid))
+with grpc.insecure_channel("unix:" + socket) as channel:
+    stub = local_pb2_grpc.LocalAgentServiceStub(channel)
+    start = local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id="none", device_id="orin-nano-0", epochs=1))
+    try:
+        if method == "Train":
+            list(stub.Train(iter([start])))
+        else:
+            stub.ShowTraining(local_pb2.ShowTrainingRequest(), timeout=10)
+    except grpc.RpcError as error:
+        print(error.code().name, error.details())
+"""
+
+
+@contextmanager
+def open_to_everybody(socket: Path) -> Iterator[None]:
+    """As after a mistaken chmod: the kernel lets everybody connect, and the agent itself has to refuse."""
+    for folder in (socket.parent, *socket.parent.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    for each in (socket, owner_socket(socket)):
+        each.chmod(0o666)
+    yield
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("method", "gid", "groups", "code", "reason"),
+    [
+        ("Train", OTHER_USER, "", "PERMISSION_DENIED", f"user {OTHER_USER} may not use the agent's socket"),
+        ("Train", MEMBERS, "", "FAILED_PRECONDITION", "granted no watts"),
+        ("Train", OTHER_USER, f"{MEMBERS}", "FAILED_PRECONDITION", "granted no watts"),
+        ("owner", MEMBERS, f"{MEMBERS}", "PERMISSION_DENIED", "only the user of the agent"),
+    ],
+    ids=["stranger", "member", "member-by-further-group", "member-as-owner"],
+)
+def test_only_root_the_agents_user_and_members_train(
+    tmp_path: Path, method: str, gid: int, groups: str, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import subprocess
+    import sys
+
+    monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group that the agent runs with
+    with agent_at(tmp_path / "agent.sock") as running, open_to_everybody(running.socket):
+        socket = running.socket if method == "Train" else owner_socket(running.socket)
+        ended = subprocess.run(
+            [sys.executable, "-c", ANOTHER_USERS_CALL, str(socket), method, groups, str(OTHER_USER), str(gid)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.stdout.startswith(code), ended.stdout + ended.stderr
+    assert reason in ended.stdout
+
+
+def test_grpcs_own_socket_is_for_the_agent_alone(agent: Agent) -> None:
+    """A connection that does not come through the acceptor has no known user, and is refused even for root."""
+    folder = agent.socket.with_suffix(".d")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with grpc.insecure_channel(f"unix:{folder}/grpc") as channel:
+        app = App(channel)
+        app.send(started())
+        code, reason = app.refusal()
+        app.end()
+    assert code is DENIED and "no known user" in reason
