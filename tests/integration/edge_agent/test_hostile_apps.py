@@ -1,9 +1,12 @@
-"""A hostile ClientApp on the agent's socket: whatever it sends, the device does nothing beyond the round it was granted."""
+"""A hostile ClientApp on the agent's socket: the device does nothing beyond the round that it was granted."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +18,11 @@ from typing import Any
 import grpc
 import pytest
 
+from edge_agent.devices.selection import open_virtual_board
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.training_now import training_now
+from edge_agent.serving.live_times import LiveTimes
+from edge_agent.serving.turns import Kind, Turns
 from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
@@ -93,6 +99,13 @@ class Watched:
         monkeypatch.setattr(agent.board, "apply", noted)
 
 
+def power_mw_at(agent: Agent, mode: PowerMode) -> float:
+    """The settled power of a training at a mode, by the physics of the simulated board."""
+    twin = open_virtual_board("simulated:orin-nano", 1)
+    twin.apply(mode)
+    return float(twin.load_in_force().power_mw)
+
+
 @pytest.fixture
 def watched(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(agent, monkeypatch)
@@ -115,21 +128,21 @@ def test_no_message_of_an_app_has_a_field_for_watts_a_mode_or_a_time() -> None:
 def test_an_app_cannot_raise_its_mode_by_what_it_says_of_itself(
     agent: Agent, hostile: Callable[[], App], watched: Watched
 ) -> None:
-    """Tiny batches, a huge loader and short minibatches make the agent measure, but within the grant only."""
+    """A long loader and short minibatches make the agent measure, but within the grant only."""
     limit_w = 9.0
     low = min(array_to_modes(agent.board.modes), key=lambda mode: sum(mode))
     agent.grant(granted(low, power_limit_w=limit_w, plan_id="7/2", grant_id=2))
     app = hostile()
     app.send(started("7/2"))
     app.answer()
-    app.send(local_pb2.TrainRequest(loader=local_pb2.LoaderSeen(batch=16, minibatches_per_epoch=2**31)))
+    app.send(local_pb2.TrainRequest(loader=local_pb2.LoaderSeen(batch=16, minibatches_per_epoch=5_000)))
     times = [local_pb2.MinibatchTimes(fetch_stall_ms=0.0, compute_ms=0.001)] * 1_000
     for _ in range(20):
         app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained(minibatches=times)))
         app.answer()
     app.send(FINISH)
     app.answer()
-    within = {mode for mode in watched.modes if agent.board.true_power_mw(mode) <= 1e3 * limit_w * 1.1}
+    within = {mode for mode in watched.modes if power_mw_at(agent, mode) <= 1e3 * limit_w * 1.1}
     assert set(watched.modes) <= within | {parked_mode(agent.board)}
     assert agent.board.current_mode() == parked_mode(agent.board)
 
@@ -254,6 +267,20 @@ def test_reports_without_an_end_keep_no_device_beyond_its_grant(agent: Agent, ho
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
 
 
+def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
+    """An app that shares the device teaches the agent that its minibatches last long, and then holds its turn."""
+    turns, now_s = Turns(LiveTimes()), 0.0
+    for held_s in (100.0, 300.0, 900.0):
+        held = turns.ask(Kind.MINIBATCH, now_s, is_first=not now_s)
+        assert turns.granted(now_s) == [held]
+        change = turns.ask(Kind.CHANGE, now_s + 1)
+        waited_s = next(wait_s for wait_s in range(1, 1_000) if turns.granted(now_s + wait_s) == [change])
+        assert waited_s <= 31
+        turns.end(change, now_s + waited_s)
+        turns.end(held, now_s + held_s)
+        now_s += held_s
+
+
 # --- floods -------------------------------------------------------------------------------------------------------
 
 
@@ -272,8 +299,6 @@ def test_a_process_waits_for_few_grants_at_once(agent: Agent, tmp_path: Path) ->
 
 
 def test_a_user_opens_few_connections_and_others_go_on(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
-    import socket
-
     opened = []
     try:
         for _ in range(80):
@@ -327,7 +352,7 @@ def duties(tmp_path: Path) -> Iterator[DutyAgent]:
 @pytest.mark.parametrize(
     ("method", "request_"),
     [
-        ("SetDuty", duty_pb2.SetDutyRequest(duty=duty(latency_ms=1e6).to_json())),
+        ("SetDuty", duty_pb2.SetDutyRequest(duty=duty(latency_ms=6e5).to_json())),
         ("ClearDuty", duty_pb2.ClearDutyRequest()),
     ],
 )
@@ -415,12 +440,12 @@ with grpc.insecure_channel("unix:" + socket) as channel:
 
 
 @contextmanager
-def open_to_everybody(socket: Path) -> Iterator[None]:
+def open_to_everybody(path: Path) -> Iterator[None]:
     """As after a mistaken chmod: the kernel lets everybody connect, and the agent itself has to refuse."""
-    for folder in (socket.parent, *socket.parent.parents):
+    for folder in path.parents:
         if folder.stat().st_uid == os.getuid() and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o011)
-    for each in (socket, owner_socket(socket)):
+    for each in (path, owner_socket(path)):
         each.chmod(0o666)
     yield
 
@@ -439,14 +464,11 @@ def open_to_everybody(socket: Path) -> Iterator[None]:
 def test_only_root_the_agents_user_and_members_train(
     tmp_path: Path, method: str, gid: int, groups: str, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import subprocess
-    import sys
-
     monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group that the agent runs with
     with agent_at(tmp_path / "agent.sock") as running, open_to_everybody(running.socket):
-        socket = running.socket if method == "Train" else owner_socket(running.socket)
+        path = running.socket if method == "Train" else owner_socket(running.socket)
         ended = subprocess.run(
-            [sys.executable, "-c", ANOTHER_USERS_CALL, str(socket), method, groups, str(OTHER_USER), str(gid)],
+            [sys.executable, "-c", ANOTHER_USERS_CALL, str(path), method, groups, str(OTHER_USER), str(gid)],
             capture_output=True,
             text=True,
             timeout=60,
