@@ -26,7 +26,14 @@ from coordinator.identity.callers import certificate_of
 from coordinator.identity.first_operator import adopted
 from coordinator.identity.http_access import HttpAccess
 from coordinator.identity.server_credentials import ServerCredentials
-from coordinator.listeners import Listeners, authority_of, in_use, listeners_of, public_addresses
+from coordinator.listeners import (
+    Listeners,
+    authority_of,
+    exposed_plaintext,
+    in_use,
+    listeners_of,
+    public_addresses,
+)
 from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
@@ -190,7 +197,14 @@ async def serve(
         guard = None
         if credentials is not None and access is not None and not is_loopback(metrics_host):
             guard = HttpAccess(credentials, access)
-        metrics = serve_metrics(fleet, metrics_host, metrics_port, settings.server, guard)
+        metrics = serve_metrics(
+            fleet,
+            metrics_host,
+            metrics_port,
+            settings.server,
+            guard,
+            len(exposed_plaintext(settings, authority is not None)),
+        )
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         sessions = SessionServicer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -36,7 +37,7 @@ BUSY, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGU
 FINISH = local_pb2.TrainRequest(finish=local_pb2.FinishTraining())
 
 
-def started(plan_id: str = "7/1", epochs: float = 1.0, device_id: str = "orin-nano-0") -> local_pb2.TrainRequest:
+def started(plan_id: str, epochs: float = 1.0, device_id: str = "orin-nano-0") -> local_pb2.TrainRequest:
     return local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id=plan_id, device_id=device_id, epochs=epochs))
 
 
@@ -65,10 +66,31 @@ class App:
         return self.call.code(), self.call.details()
 
 
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    with agent_at(tmp_path / "agent.sock", stop_timeout_s=0.5) as running:
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """One for all tests, as a hostile app finds it: it must be as before after each of them."""
+    folder = tmp_path_factory.mktemp("agent")
+    with agent_at(folder / "agent.sock", stop_timeout_s=0.5, grant_timeout_s=0.5) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def parked_again(agent: Agent) -> Iterator[None]:
+    yield
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
+    until(lambda: not agent.servicer.running)
+
+
+NUMBERS = itertools.count(2)
+
+
+def plan_of(agent: Agent, mode: PowerMode = MODE, power_limit_w: float = 25.0, longest_s: float = 600.0) -> str:
+    """A plan that the coordinator has just granted."""
+    number = next(NUMBERS)
+    grant = granted(mode, power_limit_w, plan_id=f"7/{number}", grant_id=number)
+    grant.longest_s = longest_s
+    agent.grant(grant)
+    return f"7/{number}"
 
 
 @pytest.fixture
@@ -131,9 +153,8 @@ def test_an_app_cannot_raise_its_mode_by_what_it_says_of_itself(
     """A long loader and short minibatches make the agent measure, but within the grant only."""
     limit_w = 9.0
     low = min(array_to_modes(agent.board.modes), key=lambda mode: sum(mode))
-    agent.grant(granted(low, power_limit_w=limit_w, plan_id="7/2", grant_id=2))
     app = hostile()
-    app.send(started("7/2"))
+    app.send(started(plan_of(agent, low, limit_w)))
     app.answer()
     app.send(local_pb2.TrainRequest(loader=local_pb2.LoaderSeen(batch=16, minibatches_per_epoch=5_000)))
     times = [local_pb2.MinibatchTimes(fetch_stall_ms=0.0, compute_ms=0.001)] * 1_000
@@ -152,7 +173,7 @@ def test_an_app_cannot_train_a_made_up_number_of_epochs(
     agent: Agent, hostile: Callable[[], App], watched: Watched, epochs: float
 ) -> None:
     app = hostile()
-    app.send(started(epochs=epochs))
+    app.send(started(plan_of(agent), epochs=epochs))
     code, reason = app.refusal()
     assert code is INVALID and "epochs" in reason
     assert MODE not in watched.modes
@@ -167,35 +188,33 @@ def test_an_app_cannot_train_a_made_up_number_of_epochs(
     ids=["round", "run", "0", "none", "space", "line", "01"],
 )
 def test_a_training_without_its_own_grant_is_refused(
-    agent: Agent, hostile: Callable[[], App], watched: Watched, plan_id: str
+    agent: Agent, hostile: Callable[[], App], watched: Watched, other: Callable[[str], str]
 ) -> None:
     app = hostile()
-    app.send(started(plan_id))
+    app.send(started(other(plan_of(agent))))
     code, reason = app.refusal()
     assert code is NOT_GRANTED and "has granted no watts for the training of round" in reason
     assert watched.modes == []
 
 
 def test_an_old_assignment_trains_nothing_again(agent: Agent, hostile: Callable[[], App], watched: Watched) -> None:
+    old = plan_of(agent)
     app = hostile()
-    app.send(started(), FINISH)
+    app.send(started(old), FINISH)
     list(app.call)
+    assert MODE in watched.modes
     watched.modes.clear()
-    replayed = hostile()
-    replayed.send(started())
-    assert replayed.refusal()[0] is NOT_GRANTED
-    agent.grant(granted(plan_id="7/2", grant_id=2))
-    replayed = hostile()
-    replayed.send(started())
-    assert replayed.refusal()[0] is NOT_GRANTED
-    # The same plan under a newer grant: a plan is trained once.
-    agent.grant(granted(plan_id="7/1", grant_id=3))
+    for grant_anew in (lambda: None, lambda: plan_of(agent)):
+        grant_anew()
+        replayed = hostile()
+        replayed.send(started(old))
+        assert replayed.refusal()[0] is NOT_GRANTED
     assert watched.modes == []
 
 
 def test_an_assignment_of_another_device_is_refused(agent: Agent, hostile: Callable[[], App], watched: Watched) -> None:
     app = hostile()
-    app.send(started(device_id="orin-nano-1"))
+    app.send(started(plan_of(agent), device_id="orin-nano-1"))
     code, reason = app.refusal()
     assert code is INVALID and "is for orin-nano-1" in reason
     assert watched.modes == []
@@ -203,9 +222,10 @@ def test_an_assignment_of_another_device_is_refused(agent: Agent, hostile: Calla
 
 def test_nobody_joins_or_finishes_the_training_of_another_app(agent: Agent, hostile: Callable[[], App]) -> None:
     honest, thief, finisher = hostile(), hostile(), hostile()
-    honest.send(started())
+    plan_id = plan_of(agent)
+    honest.send(started(plan_id))
     honest.answer()
-    thief.send(started())
+    thief.send(started(plan_id))
     assert thief.refusal()[0] is BUSY
     finisher.send(FINISH)
     code, reason = finisher.refusal()
@@ -218,22 +238,21 @@ def test_nobody_joins_or_finishes_the_training_of_another_app(agent: Agent, host
 def test_the_app_of_another_run_ends_its_own_training_only(agent: Agent, hostile: Callable[[], App]) -> None:
     """A finish of more than was assigned is refused, and so nothing of it is reported or learned."""
     app = hostile()
-    app.send(started(), local_pb2.TrainRequest(finish=local_pb2.FinishTraining(epochs_done=1e6)))
+    observed = list(agent.reports.observations)
+    finish = local_pb2.FinishTraining(epochs_done=1e6)
+    app.send(started(plan_of(agent)), local_pb2.TrainRequest(finish=finish))
     code, reason = app.refusal()
     assert code is INVALID and "as assigned" in reason
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
-    assert agent.reports.observations == []
+    assert agent.reports.observations == observed
 
 
 # --- how long -----------------------------------------------------------------------------------------------------
 
 
 def test_an_app_that_goes_on_beyond_the_longest_training_is_stopped(agent: Agent, hostile: Callable[[], App]) -> None:
-    grant = granted(plan_id="7/2", grant_id=2)
-    grant.longest_s = 1
-    agent.grant(grant)
     app = hostile()
-    app.send(started("7/2"))
+    app.send(started(plan_of(agent, longest_s=1)))
     app.answer()
     begun_s = time.monotonic()
     assert "took longer than 1 s" in app.answer().stop.reason
@@ -246,11 +265,8 @@ def test_an_app_that_goes_on_beyond_the_longest_training_is_stopped(agent: Agent
 
 def test_reports_without_an_end_keep_no_device_beyond_its_grant(agent: Agent, hostile: Callable[[], App]) -> None:
     """The time is the agent's, whatever the app reports, and however fast."""
-    grant = granted(plan_id="7/2", grant_id=2)
-    grant.longest_s = 1
-    agent.grant(grant)
     app, stop = hostile(), threading.Event()
-    app.send(started("7/2"))
+    app.send(started(plan_of(agent, longest_s=1)))
 
     def flood() -> None:
         while not stop.wait(0.0005):
@@ -284,17 +300,12 @@ def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
 # --- floods -------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_waits_for_few_grants_at_once(agent: Agent, tmp_path: Path) -> None:
-    with agent_at(tmp_path / "patient.sock", grant_timeout_s=3.0) as patient:
-        with grpc.insecure_channel(f"unix:{patient.socket}") as channel:
-            apps = [App(channel) for _ in range(12)]
-            for number, app in enumerate(apps):
-                app.send(started(f"9/{number}"))
-            refusals = [app.refusal() for app in apps]
-            for app in apps:
-                app.end()
-    codes = [code for code, _ in refusals]
-    assert codes.count(BUSY) == 4 and codes.count(NOT_GRANTED) == 8
+def test_a_process_waits_for_few_grants_at_once(agent: Agent, hostile: Callable[[], App]) -> None:
+    apps = [hostile() for _ in range(12)]
+    for number, app in enumerate(apps):
+        app.send(started(f"9/{number}"))
+    refusals = [app.refusal() for app in apps]
+    assert {code for code, _ in refusals} == {BUSY, NOT_GRANTED}
     assert any(f"process {os.getpid()} has 8 trainings open already" in reason for _, reason in refusals)
 
 
@@ -406,13 +417,13 @@ def test_the_agent_tells_its_owner_and_its_log_who_trains(
 ) -> None:
     caplog.set_level(logging.INFO, "edge_agent")
     assert training_now(agent.socket) is None
-    app = hostile()
-    app.send(started())
+    app, plan_id = hostile(), plan_of(agent)
+    app.send(started(plan_id))
     app.answer()
     shown = training_now(agent.socket)
     assert shown is not None
-    assert (shown["plan_id"], shown["uid"], shown["pid"]) == ("7/1", os.getuid(), os.getpid())
-    assert f"7/1 is trained by user {shown['user']}, process {os.getpid()}" in caplog.text
+    assert (shown["plan_id"], shown["uid"], shown["pid"]) == (plan_id, os.getuid(), os.getpid())
+    assert f"{plan_id} is trained by user {shown['user']}, process {os.getpid()}" in caplog.text
     app.send(FINISH)
     app.answer()
     assert training_now(agent.socket) is None
@@ -450,32 +461,27 @@ def open_to_everybody(path: Path) -> Iterator[None]:
     yield
 
 
+CALLS = [  # who calls what, and the answer
+    ("Train", OTHER_USER, "", "PERMISSION_DENIED", f"user {OTHER_USER} may not use the agent's socket"),
+    ("Train", MEMBERS, "", "RESOURCE_EXHAUSTED", "is being prepared"),
+    ("Train", OTHER_USER, f"{MEMBERS}", "RESOURCE_EXHAUSTED", "is being prepared"),
+    ("owner", MEMBERS, f"{MEMBERS}", "PERMISSION_DENIED", "only the user of the agent"),
+]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize(
-    ("method", "gid", "groups", "code", "reason"),
-    [
-        ("Train", OTHER_USER, "", "PERMISSION_DENIED", f"user {OTHER_USER} may not use the agent's socket"),
-        ("Train", MEMBERS, "", "FAILED_PRECONDITION", "granted no watts"),
-        ("Train", OTHER_USER, f"{MEMBERS}", "FAILED_PRECONDITION", "granted no watts"),
-        ("owner", MEMBERS, f"{MEMBERS}", "PERMISSION_DENIED", "only the user of the agent"),
-    ],
-    ids=["stranger", "member", "member-by-further-group", "member-as-owner"],
-)
-def test_only_root_the_agents_user_and_members_train(
-    tmp_path: Path, method: str, gid: int, groups: str, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_root_the_agents_user_and_members_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group that the agent runs with
-    with agent_at(tmp_path / "agent.sock") as running, open_to_everybody(running.socket):
-        path = running.socket if method == "Train" else owner_socket(running.socket)
-        ended = subprocess.run(
-            [sys.executable, "-c", ANOTHER_USERS_CALL, str(path), method, groups, str(OTHER_USER), str(gid)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert ended.stdout.startswith(code), ended.stdout + ended.stderr
-    assert reason in ended.stdout
+    with duty_agent_at(tmp_path / "agent.sock") as running, open_to_everybody(Path(running.socket)):
+        for method, gid, groups, code, reason in CALLS:
+            path = running.socket if method == "Train" else owner_socket(Path(running.socket))
+            ended = subprocess.run(
+                [sys.executable, "-c", ANOTHER_USERS_CALL, str(path), method, groups, str(OTHER_USER), str(gid)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ended.stdout.startswith(code) and reason in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_grpcs_own_socket_is_for_the_agent_alone(agent: Agent) -> None:
@@ -484,7 +490,7 @@ def test_grpcs_own_socket_is_for_the_agent_alone(agent: Agent) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     with grpc.insecure_channel(f"unix:{folder}/grpc") as channel:
         app = App(channel)
-        app.send(started())
+        app.send(started("7/1"))
         code, reason = app.refusal()
         app.end()
     assert code is DENIED and "no known user" in reason
