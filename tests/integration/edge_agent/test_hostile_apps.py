@@ -19,7 +19,6 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_agent.devices.selection import open_virtual_board
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.training_now import training_now
 from edge_agent.serving.live_times import LiveTimes
@@ -27,7 +26,7 @@ from edge_agent.serving.turns import Kind, Turns
 from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
-from wattfleet.modes import PowerMode, array_to_modes
+from wattfleet.modes import PowerMode
 from wattfleet_proto.local_socket import owner_socket
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc, session_pb2
 
@@ -121,13 +120,6 @@ class Watched:
         monkeypatch.setattr(agent.board, "apply", noted)
 
 
-def power_mw_at(agent: Agent, mode: PowerMode) -> float:
-    """The settled power of a training at a mode, by the physics of the simulated board."""
-    twin = open_virtual_board("simulated:orin-nano", 1)
-    twin.apply(mode)
-    return float(twin.load_in_force.power_mw)
-
-
 @pytest.fixture
 def watched(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(agent, monkeypatch)
@@ -145,27 +137,6 @@ def test_no_message_of_an_app_has_a_field_for_watts_a_mode_or_a_time() -> None:
     }
     assert not {name for name in fields if any(word in name for word in ("mode", "power", "watt", "limit", "longest"))}
     assert "mode" not in {field.name for field in local_pb2.MinibatchTimes.DESCRIPTOR.fields}
-
-
-def test_an_app_cannot_raise_its_mode_by_what_it_says_of_itself(
-    agent: Agent, hostile: Callable[[], App], watched: Watched
-) -> None:
-    """A long loader and short minibatches make the agent measure, but within the grant only."""
-    limit_w = 9.0
-    low = min(array_to_modes(agent.board.modes), key=lambda mode: sum(mode))
-    app = hostile()
-    app.send(started(plan_of(agent, low, limit_w)))
-    app.answer()
-    app.send(local_pb2.TrainRequest(loader=local_pb2.LoaderSeen(batch=16, minibatches_per_epoch=5_000)))
-    times = [local_pb2.MinibatchTimes(fetch_stall_ms=0.0, compute_ms=0.001)] * 1_000
-    for _ in range(20):
-        app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained(minibatches=times)))
-        app.answer()
-    app.send(FINISH)
-    app.answer()
-    within = {mode for mode in watched.modes if power_mw_at(agent, mode) <= 1e3 * limit_w * 1.1}
-    assert set(watched.modes) <= within | {parked_mode(agent.board)}
-    assert agent.board.current_mode() == parked_mode(agent.board)
 
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, 1e9, float("nan"), float("inf")])
