@@ -45,11 +45,12 @@ class PeerCredentials:
             OSError: the connection is none of a unix socket.
         """
         content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, gid = _CREDENTIALS.unpack(content)
         try:
             groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
         except OSError:  # an old kernel, or more groups
-            return cls(*_CREDENTIALS.unpack(content))
-        return cls(*_CREDENTIALS.unpack(content), frozenset(each for (each,) in struct.iter_unpack("I", groups)))
+            return cls(pid, uid, gid)
+        return cls(pid, uid, gid, frozenset(each for (each,) in struct.iter_unpack("I", groups)))
 
     def __str__(self) -> str:
         process = f"process {self.pid}" if self.pid else "a process of another container"
