@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs chaos worlds workloads fuzz test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs chaos worlds workloads fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ workloads: install ## Let 100 devices train 20 workloads for an hour of virtual 
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
 	FUZZ_S=$${FUZZ_S:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)000} $(PYTEST) --timeout=1800 tests/fuzz
+
+foreign-hellos: install ## Refuse 2,000 sessions that pose as another device: about 10 seconds
+	FOREIGN_HELLOS=2000 $(BIN)/pytest --timeout=600 -s tests/integration/coordinator/test_foreign_hellos.py
 
 test-jetson-pythons: ## Install the agent alone under Python 3.10 and 3.12 (JetPack 6 and 7), and test it
 	PYTHON310="$(PYTHON310)" PYTHON312="$(PYTHON312)" tests/agent_alone

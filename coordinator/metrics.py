@@ -27,6 +27,22 @@ _NAMED_WORKLOADS = 20
 _OTHER_WORKLOADS = "other"
 
 
+class ExposureCollector(Collector):
+    """Exports how many of a coordinator's own addresses other machines reach in plaintext."""
+
+    def __init__(self, exposed: int) -> None:
+        """Note their number."""
+        self._exposed = exposed
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        yield GaugeMetricFamily(
+            "wattfleet_exposed_plaintext_addresses",
+            "Addresses of the coordinator that other machines reach without TLS",
+            self._exposed,
+        )
+
+
 class FleetCollector(Collector):
     """Exports the fleet as metric families."""
 

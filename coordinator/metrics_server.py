@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from coordinator.identity.http_access import HttpAccess
-from coordinator.metrics import FleetCollector
+from coordinator.metrics import ExposureCollector, FleetCollector
 from coordinator.settings import ServerSettings
 from coordinator.state.fleet import Fleet
 from wattfleet.errors import InvalidInputError
@@ -135,7 +135,12 @@ def _close(connection: socket.socket) -> None:
 
 
 def serve_metrics(
-    fleet: Fleet, host: str, port: int, settings: ServerSettings | None = None, access: HttpAccess | None = None
+    fleet: Fleet,
+    host: str,
+    port: int,
+    settings: ServerSettings | None = None,
+    access: HttpAccess | None = None,
+    exposed: int = 0,
 ) -> WSGIServer:
     """Serve `/metrics` from a thread; port 0 takes a free port.
 
@@ -145,12 +150,14 @@ def serve_metrics(
         port: the port.
         settings: limits on the connections.
         access: who may read, over HTTPS; None lets everybody read over HTTP.
+        exposed: addresses of the coordinator that other machines reach in plaintext.
 
     Raises:
         InvalidInputError: the address is in use or does not exist.
     """
     registry = CollectorRegistry()
     registry.register(FleetCollector(fleet))
+    registry.register(ExposureCollector(exposed))
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         server = _Server((host, port), family, settings or ServerSettings(), access)

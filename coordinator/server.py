@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from coordinator.fleet_in_service import FleetInService
 from coordinator.identity.callers import certificate_of
 from coordinator.identity.http_access import HttpAccess
-from coordinator.listeners import Listeners, public_addresses
+from coordinator.listeners import Listeners, exposed_plaintext, public_addresses
 from coordinator.metrics_server import serve_metrics
 from coordinator.preparation import Preparation
 from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
@@ -96,7 +96,9 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
     # If other machines reach these metrics, they are for peers with a certificate.
     if preparation.credentials is not None and preparation.access is not None and not is_loopback(host):
         guard = HttpAccess(preparation.credentials, preparation.access)
-    metrics = serve_metrics(serving.fleet, host, port, preparation.settings.server, guard)
+    settings = preparation.settings
+    exposed = exposed_plaintext(settings, preparation.credentials is not None)
+    metrics = serve_metrics(serving.fleet, host, port, settings.server, guard, len(exposed))
     held.callback(metrics.server_close)
     held.callback(metrics.shutdown)
     return f"{host}:{metrics.server_port}"

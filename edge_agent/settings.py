@@ -35,6 +35,13 @@ class DeviceSettings(Group):
         option="--state-dir",
     )
     socket: Path = setting(Path(DEFAULT_SOCKET), "Serve Flower's ClientApp on this unix socket.", option="--socket")
+    socket_group: str | None = setting(
+        None,
+        "Let the members of this group train through the socket, beside root and the agent's own user.",
+        option="--socket-group",
+        unset="the group that the agent runs with, which is wattfleet in the service",
+        min_length=1,
+    )
     seed: int = setting(0, "Set the random seed for choosing modes and for a simulated board.", option="--seed", ge=0)
 
     simulated_duty: str | None = setting(

@@ -9,7 +9,13 @@ from pathlib import Path
 import grpc
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.channels import Options, open_async_channel, open_channel, require_protected
+from wattfleet_identity.channels import (
+    PLAINTEXT_WARNING,
+    Options,
+    open_async_channel,
+    open_channel,
+    require_protected,
+)
 from wattfleet_identity.identity_folder import Identity, read_identity
 from wattfleet_io.addresses import split_address
 
@@ -75,6 +81,15 @@ class Endpoint:
             InvalidInputError: the identity is damaged.
         """
         return require_protected(self.address, self.identity(), self.is_insecure)
+
+    @property
+    def warning(self) -> str | None:
+        """What every screen and log says of the connection; None unless plaintext leaves this machine.
+
+        Raises:
+            InvalidInputError: the identity is damaged.
+        """
+        return f"the connection to {self.address} is {PLAINTEXT_WARNING}" if self.is_exposed else None
 
     def channel(self) -> grpc.Channel:
         """Open a channel of a synchronous client; errors as for `identity`."""

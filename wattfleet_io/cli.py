@@ -80,6 +80,9 @@ def wattfleet() -> None:
 
 def main() -> None:
     """Run the command. Errors are printed as one line; the exit code is 2 for invalid input, and 1 for other errors."""
+    # Otherwise gRPC's core writes a line past the log and its limits for each handshake that fails, as often as
+    # strangers connect.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         wattfleet(prog_name="wattfleet")
     except WattfleetError as error:

@@ -22,6 +22,7 @@ _DEFAULT_ADDRESS = "127.0.0.1:7070"
 """Equals `wattfleet_identity.endpoint.DEFAULT_ADDRESS`, which is slow to import for a default."""
 
 _CONNECTION = "coordinator.cli.connection"
+_WARNING = f"{_CONNECTION}.warning"
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.")]
@@ -76,15 +77,15 @@ def connected() -> CoordinatorClient:
             this machine although it must not.
     """
     from coordinator.cli.client import CoordinatorClient
-    from wattfleet_identity.channels import PLAINTEXT_WARNING
     from wattfleet_identity.endpoint import OPERATOR_FOLDER, USER_FOLDER, Endpoint, named_folder
     from wattfleet_identity.renewal import renew_if_due
 
     given = click.get_current_context().meta
     folder = named_folder(given[f"{_CONNECTION}.identity"], OPERATOR_FOLDER, USER_FOLDER)
     endpoint = Endpoint.of(given[f"{_CONNECTION}.coordinator"], folder, given[f"{_CONNECTION}.insecure"])
-    if endpoint.is_exposed:
-        print_line(f"warning: the connection to {endpoint.address} is {PLAINTEXT_WARNING}", to_stderr=True)
+    given[_WARNING] = endpoint.warning
+    if endpoint.warning is not None:
+        print_line(f"warning: {endpoint.warning}", to_stderr=True)
     if (problem := renew_if_due(endpoint)) is not None:
         print_line(f"warning: {problem}", to_stderr=True)
     return CoordinatorClient(endpoint)
@@ -143,12 +144,18 @@ def _watch_in_place(
     from coordinator.cli.client import RequestFailedError
     from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 
-    with Live(table(found), console=console, auto_refresh=False, vertical_overflow="crop") as live:
+    def screen(*problems: str) -> RenderableType:
+        """The table; a warning of the connection stays on the screen, however often the table is drawn."""
+        warning = click.get_current_context().meta.get(_WARNING)
+        above = [] if warning is None else [Text(f"warning: {warning}", style="bold red")]
+        return Group(*above, table(found), *(Text(each, style="bold red") for each in problems))
+
+    with Live(screen(), console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             live.refresh()
             time.sleep(WATCHED_EVERY_S)
             try:
                 found = content()
-                live.update(table(found))
+                live.update(screen())
             except (CoordinatorUnreachableError, RequestFailedError) as error:
-                live.update(Group(table(found), Text(str(error), style="bold red")))
+                live.update(screen(str(error)))

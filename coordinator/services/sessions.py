@@ -155,7 +155,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             DuplicateSessionError: another installation has a session for this device.
             TooManyDevicesError: the connection has enrolled as many new devices as it may.
         """
-        self._require_own(hello, certificate)
+        try:
+            self._require_own(hello, certificate)
+        except ForeignDeviceError as error:
+            _log.warning("a session from %s is refused: %s", host_of(connection), error)
+            raise
         is_new = hello.device_id not in self._fleet.agents.devices
         if is_new:
             self._enrolments.require_room(connection, host_of(connection), hello.device_id)

@@ -44,6 +44,7 @@ def status(
         "references": lambda: _references(state_dir),
         "identity": lambda: _identity(identity or state_dir / IDENTITY_DIRECTORY),
         "duty": lambda: _duty(state_dir, socket),
+        "training": lambda: _training(socket),
         "workloads": lambda: _workloads(state_dir, workload, problems),
     }
     content = {name: _or_problem(name, part, problems) for name, part in parts.items()}
@@ -158,6 +159,13 @@ def _duty(state_directory: Path, socket: Path) -> dict[str, Any] | None:
     return {**json.loads(stored.to_json()), "kept": None if shown is None else asdict(shown[1])}
 
 
+def _training(socket: Path) -> dict[str, Any] | None:
+    """What is trained now, and by whom; None if nothing, or if only the agent's own user may know."""
+    from edge_agent.runtime.training_now import training_now
+
+    return training_now(socket)
+
+
 def _workloads(state_directory: Path, only: str | None, problems: dict[str, str]) -> dict[str, Any]:
     """Each workload by its name, the most recently used first."""
     from edge_agent.profiling.stored_profile import chosen_workload
@@ -227,6 +235,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
         "references": _references_lines,
         "identity": _identity_lines,
         "duty": _duty_lines,
+        "training": _training_lines,
     }
     for name, in_words in lines.items():
         if name in problems:
@@ -304,6 +313,14 @@ def _duty_lines(duty: Any) -> dict[str, str]:
     from wattfleet.duties import KeptDuty
 
     return KeptDuty(**duty["kept"]).lines()
+
+
+def _training_lines(training: Any) -> dict[str, str]:
+    if training is None:
+        return {}
+    process = f"process {training['pid']}" if training["pid"] else "a process of another container"
+    by = f"by user {training['user']}, {process}"
+    return {"training": f"{training['plan_id']}, {by}, for {_duration(training['running_s'])}"}
 
 
 def _workload_line(name: str, known: Mapping[str, Any]) -> str:

@@ -38,7 +38,6 @@ from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings, DeviceSettings
 from edge_agent.training.knob_backup import backed_up
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_identity.channels import PLAINTEXT_WARNING
 from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import run_until_first
@@ -89,8 +88,8 @@ async def _run_with_device(
     turns.judge, turns.plan_batching = planning.judge, planning.batching
     planning.keep = partial(keep_duty_aside, lambda: turns.measuring_ends.is_set())
     endpoint = settings.endpoint()
-    if endpoint.is_exposed:
-        _log.warning("the connection to %s is %s", endpoint.address, PLAINTEXT_WARNING)
+    if endpoint.warning is not None:
+        _log.warning("%s", endpoint.warning)
     connect = connects_to(endpoint)
     hello = session_pb2.Hello(
         device_id=settings.device.id,
@@ -136,7 +135,7 @@ async def _run_with_device(
         take_up_duty(turns, duty_file, device)
     else:
         serving.begin()
-    async with serve_socket(settings.device.socket, trainings, servicer):
+    async with serve_socket(settings.device.socket, trainings, servicer, settings.device.socket_group):
         works: dict[str, Coroutine[Any, Any, Any]] = {}
         if serving is not None:
             works["simulated requests"] = serving.serve_at_rest(lambda: service.is_resting)

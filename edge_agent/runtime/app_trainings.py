@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from edge_agent.runtime.local_socket import BusyError, LocalAgentServicer
+from edge_agent.runtime.peer_credentials import PEER, PeerCredentials
+from edge_agent.serving.duty_service import TooManyAppsError
 from wattfleet_io.tasks import run_uncancelled, stop_tasks
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
 _ENDS_WITHIN_S = 1.0
 """How long the last training of a ready device has to deliver its answers."""
+
+_MAX_OF_PROCESS = 8
+"""Trainings that one process may have open: one trains, and others wait for their grant or are refused."""
 
 
 class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
@@ -25,7 +31,7 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
     def __init__(self, device_id: str) -> None:
         self._device_id = device_id
         self._ready: LocalAgentServicer | None = None
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._calls: dict[asyncio.Task[Any], PeerCredentials | None] = {}
 
     @asynccontextmanager
     async def served_by(self, servicer: LocalAgentServicer) -> AsyncIterator[None]:
@@ -48,12 +54,15 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
 
         Raises:
             BusyError: the device is being prepared, or the agent stops.
+            TooManyAppsError: the process has as many trainings open as it may.
         """
-        ready, call = self._ready, asyncio.current_task()
+        ready, call, peer = self._ready, asyncio.current_task(), PEER.get()
         assert call is not None, "gRPC runs every call in a task"
         if ready is None:
             raise BusyError(f"{self._device_id} is being prepared and cannot train now; try again later")
-        self._calls.add(call)
+        if peer is not None and list(self._calls.values()).count(peer) >= _MAX_OF_PROCESS:
+            raise TooManyAppsError(f"{peer} has {_MAX_OF_PROCESS} trainings open already: end one of them first")
+        self._calls[call] = peer
         try:
             async with aclosing(ready.answers_to(request_iterator)) as answers:
                 async for answer in answers:
@@ -65,7 +74,19 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
                 f"{self._device_id} ends the training, since its agent stops or prepares it again"
             ) from None
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
+
+    async def ShowTraining(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.ShowTrainingRequest, context: Any
+    ) -> local_pb2.ShowTrainingResponse:
+        """Show the training in progress, and who has begun it."""
+        running = None if self._ready is None else self._ready.running
+        if running is None:
+            return local_pb2.ShowTrainingResponse()
+        training = local_pb2.TrainingNow(plan_id=running.plan_id, running_s=time.monotonic() - running.began_s)
+        if running.peer is not None:
+            training.uid, training.pid = running.peer.uid, running.peer.pid
+        return local_pb2.ShowTrainingResponse(training=training)
 
     async def _end_calls(self) -> None:
         if calls := list(self._calls):

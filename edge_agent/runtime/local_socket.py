@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from edge_agent.runtime.app_requests import (
     until_finish,
 )
 from edge_agent.runtime.granted_training import GrantedTraining
+from edge_agent.runtime.peer_credentials import PEER, PeerCredentials, PeerNotAllowedError
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import (
     MAY_TRAIN,
@@ -66,7 +68,23 @@ class OwnerOnlyError(WattfleetError):
     """Only the agent's own user may do this: run the command as that user."""
 
 
+@dataclass(frozen=True)
+class RunningTraining:
+    """The training in progress, and who has begun it.
+
+    Attributes:
+        plan_id: its plan.
+        peer: the process that has begun it; None if it is not known.
+        began_s: when, on the monotonic clock.
+    """
+
+    plan_id: str
+    peer: PeerCredentials | None
+    began_s: float
+
+
 STATUS: StatusTable = {
+    PeerNotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
     OwnerOnlyError: grpc.StatusCode.PERMISSION_DENIED,
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
     ModeNotAppliedError: grpc.StatusCode.ABORTED,
@@ -115,6 +133,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self._grant_timeout_s = settings.grant_timeout_s
         self._stop_timeout_s = settings.stop_timeout_s
         self._refitting: set[asyncio.Task[None]] = set()
+        self.running: RunningTraining | None = None
 
     async def Train(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
@@ -158,6 +177,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 training = await shield_until_done(self._begin, grant, assignment.epochs)
                 self._supervisor.handle(TrainingBegan(self._watch.mode.label()))
                 answered_s = time.monotonic()
+                self.running = RunningTraining(assignment.plan_id, PEER.get(), answered_s)
+                _log.info("%s is trained by %s", assignment.plan_id, PEER.get() or "an unknown process")
                 answers.put(local_pb2.TrainResponse(started=local_pb2.TrainingStarted(protocol_minor=MINOR)))
                 pause = Pause()
                 changes = until_finish(request_iterator, answers, self._session.grants, pause, self._stop_timeout_s)
@@ -195,6 +216,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 # The stream has broken off: the app is gone, and there is nothing to learn.
                 await run_uncancelled(self._give_up(TrainingAborted()))
                 raise
+            finally:
+                self.running = None
             await run_uncancelled(self._learn(training.learner, observed, request.finish))
         # The next plan needs the observation: deliver it before Flower gets the reply. Do not wait while the
         # coordinator is away: the outbox keeps it.

@@ -1,31 +1,45 @@
 """Serves the agent's unix sockets: checks their paths, and limits who may connect.
 
 Apps use one socket, whose group may connect. Beside it is the owner's: the kernel lets nobody but the agent's own user,
-usually root, connect to it.
+usually root, connect to it. The user of each connection is checked once more when it calls.
 """
 
 from __future__ import annotations
 
+import errno
+import grp
 import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from edge_agent.runtime.local_socket import STATUS, OwnerOnlyError
+from edge_agent.runtime.peer_credentials import PEER, PeerNotAllowedError, SocketUsers
+from edge_agent.runtime.socket_acceptor import SocketAcceptor
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.error_boundary import ErrorInterceptor
+from wattfleet_proto.error_boundary import Admission, ErrorInterceptor
 from wattfleet_proto.local_socket import owner_socket
 from wattfleet_proto.message_sizes import MAX_STREAMED_BYTES
 from wattfleet_proto.v1 import duty_pb2_grpc, local_pb2_grpc
 
 _GROUP_MAY_CONNECT, _OWNER_MAY_CONNECT = 0o660, 0o600
-_OF_OWNER = frozenset({"/wattfleet.v1.DutyService/SetDuty", "/wattfleet.v1.DutyService/ClearDuty"})
-"""What an app may not do: it would take the device from the others."""
+_INNER = "grpc"
+_OF_OWNER = frozenset(
+    {
+        "/wattfleet.v1.DutyService/SetDuty",
+        "/wattfleet.v1.DutyService/ClearDuty",
+        "/wattfleet.v1.LocalAgentService/ShowTraining",
+    }
+)
+"""What an app may not do: it would take the device from the others, or learn of their plans."""
+
+_MAX_STREAMS = 16
+"""Calls at once of one connection; gRPC lets a client wait with further ones."""
 
 
 def require_own_socket(path: Path) -> None:
@@ -60,6 +74,7 @@ async def serve_socket(
     path: Path,
     trainings: local_pb2_grpc.LocalAgentServiceServicer,
     duties: duty_pb2_grpc.DutyServiceServicer | None = None,
+    group: str | None = None,
 ) -> AsyncIterator[None]:
     """Serve the socket to the owner and the group of its file, and the owner's socket beside it.
 
@@ -67,35 +82,84 @@ async def serve_socket(
         path: of the socket.
         trainings: runs the trainings of apps.
         duties: hands the device out in turns; None on a device without duties.
+        group: the group's name; None for the group of this process.
 
     Raises:
-        InvalidInputError: a socket cannot be created.
+        InvalidInputError: there is no such group, or a socket cannot be created.
     """
+    gid = os.getegid() if group is None else _gid_of(group)
     async with AsyncExitStack() as served:
-        for each, mode, guard in (
-            (path, _GROUP_MAY_CONNECT, ErrorInterceptor(STATUS, _app_may_call)),
-            (owner_socket(path), _OWNER_MAY_CONNECT, ErrorInterceptor(STATUS)),
-        ):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for each in (path, owner_socket(path)):
+                require_own_socket(each)
+            acceptor = SocketAcceptor(served.enter_context(_own_folder(path)) / _INNER)
             server = grpc.aio.server(
-                interceptors=[guard], options=[("grpc.max_receive_message_length", MAX_STREAMED_BYTES)]
+                interceptors=[ErrorInterceptor(STATUS, _admission(acceptor, SocketUsers.of_group(gid)))],
+                options=[
+                    ("grpc.max_receive_message_length", MAX_STREAMED_BYTES),
+                    ("grpc.max_concurrent_streams", _MAX_STREAMS),
+                ],
             )
             local_pb2_grpc.add_LocalAgentServiceServicer_to_server(trainings, server)
             if duties is not None:
                 duty_pb2_grpc.add_DutyServiceServicer_to_server(duties, server)
-            try:
-                each.parent.mkdir(parents=True, exist_ok=True)
-                require_own_socket(each)
-                server.add_insecure_port(f"unix:{each}")
-                await server.start()
-                served.push_async_callback(server.stop, 1.0)
-                os.chmod(each, mode)
-            except (OSError, RuntimeError) as error:
-                raise InvalidInputError(f"{each}: cannot serve a socket: {error}") from None
+            server.add_insecure_port(f"unix:{acceptor.inner}")
+            await server.start()
+            # Calls have a moment to end before their connections are closed.
+            served.push_async_callback(acceptor.close)
+            served.push_async_callback(server.stop, 1.0)
+            await acceptor.listen(path, _GROUP_MAY_CONNECT, None if group is None else gid)
+            await acceptor.listen(owner_socket(path), _OWNER_MAY_CONNECT, is_owners=True)
+        except (OSError, RuntimeError) as error:
+            raise InvalidInputError(f"{path}: cannot serve a socket: {error}") from None
         yield
 
 
 @contextmanager
-def _app_may_call(method: str, context: Any) -> Iterator[None]:
-    if method in _OF_OWNER:
-        raise OwnerOnlyError("only the user of the agent, usually root, may do this: run the command with sudo")
-    yield
+def _own_folder(path: Path) -> Iterator[Path]:
+    """A folder for gRPC's socket beside an agent's, which only the agent's own user may enter.
+
+    Raises:
+        OSError: it cannot be made, or is another user's.
+    """
+    folder = path.with_suffix(".d")
+    inner = folder / _INNER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, "it is in use by another user: remove it", str(folder))
+    folder.chmod(0o700)
+    inner.unlink(missing_ok=True)  # of an agent that was killed
+    try:
+        yield folder
+    finally:
+        inner.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has put a file there
+            folder.rmdir()
+
+
+def _gid_of(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise InvalidInputError(
+            f"there is no group {group!r} for the agent's socket: run `groupadd --system {group}`, or name another one"
+        ) from None
+
+
+def _admission(acceptor: SocketAcceptor, users: SocketUsers) -> Admission:
+    """Lets the socket's users call, and the owner alone what is the owner's."""
+
+    @contextmanager
+    def admitted(method: str, context: Any) -> Iterator[None]:
+        accepted = acceptor.accepted(context)
+        if accepted is None:  # it has ended, or did not come through a socket that others may use
+            raise PeerNotAllowedError("the connection has no known user: connect again, to the agent's own socket")
+        users.require(accepted.peer)
+        if (method in _OF_OWNER or accepted.is_owners) and not (accepted.is_owners and users.owns(accepted.peer)):
+            raise OwnerOnlyError("only the user of the agent, usually root, may do this: run the command with sudo")
+        PEER.set(accepted.peer)
+        yield
+
+    return admitted

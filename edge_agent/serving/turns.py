@@ -26,7 +26,10 @@ _OVERDUE = 3.0
 _LEAST_OVERDUE_S = 1.0
 
 _MOST_OVERDUE_S = 30.0
-"""The same for a batch of requests, whose estimate follows from how many an app says that its model takes at once."""
+"""The same for a batch of requests, whose estimate follows from how many an app says that its model takes at once.
+
+A mode change waits no longer than this for a minibatch either: an app must not keep the watts up by long minibatches.
+"""
 
 _SILENT_LIMITS = 5.0
 """The requests of a server that says nothing for so many limits, and at least for a second, are not waited for."""
@@ -191,7 +194,9 @@ class Turns:
         if all(turn.begun_s is not None for turn in self._turns.values()):
             return None
         times = [self._overdue_s(turn) for turn in self._held()]
-        times += [turn.asked_s + _CHANGE_WITHIN_S for turn in self._asking(Kind.CHANGE).values()]
+        if changes := self._asking(Kind.CHANGE).values():
+            times += [turn.asked_s + _CHANGE_WITHIN_S for turn in changes]
+            times += [self._blocks_change_until_s(turn) for turn in self._held()]
         times += [self._silent_s(server) for server in self._waiting]
         if (latest_s := self._latest_start_s(now_s)) is not None and self._asking(Kind.INFERENCE):
             times.append(max([latest_s, *map(self._expected_end_s, self._held())]))
@@ -212,8 +217,9 @@ class Turns:
         """Whose turn begins now; None if nobody's."""
         busy = {turn.kind for turn in self._held() if now_s < self._overdue_s(turn)}
         change, inference = self._first(Kind.CHANGE), self._first(Kind.INFERENCE)
-        if change is not None and not busy and self._may_change(self._turns[change], now_s):
-            return change
+        if change is not None and self._may_change(self._turns[change], now_s):
+            if all(now_s >= self._blocks_change_until_s(turn) for turn in self._held()):
+                return change
         if Kind.CHANGE in busy or Kind.INFERENCE in busy:
             return None
         if inference is not None:
@@ -351,6 +357,11 @@ class Turns:
         assert turn.begun_s is not None, "a held turn has begun"
         overdue_s = max(_LEAST_OVERDUE_S, _OVERDUE * (self._estimate_ms(turn.kind) or 0.0) / 1e3)
         return turn.begun_s + (min(_MOST_OVERDUE_S, overdue_s) if turn.kind is Kind.INFERENCE else overdue_s)
+
+    def _blocks_change_until_s(self, turn: _Turn) -> float:
+        """When a mode change no longer waits for a held turn."""
+        assert turn.begun_s is not None, "a held turn has begun"
+        return min(turn.begun_s + _MOST_OVERDUE_S, self._overdue_s(turn))
 
     def _held(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.begun_s is not None]

@@ -21,6 +21,7 @@ from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
@@ -152,7 +153,8 @@ def agent_at(
         )
         settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)
         agent.servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
-        async with aclosing(supervisor), serve_socket(socket, agent.servicer):
+        trainings = AppTrainings("orin-nano-0")
+        async with aclosing(supervisor), trainings.served_by(agent.servicer), serve_socket(socket, trainings):
             ready.set()
             await stop.wait()
 

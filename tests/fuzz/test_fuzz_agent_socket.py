@@ -18,7 +18,7 @@ from tests.fuzz.hostile_messages import Known
 from tests.fuzz.remote_calls import HostileCall, methods_of
 from wattfleet_proto.v1 import local_pb2
 
-[METHOD] = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
+METHOD, SHOW = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
 
 
 def known_values(plan_id: str) -> Known:
@@ -59,7 +59,8 @@ async def _no_app_fails_the_agent(agent: Agent) -> None:
         with service_log() as log, bounded_memory():
             for seed in seeds():
                 hostile, plan_id = source(seed), grant_next()
-                call = HostileCall.drawn(hostile, METHOD, {METHOD.path: trainings(plan_id)}, known_values(plan_id))
+                valid = {METHOD.path: trainings(plan_id), SHOW.path: [[local_pb2.ShowTrainingRequest()]]}
+                call = HostileCall.drawn(hostile, METHOD if seed % 8 else SHOW, valid, known_values(plan_id))
                 with judged(seed, call, log):
                     await call.ended_with(channel)
                     await eventually(lambda: agent.board.current_mode() == parked_mode(agent.board))

@@ -30,7 +30,6 @@ from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sa
 from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
-from wattfleet_identity.channels import PLAINTEXT_WARNING
 from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder
 from wattfleet_io.clock import Clock, SystemClock
 
@@ -269,6 +268,6 @@ def _endpoint(address: str | None, identity: str | Path | None, is_insecure: boo
     """The coordinator, and how to connect to it."""
     named = None if identity is None else Path(identity).expanduser()
     endpoint = Endpoint.of(address, named_folder(named, USER_FOLDER), is_insecure)
-    if endpoint.is_exposed:
-        log(WARNING, "the connection to %s is %s", endpoint.address, PLAINTEXT_WARNING)
+    if endpoint.warning is not None:
+        log(WARNING, "%s", endpoint.warning)
     return endpoint

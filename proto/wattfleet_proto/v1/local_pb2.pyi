@@ -337,3 +337,70 @@ class TrainingFinished(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
 
 Global___TrainingFinished: _TypeAlias = TrainingFinished  # noqa: Y015
+
+@_typing.final
+class ShowTrainingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowTrainingRequest: _TypeAlias = ShowTrainingRequest  # noqa: Y015
+
+@_typing.final
+class ShowTrainingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def training(self) -> Global___TrainingNow:
+        """absent: nothing is trained"""
+
+    def __init__(
+        self,
+        *,
+        training: Global___TrainingNow | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["training", b"training"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["training", b"training"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowTrainingResponse: _TypeAlias = ShowTrainingResponse  # noqa: Y015
+
+@_typing.final
+class TrainingNow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    RUNNING_S_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    running_s: _builtins.float
+    uid: _builtins.int
+    """the user of the process that has begun it"""
+    pid: _builtins.int
+    """the process; 0: one of another container"""
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        running_s: _builtins.float = ...,
+        uid: _builtins.int = ...,
+        pid: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "plan_id", b"plan_id", "running_s", b"running_s", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainingNow: _TypeAlias = TrainingNow  # noqa: Y015

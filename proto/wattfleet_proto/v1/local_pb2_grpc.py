@@ -39,6 +39,11 @@ class LocalAgentServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainResponse.FromString,
                 _registered_method=True)
+        self.ShowTraining = channel.unary_unary(
+                '/wattfleet.v1.LocalAgentService/ShowTraining',
+                request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingResponse.FromString,
+                _registered_method=True)
 
 
 class LocalAgentServiceServicer:
@@ -54,6 +59,13 @@ class LocalAgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShowTraining(self, request, context):
+        """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalAgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_LocalAgentServiceServicer_to_server(servicer, server):
                     servicer.Train,
                     request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainResponse.SerializeToString,
+            ),
+            'ShowTraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowTraining,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class LocalAgentService:
             '/wattfleet.v1.LocalAgentService/Train',
             wattfleet__proto_dot_v1_dot_local__pb2.TrainRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_local__pb2.TrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowTraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.LocalAgentService/ShowTraining',
+            wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingResponse.FromString,
             options,
             channel_credentials,
             insecure,

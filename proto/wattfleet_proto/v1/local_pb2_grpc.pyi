@@ -37,6 +37,8 @@ class LocalAgentServiceStub:
     mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
     for example, the agent parks the device.
     """
+    ShowTraining: _grpc.UnaryUnaryMultiCallable[_local_pb2.ShowTrainingRequest, _local_pb2.ShowTrainingResponse]
+    """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
 
 @_typing.type_check_only
 class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
@@ -47,6 +49,8 @@ class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
     mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
     for example, the agent parks the device.
     """
+    ShowTraining: _aio.UnaryUnaryMultiCallable[_local_pb2.ShowTrainingRequest, _local_pb2.ShowTrainingResponse]  # type: ignore[assignment]
+    """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
 
 class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,5 +64,13 @@ class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
         mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
         for example, the agent parks the device.
         """
+
+    @_abc_1.abstractmethod
+    def ShowTraining(
+        self,
+        request: _local_pb2.ShowTrainingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_local_pb2.ShowTrainingResponse, _abc.Awaitable[_local_pb2.ShowTrainingResponse]]:
+        """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
 
 def add_LocalAgentServiceServicer_to_server(servicer: LocalAgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

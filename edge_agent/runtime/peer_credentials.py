@@ -1,0 +1,123 @@
+"""Who is at the other end of a unix socket, as the kernel says."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from wattfleet.errors import WattfleetError
+
+_CREDENTIALS = struct.Struct("3i")
+_SO_PEERGROUPS = 59  # Linux 4.13 and later; Python does not name it
+_MOST_BYTES = 1024  # Python reads no more of a socket option: 256 groups
+
+
+class PeerNotAllowedError(WattfleetError):
+    """A process of this user may not use the agent's socket."""
+
+
+@dataclass(frozen=True)
+class PeerCredentials:
+    """The process that has opened a connection, as it was then.
+
+    Attributes:
+        pid: its process; 0 if it is in another container, which hides it.
+        uid: its user.
+        gid: its group.
+        further_groups: its user's other groups; None if the kernel does not tell them.
+    """
+
+    pid: int
+    uid: int
+    gid: int
+    further_groups: frozenset[int] | None = None
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> PeerCredentials:
+        """Ask the kernel.
+
+        Raises:
+            OSError: the connection is none of a unix socket.
+        """
+        content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, gid = _CREDENTIALS.unpack(content)
+        try:
+            groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
+        except OSError:  # an old kernel, or more groups
+            return cls(pid, uid, gid)
+        return cls(pid, uid, gid, frozenset(each for (each,) in struct.iter_unpack("I", groups)))
+
+    def __str__(self) -> str:
+        process = f"process {self.pid}" if self.pid else "a process of another container"
+        return f"user {user_name(self.uid)}, {process}"
+
+
+PEER: ContextVar[PeerCredentials | None] = ContextVar("the process that called", default=None)
+"""Set for each call over the agent's socket."""
+
+
+@dataclass(frozen=True)
+class SocketUsers:
+    """The users of a socket: root, the agent's own user, and the members of a group.
+
+    Attributes:
+        gid: the group; None for root and the agent's own user alone.
+        uid: the agent's own user.
+    """
+
+    gid: int | None
+    uid: int
+
+    @classmethod
+    def of_group(cls, gid: int | None) -> SocketUsers:
+        """The users of a socket of this process."""
+        return cls(gid, os.geteuid())
+
+    def owns(self, peer: PeerCredentials) -> bool:
+        """Whether a peer is root or the agent's own user."""
+        return peer.uid in (0, self.uid)
+
+    def admits(self, peer: PeerCredentials) -> bool:
+        """Whether a peer may use the socket.
+
+        If the kernel does not tell a peer's groups, the file's mode has decided: the kernel has compared it with them.
+        """
+        if self.owns(peer):
+            return True
+        if self.gid is None:
+            return False
+        return peer.gid == self.gid or peer.further_groups is None or self.gid in peer.further_groups
+
+    def require(self, peer: PeerCredentials) -> None:
+        """Make sure that a peer may use the socket.
+
+        Raises:
+            PeerNotAllowedError: it may not.
+        """
+        if not self.admits(peer):
+            group = "no group" if self.gid is None else f"the group {group_name(self.gid)}"
+            raise PeerNotAllowedError(
+                f"user {user_name(peer.uid)} may not use the agent's socket, which is for root, the agent's own user"
+                f" and {group}: add the user with `usermod -aG`, and log in again"
+            )
+
+
+def user_name(uid: int) -> str:
+    """A user's name, or the number if it has none here."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def group_name(gid: int) -> str:
+    """A group's name, or the number if it has none here."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,0 +1,210 @@
+"""Accepts the connections of the agent's sockets, notes who opened each, and passes their bytes on to gRPC.
+
+gRPC does not say which process has opened a connection of a unix socket. Each connection is therefore accepted here and
+passed on to gRPC's own socket, which nobody else can open. Its end there has a name that is known here alone, and that
+gRPC gives as the peer of every call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_agent.runtime.peer_credentials import PeerCredentials
+from wattfleet_io.tasks import stop_tasks
+
+_log = logging.getLogger(__name__)
+
+_MAX_CONNECTIONS = 192
+"""Connections at once: each takes three of the agent's file descriptors, of which 1,024 is a usual limit."""
+
+_MAX_OF_USER = 64
+"""Connections of one user at once."""
+
+_URI = "unix-abstract:"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A connection.
+
+    Attributes:
+        peer: the process that opened it.
+        is_owners: it came over the owner's socket.
+    """
+
+    peer: PeerCredentials
+    is_owners: bool
+
+
+class SocketAcceptor:
+    """Listens on the sockets that others connect to.
+
+    Attributes:
+        inner: gRPC's socket, to which connections are passed on.
+    """
+
+    def __init__(self, inner: Path) -> None:
+        self.inner = inner
+        self._accepted: dict[str, Accepted] = {}
+        self._of_user: Counter[int] = Counter()
+        self._servers: list[tuple[asyncio.Server, Path]] = []
+        self._transports: set[asyncio.Transport] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+
+    async def listen(self, path: Path, mode: int, gid: int | None = None, is_owners: bool = False) -> None:
+        """Listen on a socket; nobody can connect before its mode is in force.
+
+        Args:
+            path: of the socket.
+            mode: of its file.
+            gid: the group of its file; None for that of this process.
+            is_owners: it is the owner's.
+
+        Raises:
+            OSError: it cannot be created, or this process may not give it to the group.
+        """
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            listening.bind(str(path))
+            os.chmod(path, mode)
+            if gid is not None:
+                os.chown(path, -1, gid)
+            server = await asyncio.get_running_loop().create_unix_server(
+                lambda: _Outer(self, is_owners), sock=listening
+            )
+        except BaseException:
+            listening.close()
+            raise
+        self._servers.append((server, path))
+
+    async def close(self) -> None:
+        """Listen no longer, and close all connections."""
+        for server, path in self._servers:
+            server.close()
+            path.unlink(missing_ok=True)
+        await stop_tasks(*self._opening)
+        for transport in list(self._transports):
+            transport.abort()
+        # The transports close their sockets in the loop's next step.
+        await asyncio.sleep(0)
+
+    def accepted(self, context: Any) -> Accepted | None:
+        """The connection of a call; None if it did not come through here.
+
+        Args:
+            context: gRPC's context of the call.
+        """
+        uri: str = context.peer()
+        return self._accepted.get(uri.removeprefix(_URI)) if uri.startswith(_URI) else None
+
+    def begin(self, outer: _Outer, transport: asyncio.Transport, is_owners: bool) -> None:
+        """Take a new connection, or close it if there are too many."""
+        self._transports.add(transport)
+        peer = outer.peer = PeerCredentials.of(transport.get_extra_info("socket"))
+        self._of_user.update([peer.uid])
+        if self._of_user[peer.uid] > _MAX_OF_USER or self._of_user.total() > _MAX_CONNECTIONS:
+            _log.warning("%s: a connection is closed, as so many are open: %d", peer, self._of_user.total() - 1)
+            transport.abort()
+            return
+        outer.name = f"wattfleet-{secrets.token_hex(16)}"
+        upstream = socket.socket(socket.AF_UNIX)
+        upstream.setblocking(False)
+        try:
+            upstream.bind(f"\0{outer.name}")
+            upstream.connect(str(self.inner))
+        except OSError as error:
+            upstream.close()
+            _log.warning("%s: a connection is closed: %s", peer, error.strerror)
+            transport.abort()
+            return
+        self._accepted[outer.name] = Accepted(peer, is_owners)
+        opening = asyncio.create_task(self._open(outer, upstream), name="connection of an app")
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, outer: _Outer, upstream: socket.socket) -> None:
+        try:
+            _, inner = await asyncio.get_running_loop().create_unix_connection(lambda: _Side(outer), sock=upstream)
+        except BaseException:
+            upstream.close()
+            raise
+        self._transports.add(inner.transport)
+        inner.on_lost = lambda: self._transports.discard(inner.transport)
+        outer.pass_on_to(inner)
+
+    def end(self, outer: _Outer) -> None:
+        """Forget a connection that has ended."""
+        self._transports.discard(outer.transport)
+        self._accepted.pop(outer.name, None)
+        self._of_user.subtract([outer.peer.uid])
+
+
+class _Side(asyncio.Protocol):
+    """One side of a connection; what it receives goes to the other side."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, other: _Side | None = None) -> None:
+        self.other = other
+        self.on_lost: Any = lambda: None
+        self._early: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early.append(data)
+        elif not self.other.transport.is_closing():
+            self.other.transport.write(data)
+
+    def pass_on_to(self, other: _Side) -> None:
+        """Pass what was received, and what will be, on to another side."""
+        self.other = other
+        if self.transport.is_closing():
+            other.transport.close()
+            return
+        for data in self._early:
+            other.transport.write(data)
+        self._early.clear()
+        self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.on_lost()
+        if self.other is not None:
+            self.other.transport.close()  # once it has sent what it was given
+
+
+class _Outer(_Side):
+    """The side of the process that has connected."""
+
+    peer: PeerCredentials
+
+    def __init__(self, acceptor: SocketAcceptor, is_owners: bool) -> None:
+        super().__init__()
+        self.name = ""
+        self._acceptor = acceptor
+        self._is_owners = is_owners
+        self.on_lost = lambda: acceptor.end(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.pause_reading()
+        self._acceptor.begin(self, self.transport, self._is_owners)

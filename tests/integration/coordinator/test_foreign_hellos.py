@@ -1,0 +1,172 @@
+"""Sessions for a device's id from whoever is not that device: all refused, and the owner takes its id back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.served import Agent, Client, serving
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.peers import Role
+from wattfleet_io.logs import LINES_AT_ONCE, service_handler
+from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, power_pb2, session_pb2
+from wattfleet_proto.version import own_version
+
+HELLOS = int(os.environ.get("FOREIGN_HELLOS", "200"))
+STRANGERS = 20
+"""Hellos with a certificate of another authority: each costs a handshake."""
+
+TAKEN_BACK_WITHIN_S = 5.0
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+
+
+def hello_of(device_id: str, board: str = "agx-orin", installation: str = "own") -> session_pb2.Hello:
+    return session_pb2.Hello(
+        device_id=device_id,
+        board=board,
+        provenance=power_pb2.PROVENANCE_SIMULATED,
+        mode_count=7,
+        installation=installation,
+        protocol=own_version(),
+    )
+
+
+async def refusal(client: Client, hello: session_pb2.Hello) -> tuple[grpc.StatusCode, str]:
+    """How a Hello is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await Agent(client.sessions).greet(hello)
+    return refused.value.code(), refused.value.details() or ""
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def enrolled(operator: Client, device_id: str, board: str, installation: str) -> Identity:
+    """The identity that a board gets from an invite."""
+    service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+    answer = await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))
+    return await asyncio.to_thread(join, Invite.parse(answer.line), Applicant(device_id, board, installation))
+
+
+async def lasts(agent: Agent) -> None:
+    """Keep a session alive, one lease after the other, and see each acknowledged."""
+    while True:
+        await agent.lease()
+        await asyncio.sleep(0.2)
+
+
+@pytest.mark.timeout(240)
+async def test_foreign_hellos_are_refused_and_the_owners_session_goes_on(
+    config: CoordinatorSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    settings = certified(config, fleet.authority.folder, plaintext_address="127.0.0.1:0")
+    own = {"board": "agx-orin", "installation": "own"}
+    written = StringIO()
+    handler, log = service_handler(written), logging.getLogger("coordinator")
+    async with AsyncExitStack() as opened:
+        served = await opened.enter_async_context(serving(settings))
+        operator = await opened.enter_async_context(calling(served, fleet.identity(Role.OPERATOR)))
+        orin = await enrolled(operator, "orin", **own)
+        other = fleet.identity(Role.DEVICE, "nano", board="orin-nano", installation="other")
+        copied = fleet.identity(Role.DEVICE, "orin", board="agx-orin", installation="copy")
+        swapped = fleet.identity(Role.DEVICE, "orin", board="orin-nano", installation="own")
+        owner = await opened.enter_async_context(calling(served, orin))
+        agent = owner.agent()
+        await agent.greet(hello_of("orin"))
+        lasting = asyncio.create_task(lasts(agent))
+        foreign = [
+            (await opened.enter_async_context(calling(served, identity, address)), hello_of("orin"), reason)
+            for identity, address, reason in (
+                (other, None, "the certificate is for the device 'nano', not 'orin'"),
+                (copied, None, "the certificate is for the installation 'copy', not 'own'"),
+                (swapped, None, "the certificate is for the board 'orin-nano', not 'agx-orin'"),
+                (None, served.bound.plaintext_address, "orin has a certificate: its agent must use it"),
+            )
+        ]
+        numbers, reasons, slowest_s = itertools.count(), Counter[str](), 0.0
+        log.addHandler(handler)
+        before_bytes, begun_s = resident_bytes(), time.monotonic()
+
+        async def intrude(client: Client, hello: session_pb2.Hello, expected: str) -> None:
+            nonlocal slowest_s
+            while next(numbers) < HELLOS - STRANGERS:
+                asked_s = time.monotonic()
+                code, reason = await refusal(client, hello)
+                slowest_s = max(slowest_s, time.monotonic() - asked_s)
+                assert code is DENIED and expected in reason
+                reasons[expected] += 1
+
+        await asyncio.gather(*(intrude(*each) for each in foreign for _ in range(4)))
+        took_s, grown = time.monotonic() - begun_s, resident_bytes() - before_bytes
+        log.removeHandler(handler)
+        stranger = CertifiedFleet.create(tmp_path / "another").identity(Role.DEVICE, "orin", **own)
+        for _ in range(STRANGERS):
+            async with calling(served, stranger) as client:
+                assert (await refusal(client, hello_of("orin")))[0] is grpc.StatusCode.UNAVAILABLE
+        assert not lasting.done(), "the owner's session is undisturbed"
+        await agent_states(operator)
+        lasting.cancel()
+    assert sum(reasons.values()) == HELLOS - STRANGERS and len(reasons) == len(foreign)
+    lines = written.getvalue().splitlines()
+    assert len(lines) <= LINES_AT_ONCE + took_s + 2, "the log is limited in rate"
+    assert all("is refused" in line for line in lines) and lines
+    assert grown < 64 * 2**20
+    with capsys.disabled():
+        print(
+            f"\n{sum(reasons.values())} foreign Hellos refused in {took_s:.1f} s, the slowest in {slowest_s:.2f} s;"
+            f" {len(lines)} lines of log, {grown / 2**20:.1f} MiB more memory; {STRANGERS} of another authority"
+        )
+
+
+async def agent_states(operator: Client) -> None:
+    """The owner's device is the one that was enrolled, and the fleet has no other."""
+    devices = await operator.devices()
+    assert {name: device.board for name, device in devices.items()} == {"orin": "agx-orin"}
+
+
+async def test_an_owner_takes_its_id_back_from_an_intruder_of_before(
+    config: CoordinatorSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the fleet moved over, somebody took the id in plaintext, and comes again and again."""
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    settings = certified(config, fleet.authority.folder, plaintext_address="127.0.0.1:0")
+    async with AsyncExitStack() as opened:
+        served = await opened.enter_async_context(serving(settings))
+        operator = await opened.enter_async_context(calling(served, fleet.identity(Role.OPERATOR)))
+        plaintext = await opened.enter_async_context(calling(served, None, served.bound.plaintext_address))
+        intruder = plaintext.agent()
+        await intruder.greet(hello_of("orin", installation="intruder"))
+        orin = await enrolled(operator, "orin", "agx-orin", "own")
+        owner = await opened.enter_async_context(calling(served, orin))
+        begun_s = time.monotonic()
+        agent = owner.agent()
+        await agent.greet(hello_of("orin"))
+        await agent.lease()
+        ended: Any = await intruder.call.code()
+        took_s = time.monotonic() - begun_s
+        assert ended is grpc.StatusCode.ABORTED
+        assert took_s < TAKEN_BACK_WITHIN_S
+        for installation in ("intruder", "own"):
+            code, reason = await refusal(plaintext, hello_of("orin", installation=installation))
+            assert code is DENIED and "has a certificate" in reason
+        await agent.lease()
+        with capsys.disabled():
+            print(f"\nthe owner has its id back after {1e3 * took_s:.0f} ms")

@@ -1,0 +1,220 @@
+"""A fleet without identity moves over to certificates step by step, as docs/security.md tells it, rounds going on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.served import READY, Agent, Client, serving
+from tests.fakes.small_fleet import ORIN_FRONT
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.peers import Role
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, planning_pb2, power_pb2, session_pb2
+from wattfleet_proto.version import MAJOR
+
+MINORS = {"orin-0": 0, "orin-1": 1, "orin-2": 3, "orin-3": 6}
+"""The minor versions of protocol 2 that the boards of the old fleet speak."""
+
+NODES = {number: device_id for number, device_id in enumerate(MINORS, start=11)}
+RUN, TOKEN = "7", "a secret of the app"
+
+
+@dataclass
+class Board:
+    """A device, its session of the moment, and its identity once it has one."""
+
+    device_id: str
+    session: Agent
+    identity: Identity | None = None
+
+
+def hello_of(device_id: str) -> session_pb2.Hello:
+    return session_pb2.Hello(
+        device_id=device_id,
+        board="agx-orin",
+        provenance=power_pb2.PROVENANCE_SIMULATED,
+        mode_count=7,
+        installation=f"of {device_id}",
+        protocol=session_pb2.ProtocolVersion(major=MAJOR, minor=MINORS[device_id]),
+    )
+
+
+async def connected(client: Client, device_id: str) -> Agent:
+    """A session that reports what its device can do."""
+    session = client.agent()
+    await session.greet(hello_of(device_id))
+    await session.lease()
+    await session.send(front=session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0))
+    await session.send(state=READY)
+    return session
+
+
+class Flower:
+    """A ServerApp's side of a run, whose rounds all of its devices train."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.planned: list[set[str]] = []
+
+    async def start(self, client: Client) -> None:
+        """Start the run, or go on with it over another connection."""
+        self.client = client
+        bindings = [planning_pb2.NodeBinding(node_id=node, device_id=name) for node, name in NODES.items()]
+        await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+        start = planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=9, run_token=TOKEN)
+        await client.planning.StartRun(start)
+
+    @asynccontextmanager
+    async def round(self, boards: list[Board]) -> AsyncIterator[dict[str, session_pb2.Grant]]:
+        """A round: every board is planned and trains; it ends after the block."""
+        number = len(self.planned) + 1
+        request = planning_pb2.PlanRoundRequest(
+            run_id=RUN, round=number, node_ids=list(NODES), epochs=1.0, run_token=TOKEN
+        )
+        plan = await self.client.planning.PlanRound(request)
+        assigned = {each.device_id: each for each in plan.assignments}
+        self.planned.append(set(assigned))
+        grants = {board.device_id: await board.session.grant() for board in boards}
+        for board in boards:
+            await board.session.lease(GrantPhase.WAITING, grants[board.device_id])
+            await board.session.lease(GrantPhase.TRAINING, grants[board.device_id])
+        yield grants
+        for board in boards:
+            planned = assigned[board.device_id]
+            seen = session_pb2.Observation(plan_id=plan.plan_id, epoch_s=planned.epoch_s, power_w=planned.power_w)
+            await board.session.send(observation=seen)
+            await board.session.lease(GrantPhase.OVER, grants[board.device_id])
+        done = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=10.0, run_token=TOKEN)
+        await self.client.planning.FinishRound(done)
+
+
+async def enrol(operator: Client, board: Board) -> None:
+    """What `coordinator invite` and `agent join` do."""
+    service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+    answer = await service.Invite(identity_pb2.InviteRequest(role="device", name=board.device_id, uses=1, ttl_s=600))
+    applicant = Applicant(board.device_id, "agx-orin", f"of {board.device_id}")
+    board.identity = await asyncio.to_thread(join, Invite.parse(answer.line), applicant)
+
+
+async def move_over(opened: Any, served: Client, operator: Client, board: Board, grant: session_pb2.Grant) -> None:
+    """Enrol a board amid its training, and restart its agent's session over TLS."""
+    await enrol(operator, board)
+    await board.session.lease(GrantPhase.TRAINING, grant)  # in plaintext until its agent connects again
+    former = board.session
+    client = await opened(calling(served, board.identity))
+    board.session = await connected_in_training(client, board.device_id, grant)
+    assert await former.call.code() is grpc.StatusCode.ABORTED, "its plaintext session has ended"
+
+
+async def connected_in_training(client: Client, device_id: str, grant: session_pb2.Grant) -> Agent:
+    session = client.agent()
+    await session.greet(hello_of(device_id))
+    await session.lease(GrantPhase.TRAINING, grant)
+    await session.send(front=session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0))
+    return session
+
+
+@pytest.mark.timeout(240)
+async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    tls_only = certified(config.with_values(site={"budget_w": 400.0}), fleet.authority.folder)
+    both = certified(tls_only, fleet.authority.folder, plaintext_address="127.0.0.1:0")
+    old_fleet = certified(tls_only, tmp_path / "no authority")
+    everybody = set(MINORS)
+
+    # Before: plaintext alone.
+    async with serving(old_fleet) as served:
+        flower, boards = Flower(served), [Board(name, await connected(served, name)) for name in MINORS]
+        await flower.start(served)
+        async with flower.round(boards):
+            pass
+
+    async with AsyncExitStack() as stack:
+        opened = stack.enter_async_context
+        # 1. The old address goes on, in plaintext, and boards and app reconnect to it by themselves.
+        served = await opened(serving(both))
+        operator = await opened(calling(served, fleet.identity(Role.OPERATOR)))
+        plaintext = await opened(calling(served, None, served.bound.plaintext_address))
+        for board in boards:
+            board.session = await connected(plaintext, board.device_id)
+        await flower.start(plaintext)
+        async with flower.round(boards):
+            pass
+        # 2. Half of the boards enrol while a round is trained.
+        async with flower.round(boards) as grants:
+            for board in boards[:2]:
+                await move_over(opened, served, operator, board, grants[board.device_id])
+        # A board that has a certificate is refused in plaintext; the others are not.
+        with pytest.raises(grpc.aio.AioRpcError, match="has a certificate") as refused:
+            await plaintext.agent().greet(hello_of("orin-0"))
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        await ready_again(boards[:2])
+        async with flower.round(boards):
+            pass
+        # 3. Flower's server enrols: the run that it began in plaintext goes on.
+        await flower.start(await opened(calling(served, fleet.identity(Role.FLOWER, "app"))))
+        async with flower.round(boards) as grants:
+            for board in boards[2:]:
+                await move_over(opened, served, operator, board, grants[board.device_id])
+        await ready_again(boards[2:])
+        async with flower.round(boards):
+            pass
+
+    # 4. Without the plaintext address.
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(tls_only))
+        assert served.bound.plaintext_address is None
+        for board in boards:
+            client = await stack.enter_async_context(calling(served, board.identity))
+            board.session = await connected(client, board.device_id)
+        app = fleet.identity(Role.FLOWER, "app")
+        await flower.start(await stack.enter_async_context(calling(served, app)))
+        async with flower.round(boards):
+            pass
+        in_plaintext = await stack.enter_async_context(calling(served, None))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await in_plaintext.agent().greet(hello_of("orin-3"))
+    assert flower.planned == [everybody] * 7, "every board trained in every round"
+
+
+async def ready_again(boards: list[Board]) -> None:
+    for board in boards:
+        await board.session.send(state=READY)
+
+
+@pytest.mark.parametrize("minor", [0, 2])
+async def test_an_agent_of_protocol_1_has_to_be_updated_before_it_moves_over(
+    config: CoordinatorSettings, tmp_path: Path, minor: int
+) -> None:
+    """Without grants its watts cannot be accounted for, so it is refused on both addresses, by a text with a remedy."""
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    settings = certified(config, fleet.authority.folder, plaintext_address="127.0.0.1:0")
+    hello = hello_of("orin-0")
+    hello.protocol.major, hello.protocol.minor = 1, minor
+    identity = fleet.identity(Role.DEVICE, "orin-0")
+    async with (
+        serving(settings) as served,
+        calling(served, None, served.bound.plaintext_address) as plaintext,
+        calling(served, identity) as secured,
+        calling(served, fleet.identity(Role.OPERATOR)) as operator,
+    ):
+        for client in (plaintext, secured):
+            with pytest.raises(grpc.aio.AioRpcError, match="update the older of agent and coordinator") as refused:
+                await client.agent().greet(hello)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert await operator.states() == {}

@@ -1,0 +1,467 @@
+"""A hostile ClientApp on the agent's socket: the device does nothing beyond the round that it was granted."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.runtime.training_now import training_now
+from edge_agent.serving.live_times import LiveTimes
+from edge_agent.serving.turns import Kind, Turns
+from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
+from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
+from tests.fakes.polling import until
+from wattfleet.modes import PowerMode
+from wattfleet_proto.local_socket import owner_socket
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc, session_pb2
+
+TRAIN = "/wattfleet.v1.LocalAgentService/Train"
+DENIED, NOT_GRANTED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
+BUSY, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT
+FINISH = local_pb2.TrainRequest(finish=local_pb2.FinishTraining())
+
+
+def started(plan_id: str, epochs: float = 1.0, device_id: str = "orin-nano-0") -> local_pb2.TrainRequest:
+    return local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id=plan_id, device_id=device_id, epochs=epochs))
+
+
+class App:
+    """One stream of trainings, message by message."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self.call: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
+
+    def send(self, *requests: Any) -> None:
+        for request in requests:
+            self._requests.put(request)
+
+    def answer(self) -> Any:
+        return next(self.call)
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+    def refusal(self) -> tuple[grpc.StatusCode, str]:
+        """How the agent ends the stream."""
+        with pytest.raises(grpc.RpcError):
+            while True:
+                self.answer()
+        return self.call.code(), self.call.details()
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """One for all tests, as a hostile app finds it: it must be as before after each of them."""
+    folder = tmp_path_factory.mktemp("agent")
+    with agent_at(folder / "agent.sock", stop_timeout_s=0.5, grant_timeout_s=0.5) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def parked_again(agent: Agent) -> Iterator[None]:
+    yield
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
+    until(lambda: not agent.servicer.running)
+
+
+NUMBERS = itertools.count(2)
+
+
+def plan_of(agent: Agent, mode: PowerMode = MODE, power_limit_w: float = 25.0, longest_s: float = 600.0) -> str:
+    """A plan that the coordinator has just granted."""
+    number = next(NUMBERS)
+    grant = granted(mode, power_limit_w, plan_id=f"7/{number}", grant_id=number)
+    grant.longest_s = longest_s
+    agent.grant(grant)
+    return f"7/{number}"
+
+
+@pytest.fixture
+def hostile(agent: Agent) -> Iterator[Callable[[], App]]:
+    apps = []
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+
+        def opened() -> App:
+            apps.append(App(channel))
+            return apps[-1]
+
+        yield opened
+        for app in apps:
+            app.end()
+
+
+class Watched:
+    """The modes that the board was put into, and the most that it may have drawn in them."""
+
+    def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.modes: list[PowerMode] = []
+        apply = agent.board.apply
+
+        def noted(mode: PowerMode) -> None:
+            self.modes.append(mode)
+            apply(mode)
+
+        monkeypatch.setattr(agent.board, "apply", noted)
+
+
+@pytest.fixture
+def watched(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(agent, monkeypatch)
+
+
+# --- limit and mode ---------------------------------------------------------------------------------------------
+
+
+def test_no_message_of_an_app_has_a_field_for_watts_a_mode_or_a_time() -> None:
+    """What cannot be said cannot be obeyed: mode and limit come over the agent's session alone."""
+    fields = {
+        field.name
+        for message in (local_pb2.StartTraining, local_pb2.FinishTraining, local_pb2.LoaderSeen)
+        for field in message.DESCRIPTOR.fields
+    }
+    assert not {name for name in fields if any(word in name for word in ("mode", "power", "watt", "limit", "longest"))}
+    assert "mode" not in {field.name for field in local_pb2.MinibatchTimes.DESCRIPTOR.fields}
+
+
+@pytest.mark.parametrize("epochs", [0.0, -1.0, 1e9, float("nan"), float("inf")])
+def test_an_app_cannot_train_a_made_up_number_of_epochs(
+    agent: Agent, hostile: Callable[[], App], watched: Watched, epochs: float
+) -> None:
+    app = hostile()
+    app.send(started(plan_of(agent), epochs=epochs))
+    code, reason = app.refusal()
+    assert code is INVALID and "epochs" in reason
+    assert MODE not in watched.modes
+
+
+# --- whose training ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda plan: f"{plan}0", lambda plan: f"8{plan[1:]}", lambda plan: "", lambda plan: f"{plan} "],
+    ids=["another round", "another run", "none", "a space"],
+)
+def test_a_training_without_its_own_grant_is_refused(
+    agent: Agent, hostile: Callable[[], App], watched: Watched, other: Callable[[str], str]
+) -> None:
+    app = hostile()
+    app.send(started(other(plan_of(agent))))
+    code, reason = app.refusal()
+    assert code is NOT_GRANTED and "has granted no watts for the training of round" in reason
+    assert watched.modes == []
+
+
+def test_an_old_assignment_trains_nothing_again(agent: Agent, hostile: Callable[[], App], watched: Watched) -> None:
+    old = plan_of(agent)
+    app = hostile()
+    app.send(started(old), FINISH)
+    list(app.call)
+    assert MODE in watched.modes
+    watched.modes.clear()
+    for grant_anew in (lambda: None, lambda: plan_of(agent)):
+        grant_anew()
+        replayed = hostile()
+        replayed.send(started(old))
+        assert replayed.refusal()[0] is NOT_GRANTED
+    assert watched.modes == []
+
+
+def test_an_assignment_of_another_device_is_refused(agent: Agent, hostile: Callable[[], App], watched: Watched) -> None:
+    app = hostile()
+    app.send(started(plan_of(agent), device_id="orin-nano-1"))
+    code, reason = app.refusal()
+    assert code is INVALID and "is for orin-nano-1" in reason
+    assert watched.modes == []
+
+
+def test_nobody_joins_or_finishes_the_training_of_another_app(agent: Agent, hostile: Callable[[], App]) -> None:
+    honest, thief, finisher = hostile(), hostile(), hostile()
+    plan_id = plan_of(agent)
+    honest.send(started(plan_id))
+    honest.answer()
+    thief.send(started(plan_id))
+    assert thief.refusal()[0] is BUSY
+    finisher.send(FINISH)
+    code, reason = finisher.refusal()
+    assert code is INVALID
+    assert agent.board.current_mode() == MODE, "the training goes on"
+    honest.send(FINISH)
+    assert honest.answer().HasField("finished")
+
+
+def test_the_app_of_another_run_ends_its_own_training_only(agent: Agent, hostile: Callable[[], App]) -> None:
+    """A finish of more than was assigned is refused, and so nothing of it is reported or learned."""
+    app = hostile()
+    observed = list(agent.reports.observations)
+    finish = local_pb2.FinishTraining(epochs_done=1e6)
+    app.send(started(plan_of(agent)), local_pb2.TrainRequest(finish=finish))
+    code, reason = app.refusal()
+    assert code is INVALID and "as assigned" in reason
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
+    assert agent.reports.observations == observed
+
+
+# --- how long -----------------------------------------------------------------------------------------------------
+
+
+def test_an_app_that_goes_on_beyond_the_longest_training_is_stopped(agent: Agent, hostile: Callable[[], App]) -> None:
+    app = hostile()
+    app.send(started(plan_of(agent, longest_s=1)))
+    app.answer()
+    begun_s = time.monotonic()
+    assert "took longer than 1 s" in app.answer().stop.reason
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert time.monotonic() - begun_s < 10
+    with pytest.raises(grpc.RpcError, match="did not end its training"):
+        app.answer()
+    until(lambda: agent.reports.states[-1].state == session_pb2.DEVICE_STATE_READY)
+
+
+def test_reports_without_an_end_keep_no_device_beyond_its_grant(agent: Agent, hostile: Callable[[], App]) -> None:
+    """The time is the agent's, whatever the app reports, and however fast."""
+    app, stop = hostile(), threading.Event()
+    app.send(started(plan_of(agent, longest_s=1)))
+
+    def flood() -> None:
+        while not stop.wait(0.0005):
+            app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained()))
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        code, _ = app.refusal()
+    finally:
+        stop.set()
+        flooding.join()
+    assert code is grpc.StatusCode.ABORTED
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
+
+
+def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
+    """An app that shares the device teaches the agent that its minibatches last long, and then holds its turn."""
+    turns, now_s = Turns(LiveTimes()), 0.0
+    for held_s in (100.0, 300.0, 900.0):
+        held = turns.ask(Kind.MINIBATCH, now_s, is_first=not now_s)
+        assert turns.granted(now_s) == [held]
+        change = turns.ask(Kind.CHANGE, now_s + 1)
+        waited_s = next(wait_s for wait_s in range(1, 1_000) if turns.granted(now_s + wait_s) == [change])
+        assert waited_s <= 31
+        turns.end(change, now_s + waited_s)
+        turns.end(held, now_s + held_s)
+        now_s += held_s
+
+
+# --- floods -------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_waits_for_few_grants_at_once(agent: Agent, hostile: Callable[[], App]) -> None:
+    apps = [hostile() for _ in range(12)]
+    for number, app in enumerate(apps):
+        app.send(started(f"9/{number}"))
+    refusals = [app.refusal() for app in apps]
+    assert {code for code, _ in refusals} == {BUSY, NOT_GRANTED}
+    assert any(f"process {os.getpid()} has 8 trainings open already" in reason for _, reason in refusals)
+
+
+def test_a_user_opens_few_connections_and_others_go_on(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    opened = []
+    try:
+        for _ in range(80):
+            one = socket.socket(socket.AF_UNIX)
+            one.connect(str(agent.socket))
+            one.settimeout(5)
+            opened.append(one)
+
+        def ended() -> int:
+            gone = 0
+            for each in opened:
+                each.setblocking(False)
+                try:
+                    gone += each.recv(1, socket.MSG_PEEK) == b""
+                except BlockingIOError:
+                    pass
+                except ConnectionResetError:
+                    gone += 1
+            return gone
+
+        until(lambda: ended() >= 16)
+        assert "a connection is closed" in caplog.text
+    finally:
+        for each in opened:
+            each.close()
+
+    def serves() -> bool:
+        with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+            app = App(channel)
+            app.send(started("no such plan"))
+            app.end()
+            try:
+                list(app.call)
+            except grpc.RpcError as error:
+                status: Any = error
+                return status.code() is NOT_GRANTED
+        return False
+
+    until(serves)
+
+
+# --- what is the owner's ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def duties(tmp_path: Path) -> Iterator[DutyAgent]:
+    with duty_agent_at(tmp_path / "duty.sock", duty()) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("SetDuty", duty_pb2.SetDutyRequest(duty=duty(latency_ms=6e5).to_json())),
+        ("ClearDuty", duty_pb2.ClearDutyRequest()),
+    ],
+)
+def test_an_app_cannot_change_the_duty(duties: DutyAgent, method: str, request_: Any) -> None:
+    with grpc.insecure_channel(f"unix:{duties.socket}") as channel:
+        with pytest.raises(grpc.RpcError, match="only the user of the agent") as refused:
+            getattr(duty_pb2_grpc.DutyServiceStub(channel), method)(request_)
+    assert refused.value.code() is DENIED
+    assert duties.turns.duty == duty()
+
+
+def test_an_app_cannot_see_whose_training_runs(agent: Agent, hostile: Callable[[], App]) -> None:
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+        with pytest.raises(grpc.RpcError, match="only the user of the agent"):
+            local_pb2_grpc.LocalAgentServiceStub(channel).ShowTraining(local_pb2.ShowTrainingRequest())
+
+
+def test_no_other_call_exists_on_the_sockets() -> None:
+    """Nothing there reads or removes what is stored of a workload, applies a mode, or measures on demand."""
+    calls = {
+        f"{service.name}/{method.name}"
+        for module in (local_pb2, duty_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert calls == {
+        "LocalAgentService/Train",
+        "LocalAgentService/ShowTraining",
+        "DutyService/Serve",
+        "DutyService/Share",
+        "DutyService/SetDuty",
+        "DutyService/ShowDuty",
+        "DutyService/ClearDuty",
+    }
+
+
+def test_minibatches_reported_without_a_training_measure_nothing(
+    agent: Agent, hostile: Callable[[], App], watched: Watched
+) -> None:
+    app = hostile()
+    app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained()))
+    assert app.refusal()[0] is INVALID
+    assert watched.modes == []
+
+
+# --- who calls ----------------------------------------------------------------------------------------------------
+
+
+def test_the_agent_tells_its_owner_and_its_log_who_trains(
+    agent: Agent, hostile: Callable[[], App], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "edge_agent")
+    assert training_now(agent.socket) is None
+    app, plan_id = hostile(), plan_of(agent)
+    app.send(started(plan_id))
+    app.answer()
+    shown = training_now(agent.socket)
+    assert shown is not None
+    assert (shown["plan_id"], shown["uid"], shown["pid"]) == (plan_id, os.getuid(), os.getpid())
+    assert f"{plan_id} is trained by user {shown['user']}, process {os.getpid()}" in caplog.text
+    app.send(FINISH)
+    app.answer()
+    assert training_now(agent.socket) is None
+
+
+OTHER_USER, MEMBERS = 54_321, 54_322
+ANOTHER_USERS_CALL = """
+import os, sys
+socket, method, groups, uid, gid = sys.argv[1:]
+import grpc
+from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc
+os.setgroups([int(each) for each in groups.split(",") if each])
+os.setgid(int(gid)); os.setuid(int(uid))
+with grpc.insecure_channel("unix:" + socket) as channel:
+    stub = local_pb2_grpc.LocalAgentServiceStub(channel)
+    start = local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id="none", device_id="orin-nano-0", epochs=1))
+    try:
+        if method == "Train":
+            list(stub.Train(iter([start])))
+        else:
+            stub.ShowTraining(local_pb2.ShowTrainingRequest(), timeout=10)
+    except grpc.RpcError as error:
+        print(error.code().name, error.details())
+"""
+
+
+@contextmanager
+def open_to_everybody(path: Path) -> Iterator[None]:
+    """As after a mistaken chmod: the kernel lets everybody connect, and the agent itself has to refuse."""
+    for folder in path.parents:
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    for each in (path, owner_socket(path)):
+        each.chmod(0o666)
+    yield
+
+
+CALLS = [  # who calls what, and the answer
+    ("Train", OTHER_USER, "", "PERMISSION_DENIED", f"user {OTHER_USER} may not use the agent's socket"),
+    ("Train", MEMBERS, "", "RESOURCE_EXHAUSTED", "is being prepared"),
+    ("Train", OTHER_USER, f"{MEMBERS}", "RESOURCE_EXHAUSTED", "is being prepared"),
+    ("owner", MEMBERS, f"{MEMBERS}", "PERMISSION_DENIED", "only the user of the agent"),
+]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_only_root_the_agents_user_and_members_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group that the agent runs with
+    with duty_agent_at(tmp_path / "agent.sock") as running, open_to_everybody(Path(running.socket)):
+        for method, gid, groups, code, reason in CALLS:
+            path = running.socket if method == "Train" else owner_socket(Path(running.socket))
+            ended = subprocess.run(
+                [sys.executable, "-c", ANOTHER_USERS_CALL, str(path), method, groups, str(OTHER_USER), str(gid)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ended.stdout.startswith(code) and reason in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_grpcs_own_socket_is_for_the_agent_alone(agent: Agent) -> None:
+    """A connection that does not come through the acceptor has no known user, and is refused even for root."""
+    folder = agent.socket.with_suffix(".d")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with grpc.insecure_channel(f"unix:{folder}/grpc") as channel:
+        app = App(channel)
+        app.send(started("7/1"))
+        code, reason = app.refusal()
+        app.end()
+    assert code is DENIED and "no known user" in reason
