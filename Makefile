@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Torch is not in the lock, since the hash of a CPU build depends on who made it. Its own dependencies are in the lock.
 # Other versions of torch bring gigabytes; where pip finds a CPU build of this one, it takes it.
 # With an index that has CPU builds: make install TORCH_ARGS="--index-url <that index>"
 TORCH ?= torch==2.13.0
@@ -22,9 +24,9 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) install --require-hashes --only-binary :all: --requirement requirements.lock
+	$(PIP) install $(TORCH_ARGS) $(TORCH)
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: install ## Run federated rounds over a simulated fleet: out/simulate/report.html
