@@ -13,7 +13,7 @@ import psutil
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-_EVERY_S = 0.02
+_EVERY_S = 0.1
 _PRIVATE_KEY = b"PRIVATE KEY-----"
 _LINE_BREAKS = re.compile(rb"\s|\\n")
 
