@@ -13,7 +13,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs chaos worlds workloads fuzz test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs lock licences sbom audit chaos worlds workloads fuzz test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,21 @@ contracts: install
 	$(BIN)/lint-imports
 stubs: install
 	PATH="$(abspath $(BIN)):$$PATH" proto/generate --check
+
+lock: ## Pin dependencies and their hashes anew, after a change of pyproject.toml; ARGS="--upgrade" takes the newest
+	PATH="$(abspath $(BIN)):$$PATH" dependencies/lock $(ARGS)
+
+licences: install ## Write docs/licences.md anew
+	@mkdir -p out
+	$(BIN)/python -m dependencies.licences > out/licences.md && mv out/licences.md docs/licences.md
+
+sbom: install ## Write out/sbom.json: what is installed, as CycloneDX
+	@mkdir -p out
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file out/sbom.json $(BIN)/python
+	@echo "out/sbom.json"
+
+audit: install ## Look dependencies up in a vulnerability database, where one can be reached
+	$(BIN)/python -m dependencies.audit requirements.lock requirements-device.lock
 
 chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100 on each store
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py

@@ -1,7 +1,7 @@
 """Look the locked packages up in a vulnerability database, with pip-audit.
 
-    python dependencies/audit.py requirements.lock requirements-device.lock
-    AUDIT_ARGS="--vulnerability-service osv" python dependencies/audit.py requirements.lock
+    python -m dependencies.audit requirements.lock requirements-device.lock
+    AUDIT_ARGS="--vulnerability-service osv" python -m dependencies.audit requirements.lock
 
 Exit codes: 0, all were looked up and none has a known vulnerability; 1, some have; 2, they could not be looked up.
 """
@@ -37,8 +37,8 @@ def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:
     if unknown or not packages:
         named = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         return NOT_AUDITED, [
-            f"NOT AUDITED: {len(unknown)} of {len(packages)} packages could not be looked up ({named}). Run this where a"
-            ' vulnerability database is reached; AUDIT_ARGS="--vulnerability-service osv" names another one.'
+            f"NOT AUDITED: {len(unknown)} of {len(packages)} packages could not be looked up ({named}). Run this where"
+            ' a vulnerability database is reached; AUDIT_ARGS="--vulnerability-service osv" names another one.'
         ]
     return CLEAN, [f"none of {len(packages)} packages has a known vulnerability"]
 

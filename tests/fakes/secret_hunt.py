@@ -14,12 +14,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 _EVERY_S = 0.1
-_PRIVATE_KEY = b"PRIVATE KEY-----"
+_WHOLE_KEY = re.compile(rb"-----BEGIN PRIVATE KEY-----[A-Za-z0-9+/=\s]+-----END PRIVATE KEY-----\s*")
 _LINE_BREAKS = re.compile(rb"\s|\\n")
 
 
 def is_key_file(path: Path) -> bool:
-    return _PRIVATE_KEY in path.read_bytes()
+    """Whether a file is a private key, and nothing else."""
+    return path.suffix in (".pem", ".key") and _WHOLE_KEY.fullmatch(path.read_bytes()) is not None
 
 
 def _base64_forms(raw: bytes) -> Iterator[bytes]:
