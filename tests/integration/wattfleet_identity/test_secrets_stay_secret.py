@@ -45,7 +45,7 @@ _ENVIRONMENT = {
 
 _KEY_FILES = [
     "flower/key.pem",
-    "metadata/online-key.pem",
+    "metadata/online.pem",
     "signing/root-ID.pem",
     "signing/targets-ID.pem",
     "state/identity/key.pem",
