@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Torch is not in the lock, since the hash of a CPU build depends on who made it. Its own dependencies are in the lock.
 # Other versions of torch bring gigabytes; where pip finds a CPU build of this one, it takes it.
 # With an index that has CPU builds: make install TORCH_ARGS="--index-url <that index>"
 TORCH ?= torch==2.13.0
@@ -11,7 +13,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs chaos worlds workloads fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs lock licences sbom audit chaos worlds workloads fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,9 +24,9 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) install --require-hashes --only-binary :all: --requirement requirements.lock
+	$(PIP) install $(TORCH_ARGS) $(TORCH)
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: install ## Run federated rounds over a simulated fleet: out/simulate/report.html
@@ -50,6 +52,21 @@ contracts: install
 	$(BIN)/lint-imports
 stubs: install
 	PATH="$(abspath $(BIN)):$$PATH" proto/generate --check
+
+lock: ## Pin dependencies and their hashes anew, after a change of pyproject.toml; ARGS="--upgrade" takes the newest
+	PATH="$(abspath $(BIN)):$$PATH" dependencies/lock $(ARGS)
+
+licences: install ## Write docs/licences.md anew
+	@mkdir -p out
+	$(BIN)/python -m dependencies.licences > out/licences.md && mv out/licences.md docs/licences.md
+
+sbom: install ## Write out/sbom.json: what is installed, as CycloneDX
+	@mkdir -p out
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file out/sbom.json $(BIN)/python
+	@echo "out/sbom.json"
+
+audit: install ## Look dependencies up in a vulnerability database, where one can be reached
+	$(BIN)/python -m dependencies.audit requirements.lock requirements-device.lock
 
 chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100 on each store
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py

@@ -196,7 +196,7 @@ def _require_server(url: str) -> None:
     """
     try:
         parts = urllib.parse.urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and not (parts.username or parts.query)
+        good = parts.scheme in ("http", "https") and parts.hostname and not ("@" in parts.netloc or parts.query)
         good = (
             good
             and not parts.fragment

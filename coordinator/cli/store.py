@@ -99,8 +99,11 @@ def _file(store: str | None, config: Path | None, instead: str, must_exist: bool
     from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
     from coordinator.store.database import database_url, display_name
     from wattfleet.errors import InvalidInputError
+    from wattfleet_io.settings.command import require_no_password
     from wattfleet_io.settings.loading import load
 
+    if store is not None:
+        require_no_password("--store", store)
     options = {} if store is None else {"store.location": store}
     url = database_url(load(CoordinatorSettings, ENVIRONMENT_PREFIX, options, config).settings.store.location)
     if url.drivername != "sqlite":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from wattfleet_io.console import print_json, terminal
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
@@ -26,6 +26,14 @@ def doctor(
     socket: Annotated[Path, typer.Option(help="Unix socket where the agent serves Flower's ClientApp.")] = Path(
         DEFAULT_SOCKET
     ),
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            help="Check the key and the certificate in this folder. Default: the folder"
+            f" {IDENTITY_DIRECTORY} in the state directory.",
+            show_default=False,
+        ),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Check everything that the agent needs and suggest fixes, without changing anything.
@@ -37,7 +45,17 @@ def doctor(
     from edge_agent.systemd.ownership import running_code
 
     folder = folder_of_device(device, state_dir)
-    findings = list(diagnose(device, lambda: open_named(device, state_dir), state_dir, folder, socket, running_code()))
+    findings = list(
+        diagnose(
+            device,
+            lambda: open_named(device, state_dir),
+            state_dir,
+            folder,
+            socket,
+            running_code(),
+            identity or state_dir / IDENTITY_DIRECTORY,
+        )
+    )
     levels = {finding.level for finding in findings}
     if json_:
         works = levels.isdisjoint({"absent", "fails"})

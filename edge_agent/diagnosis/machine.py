@@ -1,4 +1,4 @@
-"""All checks of a machine: board, device, state directory, installation and socket."""
+"""All checks of a machine: board, device, state directory, installation, identity and socket."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 from edge_agent.devices.device import Device
@@ -16,11 +17,14 @@ from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from edge_agent.diagnosis.host import host_findings
+from edge_agent.diagnosis.identity import identity_findings
 from edge_agent.diagnosis.jetson import jetson_findings
+from edge_agent.systemd.installation import InstalledConnection
 from edge_agent.systemd.ownership import InstalledCode
 from edge_agent.training.knob_backup import KnobBackupError, holder_of
 from edge_agent.training.mode_change import has_backup
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_io.clock import utc_now
 
 
 def diagnose(
@@ -30,6 +34,9 @@ def diagnose(
     device_folder: Path,
     socket_path: Path,
     code: InstalledCode,
+    identity_folder: Path,
+    root: Path = Path("/"),
+    now: Callable[[], datetime] = utc_now,
 ) -> Iterator[Finding]:
     """Check everything that an agent needs.
 
@@ -40,6 +47,9 @@ def diagnose(
         device_folder: folder with the backup of the device's settings.
         socket_path: socket where it serves the ClientApp.
         code: the code that it runs.
+        identity_folder: folder of its key and certificate.
+        root: root of the machine's files.
+        now: the machine's time.
     """
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
@@ -54,6 +64,7 @@ def diagnose(
     yield _state_directory(state_directory)
     yield _backup(device_folder)
     yield _installed(code)
+    yield from identity_findings(identity_folder, InstalledConnection.read(root), now())
     yield _socket(socket_path)
 
 

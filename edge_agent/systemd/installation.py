@@ -125,6 +125,38 @@ class ServiceSettings:
 
 
 @dataclass(frozen=True)
+class InstalledConnection:
+    """How the installed service connects to its coordinator.
+
+    Attributes:
+        coordinator: host:port; empty for that of the enrolment.
+        is_insecure: whether plaintext may leave the machine while it has no identity.
+    """
+
+    coordinator: str
+    is_insecure: bool
+
+    @classmethod
+    def read(cls, root: Path) -> InstalledConnection | None:
+        """Read it from the settings file; None if no service is installed, or the file cannot be read.
+
+        Args:
+            root: root of the machine's files; `/` on the machine itself.
+        """
+        try:
+            lines = (root / SETTINGS_PATH.lstrip("/")).read_text(errors="replace").splitlines()
+        except OSError:
+            return None
+        values = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+        return cls(values.get("WATTFLEET_COORDINATOR", ""), values.get(_INSECURE, "false").lower() == "true")
+
+    @property
+    def leaves_machine(self) -> bool:
+        """Whether the coordinator is on another machine."""
+        return bool(self.coordinator) and not is_loopback(split_address(self.coordinator)[0])
+
+
+@dataclass(frozen=True)
 class InstallationPlan:
     """The planned installation.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -41,9 +42,10 @@ class MortalCoordinator:
                 [
                     *(sys.executable, "-c", "from wattfleet_io.cli import main; main()", "coordinator", "serve"),
                     *("--address", self.address, "--metrics-address", "127.0.0.1:0"),
-                    *("--store", self._store, "--announce", str(self._announced)),
-                    *self._options,
+                    *("--announce", str(self._announced), *self._options),
                 ],
+                # A database's URL has a password, which a command line must not have.
+                env={**os.environ, "WATTFLEET_COORDINATOR_STORE_LOCATION": self._store},
                 stdout=log,
                 stderr=log,
             )

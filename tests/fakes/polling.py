@@ -11,11 +11,11 @@ _TIMEOUT_S = 60.0
 _POLL_S = 0.005
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds; fails after a minute."""
-    give_up_s = time.monotonic() + _TIMEOUT_S
+def until(condition: Callable[[], bool], within_s: float = _TIMEOUT_S) -> None:
+    """Wait until a condition holds; fails after a minute, or another time."""
+    give_up_s = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < give_up_s, f"the condition did not hold within {_TIMEOUT_S:g} s"
+        assert time.monotonic() < give_up_s, f"the condition did not hold within {within_s:g} s"
         time.sleep(_POLL_S)
 
 

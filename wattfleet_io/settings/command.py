@@ -127,10 +127,28 @@ def _note(path: str, negated: bool = False) -> Any:
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if value is not None and value != ():
+            require_no_password(param.opts[0], value)
             ctx.meta.setdefault(_GIVEN, {})[path] = not value if negated else value
         return value
 
     return callback
+
+
+def require_no_password(option: str, value: Any) -> None:
+    """Make sure that no URL on the command line has a password.
+
+    Raises:
+        InvalidInputError: one has. The message does not repeat it.
+    """
+    from wattfleet.errors import InvalidInputError
+    from wattfleet_io.url_passwords import has_password
+
+    if isinstance(value, str) and has_password(value):
+        raise InvalidInputError(
+            f"{option}: a password on the command line is in the process list and in the shell's history, so that others"
+            " may have read it. Change it, and put the URL into a settings file that only its user can read"
+            " (--config), or leave it out of the URL where the database's client finds it elsewhere, such as in ~/.pgpass"
+        )
 
 
 def _type(annotation: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from wattfleet_io.settings.model import Key, Settings, keys_of
+from wattfleet_io.url_passwords import without_passwords
 
 _TYPES = {
     "int": "a whole number",
@@ -91,7 +92,7 @@ def _complaint(problem: Any) -> str:
         text, bound = _BOUNDS[kind]
         return f"{text.format(**{bound: f'{context[bound]:g}'})}, not {float(given):g}"
     if kind == "literal_error":
-        return f"must be {context['expected']}, not {given!r}"
+        return f"must be {context['expected']}, not {without_passwords(repr(given))}"
     if kind in ("model_type", "model_attributes_type"):
         return "must be a table"
     if kind == "string_too_short":  # no key needs more than one character
@@ -101,4 +102,6 @@ def _complaint(problem: Any) -> str:
     if kind == "value_error":
         return str(context["error"])
     expected, _, _ = kind.partition("_")
-    return f"must be {_TYPES[expected]}, not {given!r}" if expected in _TYPES else f"is invalid: {problem['msg']}"
+    if expected in _TYPES:
+        return f"must be {_TYPES[expected]}, not {without_passwords(repr(given))}"
+    return f"is invalid: {problem['msg']}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import tomli_w
 
 from wattfleet_io.settings.loading import Loaded
 from wattfleet_io.settings.model import Key, S, keys_of
+from wattfleet_io.url_passwords import without_passwords
 
 _WIDTH = 80
-_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^@\s]*@")
 
 
 def as_toml(loaded: Loaded[S], command: str) -> str:
@@ -62,5 +61,5 @@ def _line(key: Key, value: Any) -> str:
     if isinstance(value, Path):
         value = str(value)
     if isinstance(value, str):
-        value = _PASSWORD.sub(r"\1:***@", value)
+        value = without_passwords(value)
     return tomli_w.dumps({key.name: list(value) if isinstance(value, tuple) else value}).strip()

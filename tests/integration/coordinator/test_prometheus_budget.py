@@ -176,6 +176,7 @@ def test_a_server_whose_clock_is_ahead_does_not_make_an_answer_last_longer() -> 
         "ftp://127.0.0.1",
         "http://",
         "http://me:secret@127.0.0.1",
+        "http://:secret@127.0.0.1",
         "http://127.0.0.1/?query=up",
         "http://127.0.0.1/#up",
         "http://127.0.0.1:99999",

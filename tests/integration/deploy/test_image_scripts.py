@@ -1,4 +1,4 @@
-"""The scripts that images carry, and what Dockerfiles run."""
+"""The scripts that images are built with and carry, and what Dockerfiles run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 
 from tests.fakes.certified import CertifiedFleet
 
-IMAGE = Path(__file__).parents[3] / "deploy" / "image"
+ROOT = Path(__file__).parents[3]
+IMAGE = ROOT / "deploy" / "image"
 
 
 def test_an_extra_that_names_the_project_is_followed() -> None:
     pytest.importorskip("tomllib", reason="images have Python 3.11, whose standard library reads TOML")
-    requirements = runpy.run_path(str(IMAGE / "requirements.py"))["requirements"]
+    requirements = runpy.run_path(str(ROOT / "dependencies" / "requirements.py"))["requirements"]
     project = {
         "name": "wattfleet",
         "dependencies": ["numpy>=1"],

@@ -68,7 +68,7 @@ def test_the_table_says_what_to_do(agent, orin, tmp_path):
     ended = agent("doctor", "--device", spec(orin), "--state-dir", tmp_path, "--socket", tmp_path / "agent.sock")
     assert ended.code == 0
     assert "-> start one: `systemctl start wattfleet-agent`" in ended.out
-    assert "The agent can run here: 13 ok, 2 limited." in ended.out
+    assert "The agent can run here: 14 ok, 4 limited." in ended.out
     assert max(map(len, ended.out.splitlines())) <= 100
 
 
@@ -173,7 +173,11 @@ def test_counters_of_energy_tell_a_power(look, host):
 def test_a_simulated_board_needs_nothing(look):
     code, found = look("simulated:orin-nx")
     assert code == 0
-    assert set(found) == {"device", "state directory", "restore file", "installation", "socket"}
+    assert set(found) == {
+        "device",
+        *("state directory", "restore file", "installation", "socket"),
+        *("certificate", "clock", "connection"),
+    }
 
 
 def test_a_missing_part_hides_no_other(look, orin):

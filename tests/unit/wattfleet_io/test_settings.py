@@ -27,7 +27,7 @@ class MenuSettings(Group):
 
     dish: Literal["pie", "roast"] = setting("pie", "Dish to cook.", option="--dish")
     guests: Names = setting((), "People who come.", option="--guest")
-    source: str = setting("recipes.db", "Where the recipes are.")
+    source: str = setting("recipes.db", "Where the recipes are.", option="--source")
     book: Path | None = setting(None, "A book of recipes.", option="--book")
 
 
@@ -233,3 +233,19 @@ def test_a_copy_with_other_values_is_checked() -> None:
     assert other.oven == OvenSettings(fan=True, power_w=5.0) and settings.oven.power_w == 2000.0
     with pytest.raises(ValueError):
         settings.with_values(oven={"power_w": 0})
+
+
+@pytest.mark.parametrize("url", ["postgresql://cook:secret@db/recipes", "postgresql://cook@db/recipes?password=secret"])
+def test_a_password_on_the_command_line_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="--source: a password on the command line") as refused:
+        run("--source", url)
+    assert "secret" not in str(refused.value) and not cooked
+    path = write(tmp_path, f"[menu]\nsource = '{url}'")
+    assert run("--config", str(path), "--dish", "roast").exit_code == 0
+
+
+def test_a_wrong_value_with_a_password_is_not_repeated(tmp_path: Path) -> None:
+    path = write(tmp_path, "[menu]\nsource = ['postgresql://cook:secret@db/recipes']")
+    with pytest.raises(InvalidInputError, match="must be a text") as refused:
+        load(KitchenSettings, PREFIX, {}, path)
+    assert "secret" not in str(refused.value)
