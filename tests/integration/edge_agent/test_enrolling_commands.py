@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from coordinator.settings import CoordinatorSettings
 from edge_agent.session.certificate_keeper import CertificateKeeper
@@ -23,6 +25,7 @@ from wattfleet_identity.invites import Invite, new_token
 from wattfleet_identity.joining import Applicant, join
 from wattfleet_identity.peers import Role
 from wattfleet_identity.renewal import due_at
+from wattfleet_identity.supernode_folder import SuperNodeFacts, read_facts
 from wattfleet_io import cli
 from wattfleet_io.clock import utc_now
 from wattfleet_proto.v1 import (
@@ -74,6 +77,12 @@ async def test_a_device_enrols_by_a_pasted_line_and_connects(config: Coordinator
         assert await greeted(endpoint, **hello) is not None
         devices = await command("coordinator", "devices", *operator, "--json")
         assert '"nano-1"' in devices.stdout, devices.output
+        # The same line enrolled the device's SuperNode.
+        assert read_facts(Path("state/supernode")) == SuperNodeFacts("nano-1")
+        certificates = await command("coordinator", "certificates", *operator, "--json")
+        listed = next(each for each in json.loads(certificates.stdout) if each["name"] == "nano-1")
+        private = load_ssh_private_key(Path("state/supernode/supernode.key").read_bytes(), None)
+        assert load_ssh_public_key(listed["flower_public_key"].encode()) == private.public_key()
         again = await command(*JOIN, line=f"{line[0]}\n")
         assert again.exit_code != 0 and "used up" in str(again.exception)
 
