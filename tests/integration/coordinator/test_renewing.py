@@ -230,7 +230,7 @@ async def test_an_enrolment_that_is_given_up_leaves_the_invite_usable(tmp_path: 
 # --- the server's certificate, and TLS ------------------------------------------------------------------------------
 
 
-async def test_the_servers_certificate_is_renewed_at_two_thirds_of_its_life_without_a_restart(tmp_path: Path) -> None:
+async def test_the_servers_certificate_is_renewed_at_two_thirds_of_its_life(tmp_path: Path) -> None:
     folder = AuthorityFolder.create(tmp_path / "authority", ["127.0.0.1"], utc_now())
     now = [utc_now()]
     credentials = ServerCredentials(folder, lambda: now[0])
