@@ -1,4 +1,4 @@
-"""Checks of what protects the connection to the coordinator: certificate, key, clock, and whether plaintext is allowed."""
+"""Checks of what protects the connection to the coordinator: certificate, key, clock, and allowed plaintext."""
 
 from __future__ import annotations
 

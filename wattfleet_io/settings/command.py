@@ -145,9 +145,10 @@ def require_no_password(option: str, value: Any) -> None:
 
     if isinstance(value, str) and has_password(value):
         raise InvalidInputError(
-            f"{option}: a password on the command line is in the process list and in the shell's history, so that others"
-            " may have read it. Change it, and put the URL into a settings file that only its user can read"
-            " (--config), or leave it out of the URL where the database's client finds it elsewhere, such as in ~/.pgpass"
+            f"{option}: a password on the command line is in the process list and in the shell's history, so that"
+            " others may have read it. Change it, and put the URL into a settings file that only its user can read"
+            " (--config), or leave it out of the URL where the database's client finds it elsewhere, such as in"
+            " ~/.pgpass"
         )
 
 
