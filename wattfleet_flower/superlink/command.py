@@ -204,4 +204,5 @@ class _Bearer:
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         """Send one request."""
         context.request.headers["Authorization"] = f"Bearer {self._token}"
-        return call_next(context)
+        response: httpx.Response = call_next(context)
+        return response

@@ -27,7 +27,7 @@ _USERS = (Role.FLOWER, Role.OPERATOR)
 _RUNTIME = "/v1/runtime/"
 
 
-class ControlAccess(ControlAuthnPlugin):
+class ControlAccess(ControlAuthnPlugin):  # type: ignore[misc]  # Flower is not typed for strict checking
     """Lets Flower apps and operators of a fleet use the Control API.
 
     Attributes:
@@ -140,4 +140,4 @@ def _is_local(scope: Scope) -> bool:
     if not client:
         return False
     host = str(client[0])
-    return host in ("127.0.0.1", "::1", "::ffff:127.0.0.1") or (bool(server) and host == server[0])
+    return host in ("127.0.0.1", "::1", "::ffff:127.0.0.1") or (server is not None and host == server[0])

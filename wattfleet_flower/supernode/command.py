@@ -17,11 +17,10 @@ from typing import Any
 
 import flwr
 from flwr.common import log
-from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
 from wattfleet.errors import WattfleetError
-from wattfleet_flower.supernode.fleet_client import EnrolledClient
 from wattfleet_flower.supernode.own_options import (
     DEFAULT_FOLDER,
     ENVIRONMENT_VARIABLE,
@@ -34,6 +33,7 @@ from wattfleet_io.cli import exit_code
 from wattfleet_io.clock import SystemClock
 
 _KNOWN_VERSIONS = ("1.41.",)
+_CONNECTION = "flwr.supernode.fleet_http_connection"
 _TASK_POLL_S = 0.2
 _REPLY_POLL_S = 0.1
 _LEARNED = "learned"
@@ -117,6 +117,7 @@ def _unsupported() -> str:
     for module, name in (
         (start_client_internal, "http_request_response"),
         (start_client_internal, "time"),
+        (importlib.import_module(_CONNECTION), "FleetHttpClient"),
         *((m, "subprocess") for m in (start_client_internal, executor)),
     ):
         if not hasattr(module, name):
@@ -143,7 +144,10 @@ def _connect_as(enrolled: Enrolled, flowers: Sequence[str]) -> None:
     """Let Flower's SuperNode connect as an enrolled device, unless it was told by hand whom to trust."""
     if any(each.split("=")[0] == "--root-certificates" for each in flowers):
         return
-    connection: Any = fleet_http_connection
+    # Other versions of Flower do not have what this imports.
+    from wattfleet_flower.supernode.fleet_client import EnrolledClient
+
+    connection: Any = importlib.import_module(_CONNECTION)
 
     def connect(address: str, insecure: bool, roots: object, interceptors: Sequence[Any]) -> EnrolledClient:
         return EnrolledClient(address, enrolled.trusted_file, interceptors)

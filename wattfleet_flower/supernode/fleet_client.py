@@ -33,7 +33,7 @@ _REVOKED = (
 )
 
 
-class EnrolledClient(FleetHttpClient):
+class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not typed for strict checking
     """Flower's client of the SuperLink, for a device that is enrolled."""
 
     def __init__(
@@ -72,7 +72,8 @@ class EnrolledClient(FleetHttpClient):
         give_up_s, pause_s = self._clock.now_s() + ACCEPTED_WITHIN_S, _FIRST_PAUSE_S
         while True:
             try:
-                return super().ActivateNode(request)
+                activated: ActivateNodeResponse = super().ActivateNode(request)
+                return activated
             except httpx.HTTPStatusError as error:
                 if not _is_unknown(error):
                     raise
@@ -86,7 +87,7 @@ class EnrolledClient(FleetHttpClient):
     def _send(self, context: ProtobufRequestContext, *, stream: bool = False) -> httpx.Response:
         self._trust()
         try:
-            response = super()._send(context, stream=stream)
+            response: httpx.Response = super()._send(context, stream=stream)
         except httpx.ConnectError as error:
             if (reason := self._why(error)) is None:
                 raise

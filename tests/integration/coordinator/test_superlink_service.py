@@ -1,0 +1,154 @@
+"""What the coordinator gives Flower's SuperLink: a TLS certificate, and the SuperNodes that are enrolled."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.served import Client, serving
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.authority import SERVER_NAME
+from wattfleet_identity.certificates import Certificate, matches, new_key, request_certificate
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.peers import Role
+from wattfleet_identity.supernode_folder import SuperNodeKey
+from wattfleet_proto.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
+    operator_pb2,
+    operator_pb2_grpc,
+    power_pb2,
+    session_pb2,
+    superlink_pb2,
+    superlink_pb2_grpc,
+)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> CertifiedFleet:
+    return CertifiedFleet.create(tmp_path / "authority")
+
+
+@pytest.fixture
+def settings(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorSettings:
+    told = {"address": "site.example:8000", "hosts": ("10.0.0.5",)}
+    return certified(config, fleet.authority.folder).with_values(superlink=told)
+
+
+async def enrolled(client: Client, device_id: str, key: SuperNodeKey) -> Any:
+    """Enrol a device with the key of its SuperNode."""
+    service = identity_pb2_grpc.IdentityServiceStub(client.channel)
+    answer = await service.Invite(identity_pb2.InviteRequest(role="device", name=device_id, uses=1, ttl_s=60))
+    applicant = Applicant(device_id, "orin-nano", "6f0c")
+    return await asyncio.to_thread(join, Invite.parse(answer.line), applicant, key.public)
+
+
+async def supernodes(client: Client, known: str = "") -> tuple[dict[str, str], Any]:
+    service = superlink_pb2_grpc.SuperLinkServiceStub(client.channel)
+    parts = [part async for part in service.ListSuperNodes(superlink_pb2.ListSuperNodesRequest(known_revision=known))]
+    return {view.device_id: view.public_key for part in parts for view in part.supernodes}, parts[0]
+
+
+async def test_enrolled_supernodes_are_listed_until_they_are_revoked_or_forgotten(
+    settings: CoordinatorSettings, fleet: CertifiedFleet
+) -> None:
+    keys = {name: SuperNodeKey.create() for name in ("nano-1", "nano-2", "nano-3")}
+    async with (
+        serving(settings) as served,
+        calling(served, fleet.identity(Role.OPERATOR)) as operator,
+        calling(served, fleet.identity(Role.FLOWER)) as superlink,
+    ):
+        for name, key in keys.items():
+            identity = await enrolled(operator, name, key)
+            assert identity.superlink == "site.example:8000"
+        found, first = await supernodes(superlink)
+        assert found == {name: key.public.decode() for name, key in keys.items()}
+        unchanged, again = await supernodes(superlink, first.revision)
+        assert again.is_unchanged and unchanged == {}
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="nano-1"))
+        found, second = await supernodes(superlink, first.revision)
+        assert set(found) == {"nano-2", "nano-3"} and second.revision != first.revision
+        async with calling(served, identity) as device:  # nano-3 renews, and keeps its key
+            renewing = enrolment_pb2_grpc.EnrolmentServiceStub(device.channel)
+            request = enrolment_pb2.RenewRequest(request_pem=request_certificate(identity.key_pem))
+            assert (await renewing.Renew(request)).superlink == "site.example:8000"
+        found, _ = await supernodes(superlink)
+        assert found["nano-3"] == keys["nano-3"].public.decode()
+        renewed = SuperNodeKey.create()
+        await enrolled(operator, "nano-2", renewed)
+        found, _ = await supernodes(superlink)
+        assert found["nano-2"] == renewed.public.decode()
+
+
+async def test_a_forgotten_device_has_to_enrol_again(settings: CoordinatorSettings, fleet: CertifiedFleet) -> None:
+    async with (
+        serving(settings) as served,
+        calling(served, fleet.identity(Role.OPERATOR)) as operator,
+        calling(served, fleet.identity(Role.FLOWER)) as superlink,
+    ):
+        identity = await enrolled(operator, "nano-1", SuperNodeKey.create())
+        async with calling(served, identity) as device:
+            agent = device.agent()
+            hello = session_pb2.Hello(
+                device_id="nano-1",
+                board="orin-nano",
+                installation="6f0c",
+                mode_count=7,
+                provenance=power_pb2.PROVENANCE_SIMULATED,
+            )
+            await agent.greet(hello)
+            await agent.goodbye()
+        await operator_pb2_grpc.OperatorServiceStub(operator.channel).ForgetDevices(
+            operator_pb2.ForgetDevicesRequest(device_ids=["nano-1"])
+        )
+        found, _ = await supernodes(superlink)
+        assert found == {}
+        async with calling(served, identity) as device:
+            with pytest.raises(grpc.aio.AioRpcError, match="was revoked: enrol again"):
+                await superlink_pb2_grpc.SuperLinkServiceStub(device.channel).GetSuperLink(
+                    superlink_pb2.GetSuperLinkRequest()
+                )
+
+
+async def test_the_certificate_is_for_the_superlinks_addresses_only(
+    settings: CoordinatorSettings, fleet: CertifiedFleet
+) -> None:
+    key = new_key()
+    request = superlink_pb2.IssueServerCertificateRequest(request_pem=request_certificate(key), hosts=["10.0.0.5"])
+    async with serving(settings) as served, calling(served, fleet.identity(Role.FLOWER)) as superlink:
+        service = superlink_pb2_grpc.SuperLinkServiceStub(superlink.channel)
+        answer = await service.IssueServerCertificate(request)
+        hosts = Certificate.from_pem(answer.certificate_pem).hosts
+        assert set(hosts) == {"site.example", "10.0.0.5", "localhost", "127.0.0.1", "::1"}
+        assert matches(key, answer.certificate_pem) and answer.authority == fleet.authority.authority.fingerprint
+        for foreign in ("other.example", SERVER_NAME):
+            request = superlink_pb2.IssueServerCertificateRequest(request_pem=request.request_pem, hosts=[foreign])
+            with pytest.raises(grpc.aio.AioRpcError, match="does not know .* as an address of the SuperLink"):
+                await service.IssueServerCertificate(request)
+
+
+async def test_a_coordinator_that_was_not_told_says_how(config: CoordinatorSettings, fleet: CertifiedFleet) -> None:
+    request = superlink_pb2.IssueServerCertificateRequest(request_pem=request_certificate(new_key()))
+    async with (
+        serving(certified(config, fleet.authority.folder)) as served,
+        calling(served, fleet.identity(Role.FLOWER)) as superlink,
+    ):
+        service = superlink_pb2_grpc.SuperLinkServiceStub(superlink.channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="restart it with --superlink-address HOST:PORT"):
+            await service.IssueServerCertificate(request)
+
+
+async def test_a_superlink_needs_an_authority(config: CoordinatorSettings) -> None:
+    with pytest.raises(InvalidInputError, match=r"--superlink-address needs an authority"):
+        async with serving(config.with_values(superlink={"address": "site.example:8000"})):
+            pass

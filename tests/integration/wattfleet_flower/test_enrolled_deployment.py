@@ -1,0 +1,171 @@
+"""A SuperLink and a SuperNode over TLS with node authentication, which one pasted line has set up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from flwr.proto.control_pb2 import ListNodesRequest
+
+from tests.fakes.certified import CertifiedFleet
+from wattfleet_identity.identity_folder import read_identity
+from wattfleet_identity.supernode_folder import SuperNodeKey
+from wattfleet_simulation.flower import OFFLINE, free_ports
+from wattfleet_simulation.processes import Part, Parts, environment, program
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
+APP = Path(__file__).parents[3] / "benchmarks" / "round_overhead" / "app"
+HOST = "127.0.0.1"
+_WITHIN_S = 200.0
+
+
+def until(what: str, condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, on a machine that may be busy."""
+    give_up_s = time.monotonic() + _WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_s, f"{what}: not within {_WITHIN_S:g} s"
+        time.sleep(0.1)
+
+
+@dataclass
+class Deployment:
+    """A coordinator and a SuperLink as processes, and what is needed to run commands beside them."""
+
+    folder: Path
+    parts: Parts
+    coordinator: str
+    superlink: str
+    log: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**OFFLINE, "FLWR_HOME": str(self.folder / "flower"), "HOME": str(self.folder), "WATTFLEET_IDENTITY": ""}
+
+    def command(self, *words: str, line: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command as a user would; returns what it printed."""
+        return subprocess.run(
+            [program(words[0]), *words[1:]],
+            env=environment(self.environment),
+            cwd=self.folder,
+            input=line,
+            capture_output=True,
+            text=True,
+            timeout=_WITHIN_S,
+            check=False,
+        )
+
+    def done(self, *words: str, line: str = "") -> str:
+        """The output of a command that succeeds."""
+        result = self.command(*words, line=line)
+        assert result.returncode == 0, f"{words}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+    def invite(self, *options: str) -> str:
+        """The line of an invite."""
+        out = self.done("wattfleet", "coordinator", "invite", "--coordinator", self.coordinator, "--json", *options)
+        return str(json.loads(out)["line"])
+
+    def enrol(self, device_id: str) -> Path:
+        """Enrol a simulated board by one line; returns the folder of its SuperNode."""
+        state = self.folder / device_id
+        words = ("--device", "simulated:orin-nano", "--device-id", device_id, "--state-dir", str(state))
+        self.done("wattfleet", "agent", "join", *words, line=self.invite("--device", device_id))
+        return state / "supernode"
+
+    def start_supernode(self, name: str, *options: str, program_name: str = "wattfleet-supernode") -> Part:
+        [port] = free_ports(1)
+        command = [program(program_name), "--host", HOST, "--port", str(port), *options]
+        return self.parts.start(name, command, self.environment)
+
+    def nodes(self) -> dict[str, str]:
+        """Status of each SuperNode, by Flower's id, as the user's `flwr` lists them."""
+        found = json.loads(self.done("flwr", "supernode", "list", "wattfleet", "--format", "json"))
+        return {node["node-id"]: node["status"] for node in found["nodes"]}
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    port, metrics, superlink_port = free_ports(3)
+    with Parts(tmp_path / "logs") as parts:
+        (tmp_path / "flower").mkdir()
+        coordinator, superlink = f"{HOST}:{port}", f"localhost:{superlink_port}"
+        made = Deployment(tmp_path, parts, coordinator, superlink, tmp_path / "logs" / "superlink.log")
+        made.done("wattfleet", "coordinator", "init", "--identity", str(tmp_path / "wattfleet-identity"))
+        addresses = ["--address", coordinator, "--metrics-address", f"{HOST}:{metrics}"]
+        store = ["--store", str(tmp_path / "store.db"), "--identity", str(tmp_path / "wattfleet-identity")]
+        serve = [*addresses, *store, "--site-budget-w", "60", "--superlink-address", superlink]
+        served = parts.start("coordinator", [program("wattfleet"), "coordinator", "serve", *serve], made.environment)
+        until("the coordinator serves", lambda: "coordinator serves" in served.log.read_text())
+        identity = tmp_path / "superlink"
+        made.done("wattfleet", "join", "--identity", str(identity), line=made.invite("--role", "flower", "--name", "s"))
+        command = ["wattfleet-superlink", "--identity", str(identity), "--check-s", "0.5"]
+        options = ["--host", HOST, "--port", str(superlink_port), "--disable-runtime-dependency-installation"]
+        parts.start("superlink", [program(command[0]), *command[1:], *options], made.environment)
+        yield made
+
+
+def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment) -> None:
+    supernode_folder = deployment.enrol("nano-1")
+    # No further options: address, authorities, key and device id come from the enrolment.
+    supernode = deployment.start_supernode("supernode", "--enrolled", str(supernode_folder))
+    until("the board is registered", lambda: "SuperNode of nano-1 is registered" in deployment.log.read_text())
+    operator = str(deployment.folder / "wattfleet-identity" / "operator")
+    connect = ("wattfleet", "flower", "connect", "--identity", operator, "--coordinator", deployment.coordinator)
+    deployment.done(*connect)
+    until("the SuperNode is online", lambda: list(deployment.nodes().values()) == ["online"])
+
+    # A round of the user's app runs.
+    result = deployment.folder / "rounds.jsonl"
+    config = {"rounds": 2, "devices": 1, "waiting": "wattfleet", "result": str(result)}
+    options = [word for key, value in config.items() for word in ("-c", f"{key}={json.dumps(value)}")]
+    deployment.done("flwr", "run", str(APP), "wattfleet", "--format", "json", *options)
+    until("two rounds run", lambda: result.exists() and len(result.read_text().splitlines()) == 2)
+    assert [len(json.loads(line)["nodes"]) for line in result.read_text().splitlines()] == [1, 1]
+
+    # Whoever revokes the board's certificate unregisters its SuperNode, which ends.
+    deployment.done("wattfleet", "coordinator", "revoke", "nano-1", "--coordinator", deployment.coordinator)
+    until("the board is unregistered", lambda: "SuperNode of nano-1 is unregistered" in deployment.log.read_text())
+    assert list(deployment.nodes().values()) == ["unregistered"]
+    until("its SuperNode ends", lambda: supernode.process.poll() is not None)
+    assert "it was revoked or forgotten" in supernode.log.read_text()
+
+
+def test_strangers_are_refused(deployment: Deployment) -> None:
+    until("the SuperLink serves", lambda: "Uvicorn running" in deployment.log.read_text())
+    trusted = deployment.folder / "superlink" / "trusted.pem"
+    # A SuperNode with a key that nobody enrolled.
+    key = deployment.folder / "stranger.key"
+    key.write_bytes(SuperNodeKey.create().private)
+    options = ("--superlink", deployment.superlink, "--root-certificates", str(trusted))
+    stranger = deployment.start_supernode(
+        "stranger", *options, "--auth-supernode-private-key", str(key), program_name="flower-supernode"
+    )
+    until("the stranger ends", lambda: stranger.process.poll() is not None)
+    assert "Exit Code: 305" in stranger.log.read_text()
+    # One without a key may not register itself.
+    keyless = deployment.start_supernode("keyless", *options, program_name="flower-supernode")
+    until("the SuperNode without a key ends", lambda: keyless.process.poll() is not None)
+    assert "Exit Code: 305" in keyless.log.read_text()
+    # A SuperNode that trusts another fleet does not connect, and says why.
+    other = CertifiedFleet.create(deployment.folder / "other").authority.trusted_pem
+    folder = deployment.enrol("nano-2")
+    (folder / "trusted.pem").write_bytes(other)
+    misled = deployment.start_supernode("misled", "--enrolled", str(folder))
+    until("it says why", lambda: "is not from the authority of this device's fleet" in misled.log.read_text())
+    # A user without a proof of identity may do nothing, and is told what to do.
+    content = {"content": ListNodesRequest().SerializeToString(), "headers": {"content-type": "application/x-protobuf"}}
+    identity = read_identity(deployment.folder / "superlink")
+    assert identity is not None
+    verify = httpx.create_ssl_context()
+    verify.load_verify_locations(cadata=identity.trusted_pem.decode())
+    with httpx.Client(verify=verify) as client:
+        refused = client.post(f"https://{deployment.superlink}/v1/control/list-nodes", **content)
+    assert refused.status_code == httpx.codes.FORBIDDEN
+    assert "wattfleet flower connect" in refused.text

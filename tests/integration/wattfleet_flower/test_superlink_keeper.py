@@ -1,0 +1,145 @@
+"""What keeps a SuperLink up to date, with a real coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.proto.control_pb2 import ListNodesResponse
+
+from coordinator.identity.authority_folder import AuthorityFolder
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.certified import LIFETIME, CertifiedFleet, calling, certified
+from tests.fakes.served import serving
+from wattfleet.errors import InvalidInputError
+from wattfleet_flower.superlink.control_access import ControlAccess
+from wattfleet_flower.superlink.keeper import Keeper
+from wattfleet_flower.superlink.node_registry import NodeRegistry
+from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate
+from wattfleet_identity.certificates import Certificate, matches
+from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.identity_folder import write_identity
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.peers import Role
+from wattfleet_identity.supernode_folder import SuperNodeKey
+from wattfleet_io.clock import utc_now
+from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
+
+EVERY_S = 2.0
+
+
+class Nodes:
+    """Flower's Control API, of which only the names of registered SuperNodes matter."""
+
+    def __init__(self) -> None:
+        self.named: dict[bytes, str] = {}
+
+    def ListNodes(self, request: Any) -> ListNodesResponse:  # noqa: N802 - named by Flower
+        from flwr.proto.node_pb2 import NodeInfo
+
+        nodes = [NodeInfo(node_id=n, public_key=key, status="online") for n, key in enumerate(self.named, 1)]
+        return ListNodesResponse(nodes_info=nodes)
+
+    def RegisterNode(self, request: Any) -> None:  # noqa: N802 - named by Flower
+        self.named[request.public_key] = request.name
+
+    def UnregisterNode(self, request: Any) -> None:  # noqa: N802 - named by Flower
+        del self.named[list(self.named)[request.node_id - 1]]
+
+
+class SuperLink:
+    """The parts of a SuperLink beside Flower's own."""
+
+    def __init__(self, address: str, fleet: CertifiedFleet, folder: Path) -> None:
+        write_identity(folder, fleet.identity(Role.FLOWER, "superlink"))
+        endpoint = Endpoint.of(address, folder)
+        self.nodes = Nodes()
+        self.certificate = ServerCertificate(endpoint)
+        access = ControlAccess(fleet.authority.authority.fleet, folder / "trusted.pem")
+        self.reloads: list[str] = []
+        self.keeper = Keeper(
+            endpoint, self.certificate, access, NodeRegistry(self.nodes), lambda: self.reloads.append("TLS"), EVERY_S
+        )
+
+    @property
+    def serial(self) -> str:
+        return Certificate.from_pem(self.certificate.certificate_file.read_bytes()).serial
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> CertifiedFleet:
+    return CertifiedFleet.create(tmp_path / "authority")
+
+
+@pytest.fixture
+def settings(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorSettings:
+    told = {"address": "site.example:8000"}
+    return certified(config, fleet.authority.folder).with_values(superlink=told)
+
+
+async def invited(operator: Any, device_id: str) -> str:
+    service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+    answer = await service.Invite(identity_pb2.InviteRequest(role="device", name=device_id, uses=1, ttl_s=60))
+    return str(answer.line)
+
+
+async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
+) -> None:
+    async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        assert await asyncio.to_thread(superlink.certificate.prepare) == ""
+        key = superlink.certificate.key_file.read_bytes()
+        assert matches(key, superlink.certificate.certificate_file.read_bytes())
+        assert await asyncio.to_thread(superlink.keeper.look) == EVERY_S and superlink.nodes.named == {}
+        for name in ("nano-1", "nano-2"):
+            line = Invite.parse(await invited(operator, name))
+            await asyncio.to_thread(join, line, Applicant(name, "orin-nano", "6f0c"), SuperNodeKey.create().public)
+        await asyncio.to_thread(superlink.keeper.look)
+        assert sorted(superlink.nodes.named.values()) == ["nano-1", "nano-2"]
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="nano-1"))
+        await asyncio.to_thread(superlink.keeper.look)
+        assert list(superlink.nodes.named.values()) == ["nano-2"]
+    waits = [await asyncio.to_thread(superlink.keeper.look) for _ in range(5)]
+    assert waits == sorted(waits) and EVERY_S < waits[0] and waits[-1] == 30
+    assert list(superlink.nodes.named.values()) == ["nano-2"]
+    # A SuperLink that starts meanwhile uses the certificate that it has; one that never had any does not start.
+    assert "no coordinator answers" in await asyncio.to_thread(superlink.certificate.prepare)
+    fresh = SuperLink(served.bound.address, fleet, tmp_path / "fresh")
+    with pytest.raises(InvalidInputError, match="has no valid TLS certificate"):
+        await asyncio.to_thread(fresh.certificate.prepare)
+
+
+async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
+) -> None:
+    async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        await asyncio.to_thread(superlink.certificate.prepare)
+        await asyncio.to_thread(superlink.keeper.look)
+        first = superlink.serial
+        assert superlink.reloads == []
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        await service.BeginRotation(identity_pb2.BeginRotationRequest())
+        await asyncio.to_thread(superlink.keeper.look)
+        assert superlink.serial == first, "not everybody trusts the new authority yet"
+        renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
+            Role.FLOWER, "superlink", served.bound.address, LIFETIME, utc_now()
+        )
+        write_identity(tmp_path / "superlink", renewed)
+        await service.FinishRotation(identity_pb2.FinishRotationRequest())
+        await asyncio.to_thread(superlink.keeper.look)
+        assert superlink.serial != first and superlink.reloads == ["TLS"]
+
+
+async def test_what_the_coordinator_refuses_is_said(
+    config: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
+) -> None:
+    async with serving(certified(config, fleet.authority.folder)) as served:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        with pytest.raises(RefusedError, match="restart it with --superlink-address HOST:PORT"):
+            await asyncio.to_thread(superlink.certificate.prepare)
