@@ -90,6 +90,7 @@ CALLS = [  # who calls what, and the answer
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.timeout(300)  # each call is a process of its own
 def test_only_root_the_agents_user_and_members_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group that the agent runs with
     with duty_agent_at(tmp_path / "agent.sock") as running, open_to_everybody(Path(running.socket)):
