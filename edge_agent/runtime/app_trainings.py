@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -80,13 +79,9 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
         self, request: local_pb2.ShowTrainingRequest, context: Any
     ) -> local_pb2.ShowTrainingResponse:
         """Show the training in progress, and who has begun it."""
-        running = None if self._ready is None else self._ready.running
-        if running is None:
+        if self._ready is None:
             return local_pb2.ShowTrainingResponse()
-        training = local_pb2.TrainingNow(plan_id=running.plan_id, running_s=time.monotonic() - running.began_s)
-        if running.peer is not None:
-            training.uid, training.pid = running.peer.uid, running.peer.pid
-        return local_pb2.ShowTrainingResponse(training=training)
+        return await self._ready.ShowTraining(request, context)
 
     async def _end_calls(self) -> None:
         if calls := list(self._calls):

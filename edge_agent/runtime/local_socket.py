@@ -143,6 +143,18 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             async for answer in answers:
                 yield answer
 
+    async def ShowTraining(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.ShowTrainingRequest, context: Any
+    ) -> local_pb2.ShowTrainingResponse:
+        """Show the training in progress, and who has begun it."""
+        if self.running is None:
+            return local_pb2.ShowTrainingResponse()
+        plan_id, peer = self.running.plan_id, self.running.peer
+        training = local_pb2.TrainingNow(plan_id=plan_id, running_s=time.monotonic() - self.running.began_s)
+        if peer is not None:
+            training.uid, training.pid = peer.uid, peer.pid
+        return local_pb2.ShowTrainingResponse(training=training)
+
     def answers_to(
         self, requests: AsyncIterator[local_pb2.TrainRequest]
     ) -> AsyncGenerator[local_pb2.TrainResponse, None]:

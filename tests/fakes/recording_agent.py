@@ -49,6 +49,11 @@ class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
                 case "finish":
                     yield local_pb2.TrainResponse(finished=self.observed)
 
+    def ShowTraining(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.ShowTrainingRequest, context: Any
+    ) -> local_pb2.ShowTrainingResponse:
+        return local_pb2.ShowTrainingResponse()
+
     @property
     def loaders(self) -> list[local_pb2.LoaderSeen]:
         """What was told of loaders."""

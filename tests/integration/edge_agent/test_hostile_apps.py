@@ -3,66 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
 import pytest
 
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.runtime.training_now import training_now
-from edge_agent.serving.live_times import LiveTimes
-from edge_agent.serving.turns import Kind, Turns
 from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
+from tests.fakes.streaming_app import FINISH, App, started
 from wattfleet.modes import PowerMode
-from wattfleet_proto.local_socket import owner_socket
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc, session_pb2
 
 TRAIN = "/wattfleet.v1.LocalAgentService/Train"
 DENIED, NOT_GRANTED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 BUSY, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT
-FINISH = local_pb2.TrainRequest(finish=local_pb2.FinishTraining())
-
-
-def started(plan_id: str, epochs: float = 1.0, device_id: str = "orin-nano-0") -> local_pb2.TrainRequest:
-    return local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id=plan_id, device_id=device_id, epochs=epochs))
-
-
-class App:
-    """One stream of trainings, message by message."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._requests: SimpleQueue[Any] = SimpleQueue()
-        self.call: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
-
-    def send(self, *requests: Any) -> None:
-        for request in requests:
-            self._requests.put(request)
-
-    def answer(self) -> Any:
-        return next(self.call)
-
-    def end(self) -> None:
-        self._requests.put(None)
-
-    def refusal(self) -> tuple[grpc.StatusCode, str]:
-        """How the agent ends the stream."""
-        with pytest.raises(grpc.RpcError):
-            while True:
-                self.answer()
-        return self.call.code(), self.call.details()
 
 
 @pytest.fixture(scope="module")
@@ -254,20 +216,6 @@ def test_reports_without_an_end_keep_no_device_beyond_its_grant(agent: Agent, ho
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
 
 
-def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
-    """An app that shares the device teaches the agent that its minibatches last long, and then holds its turn."""
-    turns, now_s = Turns(LiveTimes()), 0.0
-    for held_s in (100.0, 300.0, 900.0):
-        held = turns.ask(Kind.MINIBATCH, now_s, is_first=not now_s)
-        assert turns.granted(now_s) == [held]
-        change = turns.ask(Kind.CHANGE, now_s + 1)
-        waited_s = next(wait_s for wait_s in range(1, 1_000) if turns.granted(now_s + wait_s) == [change])
-        assert waited_s <= 31
-        turns.end(change, now_s + waited_s)
-        turns.end(held, now_s + held_s)
-        now_s += held_s
-
-
 # --- floods -------------------------------------------------------------------------------------------------------
 
 
@@ -378,90 +326,3 @@ def test_minibatches_reported_without_a_training_measure_nothing(
     app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained()))
     assert app.refusal()[0] is INVALID
     assert watched.modes == []
-
-
-# --- who calls ----------------------------------------------------------------------------------------------------
-
-
-def test_the_agent_tells_its_owner_and_its_log_who_trains(
-    agent: Agent, hostile: Callable[[], App], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "edge_agent")
-    assert training_now(agent.socket) is None
-    app, plan_id = hostile(), plan_of(agent)
-    app.send(started(plan_id))
-    app.answer()
-    shown = training_now(agent.socket)
-    assert shown is not None
-    assert (shown["plan_id"], shown["uid"], shown["pid"]) == (plan_id, os.getuid(), os.getpid())
-    assert f"{plan_id} is trained by user {shown['user']}, process {os.getpid()}" in caplog.text
-    app.send(FINISH)
-    app.answer()
-    assert training_now(agent.socket) is None
-
-
-OTHER_USER, MEMBERS = 54_321, 54_322
-ANOTHER_USERS_CALL = """
-import os, sys
-socket, method, groups, uid, gid = sys.argv[1:]
-import grpc
-from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc
-os.setgroups([int(each) for each in groups.split(",") if each])
-os.setgid(int(gid)); os.setuid(int(uid))
-with grpc.insecure_channel("unix:" + socket) as channel:
-    stub = local_pb2_grpc.LocalAgentServiceStub(channel)
-    start = local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id="none", device_id="orin-nano-0", epochs=1))
-    try:
-        if method == "Train":
-            list(stub.Train(iter([start])))
-        else:
-            stub.ShowTraining(local_pb2.ShowTrainingRequest(), timeout=10)
-    except grpc.RpcError as error:
-        print(error.code().name, error.details())
-"""
-
-
-@contextmanager
-def open_to_everybody(path: Path) -> Iterator[None]:
-    """As after a mistaken chmod: the kernel lets everybody connect, and the agent itself has to refuse."""
-    for folder in path.parents:
-        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o011)
-    for each in (path, owner_socket(path)):
-        each.chmod(0o666)
-    yield
-
-
-CALLS = [  # who calls what, and the answer
-    ("Train", OTHER_USER, "", "PERMISSION_DENIED", f"user {OTHER_USER} may not use the agent's socket"),
-    ("Train", MEMBERS, "", "RESOURCE_EXHAUSTED", "is being prepared"),
-    ("Train", OTHER_USER, f"{MEMBERS}", "RESOURCE_EXHAUSTED", "is being prepared"),
-    ("owner", MEMBERS, f"{MEMBERS}", "PERMISSION_DENIED", "only the user of the agent"),
-]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_only_root_the_agents_user_and_members_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group that the agent runs with
-    with duty_agent_at(tmp_path / "agent.sock") as running, open_to_everybody(Path(running.socket)):
-        for method, gid, groups, code, reason in CALLS:
-            path = running.socket if method == "Train" else owner_socket(Path(running.socket))
-            ended = subprocess.run(
-                [sys.executable, "-c", ANOTHER_USERS_CALL, str(path), method, groups, str(OTHER_USER), str(gid)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert ended.stdout.startswith(code) and reason in ended.stdout, ended.stdout + ended.stderr
-
-
-def test_grpcs_own_socket_is_for_the_agent_alone(agent: Agent) -> None:
-    """A connection that does not come through the acceptor has no known user, and is refused even for root."""
-    folder = agent.socket.with_suffix(".d")
-    assert folder.stat().st_mode & 0o777 == 0o700
-    with grpc.insecure_channel(f"unix:{folder}/grpc") as channel:
-        app = App(channel)
-        app.send(started("7/1"))
-        code, reason = app.refusal()
-        app.end()
-    assert code is DENIED and "no known user" in reason

@@ -147,3 +147,19 @@ def test_the_times_of_a_mode_that_is_used_again_and_again_are_not_forgotten():
         if gpu % 10 == 0:
             times.minibatch_ended(MODE, 100.0)
     assert times.minibatch_ms(MODE) == 500.0
+
+
+def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
+    """An app that shares the device teaches the agent that its minibatches last long, and then holds its turn."""
+    turns, now_s = Turns(LiveTimes()), 0.0
+    turns.mode = MODE
+    for held_s in (100.0, 250.0, 700.0):
+        held = turns.ask(Kind.MINIBATCH, now_s, is_first=not now_s)
+        assert turns.granted(now_s) == [held]
+        now_s += held_s
+        turns.end(held, now_s)
+    turns.ask(Kind.MINIBATCH, now_s)
+    turns.granted(now_s)
+    change = turns.ask(Kind.CHANGE, now_s)
+    waited_s = next(seconds for seconds in range(1, 10_000) if turns.granted(now_s + seconds) == [change])
+    assert waited_s <= 31
