@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
 
@@ -77,8 +78,16 @@ class FlowerDeployment:
         self._port, *self._node_ports = free_ports(1 + len(nodes))
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
 
-    def start(self) -> list[Part]:
+    @property
+    def address(self) -> str:
+        """The SuperLink's host:port."""
+        return f"{HOST}:{self._port}"
+
+    def start(self, links: Mapping[str, str] = MappingProxyType({})) -> list[Part]:
         """Start the SuperLink, wait until it is healthy, and start the SuperNodes, which it returns.
+
+        Args:
+            links: host:port by which a device's SuperNode reaches the SuperLink, if that is not the SuperLink's own.
 
         Raises:
             PartFailedError: the SuperLink did not start.
@@ -86,7 +95,7 @@ class FlowerDeployment:
         self._home.mkdir(parents=True, exist_ok=True)
         (self._home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
-            f'[superlink.{_CONNECTION}]\naddress = "{HOST}:{self._port}"\ninsecure = true\n'
+            f'[superlink.{_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
         )
         superlink = self._parts.start(
             "superlink",
@@ -111,7 +120,7 @@ class FlowerDeployment:
                 [
                     *self._supernode,
                     "--insecure",
-                    *("--superlink", f"{HOST}:{self._port}", "--host", HOST, "--port", str(port)),
+                    *("--superlink", links.get(node.device_id, self.address), "--host", HOST, "--port", str(port)),
                     "--node-config",
                     f'device-id="{node.device_id}" partition-id={node.partition} agent-socket="{node.socket}"',
                 ],

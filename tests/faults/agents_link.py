@@ -98,7 +98,7 @@ async def through(
             await fleet.run(1)
         outage_s = PACE.outage_s if fault.cuts else 0.0
         await asyncio.sleep(began_s + outage_s - time.monotonic())
-        link.heal()
+        fault.end(link)
         fleet.grid.gone.clear()
         outcome.recovered_s = await seconds_until(fleet.is_ready)
         watching.cancel()

@@ -22,11 +22,13 @@ class Fault:
         name: in words.
         begin: lets it begin.
         cuts: nothing gets through, in one direction at least, until it ends.
+        end: ends it.
     """
 
     name: str
     begin: Callable[[FaultyLink, Pace], None]
     cuts: bool = False
+    end: Callable[[FaultyLink], None] = FaultyLink.heal
 
     def __str__(self) -> str:
         return self.name
