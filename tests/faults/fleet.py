@@ -116,7 +116,8 @@ class Fleet:
             return MetricRecord({"round": float(number)})
 
         return asyncio.create_task(
-            asyncio.to_thread(strategy.start, self.grid, ARRAYS, rounds, 600.0, evaluate_fn=evaluated), name="PowerAware"
+            asyncio.to_thread(strategy.start, self.grid, ARRAYS, rounds, 600.0, evaluate_fn=evaluated),
+            name="PowerAware",
         )
 
     async def views(self) -> dict[str, view_pb2.DeviceView]:

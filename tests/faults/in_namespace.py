@@ -1,6 +1,6 @@
 """A fleet in a network namespace of its own, whose loopback device has a queueing discipline during the fault.
 
-    unshare --net --map-root-user python -m tests.faults.in_namespace FOLDER netem delay 500ms
+unshare --net --map-root-user python -m tests.faults.in_namespace FOLDER netem delay 500ms
 """
 
 from __future__ import annotations

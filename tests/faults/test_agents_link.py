@@ -1,4 +1,4 @@
-"""Faults between agents and coordinator: rounds close, queues stay bounded, and the fleet recovers to the same state."""
+"""Faults between agents and coordinator: rounds close, queues stay bounded, and the same state is reached again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.polling import eventually
 from tests.faults.agents_link import DEADLINE_S, Outcome, through
-from tests.faults.faults import DEVICES, FAULTS, NO_FAULT, PACE, Fault, name_of, on_each_transport
+from tests.faults.faults import DEVICES, NO_FAULT, PACE, Fault, name_of, on_each_transport
 from tests.faults.fleet import running
 from wattfleet_proto.v1 import session_pb2
 
@@ -104,7 +104,9 @@ async def test_a_device_without_its_link_parks_when_its_grant_lapses(
             assert time.monotonic() - cut_s < 1.01 * PACE.grant_lifetime_s + PACE.lease_s + 3 * _BUSY_S
         released_s = time.monotonic() - cut_s
         parked_s = max(device.trainings[-1].ended_s or 0.0 for device in fleet.devices) - cut_s
-        print(f"\nagents, partition for longer than a grant: parked after {parked_s:.1f} s, released {released_s:.1f} s")
+        print(
+            f"\nagents, partition for longer than a grant: parked after {parked_s:.1f} s, released {released_s:.1f} s"
+        )
         assert parked_s < PACE.grant_lifetime_s + _BUSY_S
         assert {device.trainings[-1].stopped for device in fleet.devices} == {
             "the agent has lost the coordinator for too long"
