@@ -28,7 +28,7 @@ async def test_a_client_uses_a_new_connection(config: CoordinatorSettings, monke
     monkeypatch.setattr(channels, "_CLIENT_OPTIONS", sooner(channels._CLIENT_OPTIONS))  # noqa: SLF001
 
     def resolve(planning: Any) -> object:
-        return planning.ResolveNodes(planning_pb2.ResolveNodesRequest(), timeout=30.0, wait_for_ready=True)
+        return planning.ResolveNodes(planning_pb2.ResolveNodesRequest(), timeout=10.0, wait_for_ready=True)
 
     async with serving(config) as client, faulty_link(client.bound.address) as link:
         with channels.open_channel(link.address, None) as channel:
