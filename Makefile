@@ -61,7 +61,7 @@ worlds: install ## Look for excess power in 30,000 random worlds of failures: ab
 workloads: install ## Let 100 devices train 20 workloads for an hour of virtual time: about 6 minutes of one core
 	WORKLOADS_DEVICES=100 WORKLOADS_MINUTES=60 $(BIN)/pytest --timeout=7200 -s -k learn tests/worlds/test_many_workloads.py
 
-faults: install ## Put every fault on every link of 20 devices, plaintext and TLS, with real times: about 40 minutes
+faults: install ## Put every fault on every link of 20 devices, plaintext and TLS, with real times
 	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
