@@ -13,7 +13,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs lock licences sbom audit chaos worlds workloads fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs lock licences sbom audit chaos worlds workloads faults fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ worlds: install ## Look for excess power in 30,000 random worlds of failures: ab
 
 workloads: install ## Let 100 devices train 20 workloads for an hour of virtual time: about 6 minutes of one core
 	WORKLOADS_DEVICES=100 WORKLOADS_MINUTES=60 $(BIN)/pytest --timeout=7200 -s -k learn tests/worlds/test_many_workloads.py
+
+faults: install ## Put every fault on every link of 20 devices, plaintext and TLS, with real times
+	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
 	FUZZ_S=$${FUZZ_S:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)000} $(PYTEST) --timeout=1800 tests/fuzz

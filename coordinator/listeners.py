@@ -43,6 +43,13 @@ OPTIONS = [
     ("grpc.per_message_compression", 0),
     # A connection that says nothing at all is closed after this time; by default after 120 s.
     ("grpc.server_handshake_timeout_ms", 20_000),
+    # A connection whose client is gone without a word is closed after 80 s. Agents and clients with a call in progress
+    # say something more often, so that the coordinator sends them no pings.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 30_000),
+    # Clients ping every 10 s while they wait for an answer. By default, gRPC takes that for an attack.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # When a large fleet reconnects, thousands of sessions begin within seconds. By default gRPC cancels requests beyond
     # 1,000 pending ones, and those that wait for 30 s; every cancelled one is then retried.
     ("grpc.server.max_pending_requests", 20_000),

@@ -32,7 +32,8 @@ from wattfleet_io.console import plain_text, print_line
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
+"""With the connection, this takes four round trips: 40 s over a link with a latency of 5 s in each direction."""
 _REFUSED = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,

@@ -23,7 +23,8 @@ from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
+"""With the connection, this takes four round trips: 40 s over a link with a latency of 5 s in each direction."""
 
 _JITTER = 0.1
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 60.0, 3600.0

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
 from wattfleet_identity.identity_folder import TRUSTED
@@ -102,8 +103,11 @@ class FlowerDeployment:
         self._identity = identity
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
 
-    def start(self) -> list[Part]:
+    def start(self, links: Mapping[str, str] = MappingProxyType({})) -> list[Part]:
         """Start the SuperLink, wait until it is healthy, and start the SuperNodes, which it returns.
+
+        Args:
+            links: host:port by which a device's SuperNode reaches the SuperLink, if that is not the SuperLink's own.
 
         Raises:
             PartFailedError: the SuperLink did not start.
@@ -123,7 +127,7 @@ class FlowerDeployment:
                 f"supernode-{node.device_id}",
                 [
                     *self._supernode,
-                    *("--superlink", self.address, "--host", HOST, "--port", str(port)),
+                    *("--superlink", links.get(node.device_id, self.address), "--host", HOST, "--port", str(port)),
                     *(["--insecure"] if node.enrolled is None else ["--enrolled", str(node.enrolled)]),
                     "--node-config",
                     f'device-id="{node.device_id}" partition-id={node.partition} agent-socket="{node.socket}"',

@@ -76,6 +76,7 @@ class CoordinatorSession:
         self._connect = connect
         self._hello = deepcopy(hello)
         self._is_displaced = False
+        self._has_stray_hello = False
         self._last_refusal = ""
         self._on_welcome = on_welcome
         self._outbox = outbox
@@ -141,6 +142,9 @@ class CoordinatorSession:
                 # On first contact, a duplicate id is a mistake. Later it is this device's own session, not yet expired.
                 if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not welcomed_before):
                     self._news.failed(f"the coordinator refused this device: {details}; trying again")
+                elif code is grpc.StatusCode.ABORTED and self._has_stray_hello:
+                    self._has_stray_hello = False
+                    self._news.failed("an earlier attempt of this agent has reached the coordinator late; reconnecting")
                 elif code is grpc.StatusCode.ABORTED:
                     self._yield_to_other_agent(details)
                     welcomed_before = True
@@ -181,11 +185,13 @@ class CoordinatorSession:
         async with self._connect() as stub:
             call: Any = stub.Session(None)
             sender: asyncio.Task[None] | None = None
+            is_answered = False
             try:
                 self.grants.greeting()
                 await with_timeout(self._answer_timeout_s, call.write(session_pb2.SessionRequest(hello=self._hello)))
                 self._pace = replace(self._pace, lease_s=0.0)
                 while (response := await with_timeout(self._answer_timeout_s, call.read())) is not _END:
+                    is_answered = True
                     if response is None:  # gRPC's answer for bytes that are no such message
                         raise UnusableAnswerError("it sent a damaged message")
                     body = response.WhichOneof("body")
@@ -219,8 +225,13 @@ class CoordinatorSession:
                         if response.ack.refusal:
                             self._log_refusal(response.ack.refusal)
                         yield
+            except grpc.aio.AioRpcError as error:
+                is_answered |= error.code() is not grpc.StatusCode.UNAVAILABLE
+                raise
             finally:
                 self.connected = False
+                # After a partition, a Hello that was not answered may arrive after the next one, and take its place.
+                self._has_stray_hello |= not is_answered
                 # An error of the sender has ended the session, too, and is handled there.
                 await stop_tasks(sender)
                 call.cancel()

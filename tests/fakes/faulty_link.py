@@ -8,6 +8,8 @@ A proxy of TCP cannot drop packets. It does what the ends of a connection notice
   a row (12.6 s), the connection is reset.
 - half-open: what is sent in one direction is swallowed, the end of the connection included, and nothing is closed.
   Healing resets the connections of which something was swallowed, as a peer does that does not know them any more.
+- forgotten: the connections that are open now lose everything in both directions, for good, and nothing is closed.
+  New ones work. A firewall that has forgotten idle connections behaves so.
 - partition: nothing passes. New connections are accepted by the kernel, and hear nothing. Healing lets everything pass
   that waited, as repeated packets do.
 """
@@ -43,6 +45,8 @@ class _Connection:
     task: asyncio.Task[None] | None
     server: asyncio.StreamWriter | None = None
     has_lost_bytes: bool = False
+    is_forgotten: bool = False
+    waiting_bytes: int = 0
 
     def reset(self) -> None:
         for writer in (self.client, self.server):
@@ -65,6 +69,7 @@ class FaultyLink:
         bytes_per_s: of each direction.
         loss: the share of pieces that are lost, each time they are sent; 0 to 1.
         swallowed_bytes: what half-open connections have lost so far.
+        waiting_bytes: what has been sent, and neither arrived nor been lost yet.
     """
 
     def __init__(self, target: str, seed: int = 0) -> None:
@@ -74,6 +79,7 @@ class FaultyLink:
         self.bytes_per_s = math.inf
         self.loss = 0.0
         self.swallowed_bytes = 0
+        self.waiting_bytes = 0
         self._swallows: set[Direction] = set()
         self._passes = asyncio.Event()
         self._passes.set()
@@ -89,6 +95,11 @@ class FaultyLink:
     def half_open(self, *directions: Direction) -> None:
         """Swallow what is sent in these directions."""
         self._swallows = set(directions)
+
+    def forget(self) -> None:
+        """Lose everything that the connections of now send."""
+        for connection in self._connections:
+            connection.is_forgotten = True
 
     def partition(self) -> None:
         """Let nothing pass."""
@@ -124,7 +135,7 @@ class FaultyLink:
             ):
                 under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
                 ways += [
-                    asyncio.create_task(self._read(direction, source, under_way)),
+                    asyncio.create_task(self._read(connection, direction, source, under_way)),
                     asyncio.create_task(self._write(connection, direction, under_way, sink)),
                 ]
             await asyncio.gather(*ways)
@@ -136,16 +147,23 @@ class FaultyLink:
             await asyncio.gather(*ways, return_exceptions=True)
             connection.task = None
             connection.reset()
+            self.waiting_bytes -= connection.waiting_bytes
             self._connections.discard(connection)
 
     async def _read(
-        self, direction: Direction, source: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]
+        self,
+        connection: _Connection,
+        direction: Direction,
+        source: asyncio.StreamReader,
+        under_way: asyncio.Queue[tuple[float, bytes]],
     ) -> None:
         while True:
             piece = await source.read(_PIECE_BYTES)
             arrives_s = self._arrives_s(direction, len(piece))
             if arrives_s is None:
                 raise ConnectionResetError("lost too often")
+            self.waiting_bytes += len(piece)
+            connection.waiting_bytes += len(piece)
             await under_way.put((arrives_s, piece))
             if not piece:
                 return
@@ -174,7 +192,11 @@ class FaultyLink:
             arrives_s, piece = await under_way.get()
             await asyncio.sleep(arrives_s - loop.time())
             await self._passes.wait()
-            if direction in self._swallows:
+            self.waiting_bytes -= len(piece)
+            connection.waiting_bytes -= len(piece)
+            if connection.is_forgotten:
+                self.swallowed_bytes += len(piece)
+            elif direction in self._swallows:
                 connection.has_lost_bytes = True
                 self.swallowed_bytes += len(piece)
             elif piece:

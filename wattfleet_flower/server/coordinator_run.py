@@ -172,7 +172,8 @@ class CoordinatorRun:
         """
         try:
             request = planning_pb2.GetPlanRequest(plan_id=plan_id)
-            answer: planning_pb2.GetPlanResponse = self._planner.call("GetPlan", request)
+            # A round waits for this answer.
+            answer: planning_pb2.GetPlanResponse = self._planner.ask_soon("GetPlan", request)
             return answer.plan
         except RefusedError as refused:
             if refused.code is not grpc.StatusCode.UNIMPLEMENTED:

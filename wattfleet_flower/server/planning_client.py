@@ -32,7 +32,9 @@ _ANSWER_TIMEOUT_S = 30.0
 # rounds. They get more time with every failure, up to the same: the link may have become slow.
 _CONNECT_TIMEOUT_S = 15.0
 _RECONNECT_TIMEOUT_S = 2.0
-# Over a slow link both get more: TCP, HTTP/2 and the first answer take three to four round trips.
+# Once it has answered, a report gets less than the first contact: rounds wait for it.
+_REPORT_TIMEOUT_S = 5.0
+# Over a slow link all get more: TCP, HTTP/2 and the first answer take three to four round trips.
 _ROUND_TRIPS = 5.0
 _LONGEST_TIMEOUT_S = 60.0
 _LOOK_AT_IDENTITY_EVERY_S = 60.0
@@ -94,7 +96,7 @@ class PlanningClient:
         self._pending: list[_Report] = []
         self._round_trip_s = 0.0
         self._failed_attempts = 0
-        self._is_refused = False
+        self._is_examined = self._is_refused = False
         self.is_unreachable = False
 
     def keep_identity(self) -> None:
@@ -158,13 +160,14 @@ class PlanningClient:
             if refused.code not in UNREACHABLE:
                 raise
             # Looked for once, and again only while it lasts: a coordinator that is away needs no second connection.
-            may_be_handshake = not self.is_unreachable or self._is_refused
+            may_be_handshake = not self._is_examined or self._is_refused
             self._failed_attempts += self.is_unreachable
-            self.is_unreachable = True
+            self.is_unreachable = self._is_examined = True
             why = why_refused(self._endpoint) if self._endpoint is not None and may_be_handshake else None
             self._is_refused = why is not None
             raise why or CoordinatorUnreachableError(str(refused)) from None
-        self.is_unreachable, self._failed_attempts = False, 0
+        self.is_unreachable = self._is_examined = False
+        self._failed_attempts = 0
         with suppress(RefusedError):
             self._send_pending()
 
@@ -182,6 +185,21 @@ class PlanningClient:
                 # A coordinator without a ready device answers with the same status.
                 self.connect()
             raise
+
+    def ask_soon(self, method: str, request: Any) -> Any:
+        """Call a method whose answer is not worth a long wait, and return its response.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer within 2 s, or a few round trips.
+            RefusedError: the coordinator answered with an error.
+        """
+        try:
+            return self._call(method, request, self._reconnect_timeout_s, wait_for_ready=False)
+        except RefusedError as refused:
+            if refused.code not in UNREACHABLE:
+                raise
+            self.is_unreachable = True
+            raise CoordinatorUnreachableError(str(refused)) from None
 
     def report(
         self, method: str, build: Callable[[], Any], corrects: Callable[[RefusedError], bool] = lambda _: False
@@ -248,7 +266,7 @@ class PlanningClient:
         while True:
             request = report.build()
             try:
-                self._call(report.method, request, self._connect_timeout_s)
+                self._call(report.method, request, self._report_timeout_s)
                 return
             except RefusedError as refused:
                 # gRPC gives the same status to a request above its own limit, which never fits.
@@ -262,6 +280,13 @@ class PlanningClient:
     def _connect_timeout_s(self) -> float:
         """How long a coordinator that is expected to answer may take, with the time to connect."""
         return min(_LONGEST_TIMEOUT_S, max(_CONNECT_TIMEOUT_S, _ROUND_TRIPS * self._round_trip_s))
+
+    @property
+    def _report_timeout_s(self) -> float:
+        """How long it may take to store a report."""
+        if not self._round_trip_s:
+            return self._connect_timeout_s
+        return min(_LONGEST_TIMEOUT_S, max(_REPORT_TIMEOUT_S, _ROUND_TRIPS * self._round_trip_s))
 
     @property
     def _reconnect_timeout_s(self) -> float:

@@ -284,6 +284,29 @@ def test_of_two_agents_from_a_copied_disk_the_older_yields(
     assert "a newer session of the same device has begun. This agent waits" in caplog.text
 
 
+def test_an_own_hello_that_arrives_late_is_no_other_agent(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.refusal = (grpc.StatusCode.ABORTED, "replaced by a newer session of the same device")
+        async with served(coordinator) as port:
+            proxy = Proxy(port)
+            proxy.silent = 1  # nobody answers the first Hello
+            settings = SessionSettings(welcome_timeout_s=0.3)
+            async with proxy.listening() as front, session_at(front, outbox, settings):
+                await eventually(
+                    lambda: "has reached the coordinator late" in caplog.text or "This agent" in caplog.text
+                )
+                coordinator.refusal = None
+                before = len(coordinator.installations)
+                await eventually(lambda: len(coordinator.installations) > before)
+                assert coordinator.installations[-1] == HELLO.installation
+                assert "This agent waits" not in caplog.text
+
+    run(body)
+
+
 def test_reports_of_an_earlier_process_arrive_before_new_ones(tmp_path: Path) -> None:
     path = tmp_path / "outbox.jsonl"
     seen = session_pb2.Observation(plan_id="while it was away", epoch_s=10, power_w=12)

@@ -112,6 +112,31 @@ def test_an_attempt_never_takes_longer_than_a_minute(clock: RecordingClock) -> N
     assert clock.now_s() - began_s == 60.0
 
 
+def test_a_round_does_not_wait_for_a_coordinator_that_answers_nothing(clock: RecordingClock) -> None:
+    planner = PlannerStub()
+    link = SlowLink(planner, clock, 0.02)
+    client = PlanningClient(link, clock)
+    client.connect()
+    link.round_trip_s = float("inf")
+    began_s = clock.now_s()
+    with pytest.raises(CoordinatorUnreachableError):
+        client.ask_soon("GetPlan", planning_pb2.GetPlanRequest(plan_id="7/1"))
+    client.report("FinishRound", planning_pb2.FinishRoundRequest)
+    assert clock.now_s() - began_s == pytest.approx(2.0)
+    assert client.pending_reports == 1
+
+
+def test_a_report_of_a_round_waits_for_5_s_or_as_long_as_a_slow_link_needs(clock: RecordingClock) -> None:
+    for round_trip_s, waits_s in ((0.02, 5.0), (4.0, 20.0)):
+        link = SlowLink(PlannerStub(), clock, round_trip_s)
+        client = PlanningClient(link, clock)
+        client.connect()
+        link.round_trip_s = float("inf")
+        began_s = clock.now_s()
+        client.report("FinishRound", planning_pb2.FinishRoundRequest)
+        assert (clock.now_s() - began_s, client.pending_reports) == (pytest.approx(waits_s), 1)
+
+
 # --- a real connection through a proxy that delays its bytes --------------------------------------------------------
 
 

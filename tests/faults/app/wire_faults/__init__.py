@@ -1,0 +1,1 @@
+"""Rounds whose trainings only take time."""

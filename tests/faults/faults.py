@@ -1,0 +1,75 @@
+"""The faults of a link, and in which form the tests apply them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.fakes.faulty_link import Direction, FaultyLink
+from tests.faults.fleet import REAL, SHORT, Pace
+
+IS_LONG = "FAULTS_DEVICES" in os.environ
+DEVICES = int(os.environ.get("FAULTS_DEVICES", "5"))
+PACE = REAL if IS_LONG else SHORT
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a link.
+
+    Attributes:
+        name: in words.
+        begin: lets it begin.
+        cuts: nothing gets through, in one direction at least, until it ends.
+        end: ends it.
+    """
+
+    name: str
+    begin: Callable[[FaultyLink, Pace], None]
+    cuts: bool = False
+    end: Callable[[FaultyLink], None] = FaultyLink.heal
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _latency(link: FaultyLink, pace: Pace) -> None:
+    link.latency_s = pace.latency_s
+    link.reset()  # a new connection takes several round trips
+
+
+def _loss(link: FaultyLink, pace: Pace) -> None:
+    link.loss = 0.5
+
+
+def _bandwidth(link: FaultyLink, pace: Pace) -> None:
+    link.bytes_per_s = 64_000.0
+    link.reset()
+
+
+FAULTS = [
+    Fault("latency", _latency),
+    Fault("50 % loss", _loss),
+    Fault("64 kB per s", _bandwidth),
+    Fault("half-open to the server", lambda link, _: link.half_open(Direction.TO_SERVER), cuts=True),
+    Fault("half-open to the client", lambda link, _: link.half_open(Direction.TO_CLIENT), cuts=True),
+    Fault("partition", lambda link, _: link.partition(), cuts=True),
+    Fault("forgotten connections", lambda link, _: link.forget()),
+    Fault("all reset at once", lambda link, _: link.reset()),
+]
+
+NO_FAULT = Fault("no fault", lambda link, _: None)
+
+
+def on_each_transport() -> list[tuple[Fault, bool]]:
+    """Every fault on plaintext and on mutual TLS; in the short form each on one of them, in turn."""
+    if IS_LONG:
+        return [(fault, is_certified) for fault in FAULTS for is_certified in (False, True)]
+    return [(fault, number % 2 == 1) for number, fault in enumerate(FAULTS)]
+
+
+def name_of(case: tuple[Fault, bool]) -> str:
+    """A case as the name of a test."""
+    fault, is_certified = case
+    return f"{fault} {'with' if is_certified else 'without'} TLS"

@@ -1,0 +1,95 @@
+"""Flower's grid over the devices of a fleet, without Flower's network: each node trains when its message is pushed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from tests.fakes.flower_in_process import trained
+from tests.fakes.flower_task import be_task
+from tests.faults.device import Device
+from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
+
+_RUN_IDS = count(1)  # two fleets of one process need different ones
+_FIRST_NODE = 2**63 + 5
+
+
+class NodeGrid(Grid):
+    """A grid whose nodes are devices in an event loop; it is used from another thread.
+
+    Attributes:
+        gone: devices whose nodes are gone: they reply nothing, and are not listed.
+        pushed_s: when the latest messages were pushed, on the monotonic clock.
+    """
+
+    def __init__(self, devices: Iterable[Device], loop: asyncio.AbstractEventLoop) -> None:
+        self._run_id = next(_RUN_IDS)
+        be_task(self._run_id, node_id=1)
+        self.gone: set[str] = set()
+        self.pushed_s = 0.0
+        self._loop = loop
+        self._devices = {_FIRST_NODE + number: device for number, device in enumerate(devices)}
+        self._trainings: dict[str, tuple[Device, Message, Future[bool] | None]] = {}
+        self._made = 0
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=self._run_id, fab_id="wattfleet/faults", override_config={})
+
+    def set_run(self, run: Any) -> None:
+        raise AssertionError("the run is fixed")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("deprecated in Flower")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node_id for node_id, device in self._devices.items() if device.device_id not in self.gone]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            self.pushed_s = time.monotonic()
+            self._made += 1
+            message_id = f"message-{self._made}"
+            message.metadata.__dict__["_message_id"] = message_id
+            device = self._devices[message.metadata.dst_node_id]
+            self._trainings[message_id] = device, message, self._begun(device, message)
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = []
+        for message_id in message_ids:
+            device, message, training = self._trainings.get(message_id, (None, None, None))
+            if device is None or message is None or device.device_id in self.gone:
+                continue
+            if training is None:
+                identity = RecordDict({RECORD_KEY: ConfigRecord({DEVICE_ID_KEY: device.device_id})})
+                replies.append(Message(identity, reply_to=message))
+            elif not training.done():
+                continue
+            elif training.result():
+                replies.append(trained(message))
+            else:
+                replies.append(Message(Error(2, device.trainings[-1].stopped), reply_to=message))
+            del self._trainings[message_id]
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def _begun(self, device: Device, message: Message) -> Future[bool] | None:
+        """The training of a message; None for the question who the node is."""
+        record: Mapping[str, Any] = message.content[RECORD_KEY]
+        if IDENTIFY_KEY in record:
+            return None
+        assignment = RoundAssignment.from_record(record)
+        return asyncio.run_coroutine_threadsafe(device.train(assignment.plan_id), self._loop)

@@ -1,0 +1,137 @@
+"""Faults between real SuperNodes and a real SuperLink, while PowerAware runs rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.faulty_link import Direction, FaultyLink, faulty_link
+from tests.faults.device import EPOCH_S
+from tests.faults.faults import IS_LONG
+from tests.faults.fleet import REAL, running
+from wattfleet_simulation.flower import FlowerDeployment, Node
+from wattfleet_simulation.processes import Parts
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
+_APP = Path(__file__).parent / "app"
+_DEVICES = 3
+_ALLOWANCE_S = 8.0
+_ASKED_S = 2.0
+_DEADLINE_S = 2 * EPOCH_S + _ALLOWANCE_S + _ASKED_S
+_BUSY_S = 20.0
+_SETTLED_S = 400.0
+
+
+@dataclass
+class Run:
+    """A run over a SuperLink, of whose three SuperNodes two are behind a faulty link."""
+
+    link: FaultyLink
+    deployment: FlowerDeployment
+    log: Path
+    coordinator: str
+    run_id: str = ""
+
+    async def submit(self, rounds: int) -> None:
+        """Start a run of the app."""
+        config: dict[str, str | int | float] = {
+            "coordinator": self.coordinator,
+            "devices": _DEVICES,
+            "rounds": rounds,
+            "allowance-s": _ALLOWANCE_S,
+            "log": str(self.log),
+        }
+        self.run_id = await asyncio.to_thread(self.deployment.submit, _APP, config)
+
+    async def completed(self) -> None:
+        """Wait until the run has completed."""
+        async with asyncio.timeout(_SETTLED_S):
+            while not await asyncio.to_thread(self.deployment.completed, self.run_id):
+                await asyncio.sleep(0.2)
+
+    def closed(self) -> list[dict[str, float]]:
+        """The rounds that are over."""
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.endswith("}")]
+
+    async def until(self, condition: Callable[[list[dict[str, float]]], bool]) -> None:
+        """Wait until the rounds that are over meet a condition."""
+        async with asyncio.timeout(_SETTLED_S):
+            while not condition(self.closed()):
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def supernodes_behind_link(config: CoordinatorSettings, folder: Path) -> AsyncIterator[Run]:
+    async with running(config, folder / "fleet", _DEVICES, pace=REAL) as fleet:
+        with Parts(folder / "logs") as parts:
+            nodes = [Node(each.device_id, n, folder / "none.sock") for n, each in enumerate(fleet.devices)]
+            deployment = FlowerDeployment(parts, folder / "home", nodes)
+            async with faulty_link(deployment.address) as link:
+                await asyncio.to_thread(deployment.start, {each.device_id: link.address for each in nodes[1:]})
+                yield Run(link, deployment, folder / "rounds.jsonl", fleet.planning.address)
+
+
+def _latency(link: FaultyLink) -> None:
+    link.latency_s = 5.0
+
+
+def _loss(link: FaultyLink) -> None:
+    link.loss = 0.5
+
+
+def _bandwidth(link: FaultyLink) -> None:
+    link.bytes_per_s = 64_000.0
+
+
+FAULTS: dict[str, Callable[[FaultyLink], None]] = {
+    "partition": FaultyLink.partition,
+    "half-open to the server": lambda link: link.half_open(Direction.TO_SERVER),
+    "half-open to the client": lambda link: link.half_open(Direction.TO_CLIENT),
+    "latency": _latency,
+    "50 % loss": _loss,
+    "64 kB per s": _bandwidth,
+    "forgotten connections": FaultyLink.forget,
+    "all reset at once": FaultyLink.reset,
+}
+"""In the short form only the first."""
+
+
+@pytest.mark.parametrize("fault", list(FAULTS) if IS_LONG else list(FAULTS)[:1])
+async def test_two_of_three_supernodes_lose_the_superlink_in_mid_round(
+    fault: str, config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with supernodes_behind_link(config, tmp_path) as run:
+        await run.submit(10 if IS_LONG else 4)
+        await run.until(lambda closed: len(closed) >= 1)
+        await asyncio.sleep(1.0)  # within the second round
+        FAULTS[fault](run.link)
+        began_s = time.time()
+        await run.until(lambda closed: len(closed) >= (4 if IS_LONG else 2))
+        run.link.heal()
+        healed_s = time.time()
+        await run.completed()
+        for _ in range(10):
+            back = [each for each in run.closed() if each["sent_s"] > healed_s and each["replies"] == _DEVICES]
+            if back:
+                break
+            await run.submit(1)
+            await run.completed()
+        closed = run.closed()
+        took = ", ".join(f"{each['closed_s'] - each['sent_s']:.1f} s ({each['replies']} replies)" for each in closed)
+        print(
+            f"\nFlower, {fault} for {healed_s - began_s:.0f} s: rounds took {took}, of at most {_DEADLINE_S:.0f} s;"
+            f" a round of all nodes was sent {back[0]['sent_s'] - healed_s:.0f} s after the fault's end"
+        )
+        for each in closed:
+            assert each["closed_s"] - each["sent_s"] < _DEADLINE_S + _BUSY_S
