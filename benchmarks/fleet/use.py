@@ -9,12 +9,11 @@ from array import array
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-import grpc
-
 from benchmarks.fleet import requests
 from benchmarks.fleet.load import Figures, percentiles_ms
 from benchmarks.fleet.servers import Server
 from coordinator.state.records import plan_id_of
+from wattfleet_identity.channels import open_async_channel
 from wattfleet_proto.convert import workload_to_message
 from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
@@ -55,8 +54,9 @@ class Use:
 
     async def __aenter__(self) -> Use:
         host, port = self._server.address
+        identities = self._server.identities
         options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
-        self._channel = grpc.aio.insecure_channel(f"{host}:{port}", options)
+        self._channel = open_async_channel(f"{host}:{port}", None if identities is None else identities.flower, options)
         # A plan is not taken apart here: the generator has leases to answer.
         self._plan_round = self._channel.unary_unary(_PLAN, planning_pb2.PlanRoundRequest.SerializeToString, None)
         self._stub = planning_pb2_grpc.PlanningServiceStub(self._channel)
