@@ -428,7 +428,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         before = len(self._ended)
         for lease, certificate in self._certificates.items():
             try:
-                self._access.require_valid(certificate)
+                self._access.require_still_valid(certificate)
             except InvalidCertificateError as error:
                 self._end(lease, grpc.StatusCode.UNAUTHENTICATED, str(error))
         return len(self._ended) - before
