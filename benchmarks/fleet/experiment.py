@@ -128,6 +128,7 @@ async def _in_use(swarm: Swarm, server: Server, settings: Settings, count: int) 
         swarm.measure_anew()
         await asyncio.sleep(settings.steady_s)
         latencies_s = swarm.latencies_s
+        await use.measured(settings.limit_s)
     return {"lease_ms": percentiles_ms(latencies_s), "peak_rss_mb": server.peak_rss_mb(), **use.figures}
 
 

@@ -25,6 +25,7 @@ PLANNED_EVERY_S = 10.0
 """Seconds between plans, as in a fleet with short rounds."""
 
 _BOUND_AT_ONCE = 1_000
+_POLL_S = 0.05
 _PLAN = "/wattfleet.v1.PlanningService/PlanRound"
 
 
@@ -51,6 +52,14 @@ class Use:
     def figures(self) -> dict[str, Figures]:
         """How long plans and scrapes took, as they were seen from outside."""
         return {"plan_ms": percentiles_ms(self._plans_s), "scrape_ms": percentiles_ms(self._scrapes_s)}
+
+    async def measured(self, limit_s: float) -> None:
+        """Wait until there is a time of each kind, or no longer than the limit, or until a request has failed."""
+        give_up_s = time.perf_counter() + limit_s
+        while not (self._plans_s and self._scrapes_s) and time.perf_counter() < give_up_s:
+            if any(task.done() for task in self._tasks):
+                return  # it failed, which is raised at the end
+            await asyncio.sleep(_POLL_S)
 
     async def __aenter__(self) -> Use:
         host, port = self._server.address
