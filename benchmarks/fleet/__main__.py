@@ -1,6 +1,6 @@
 """Measure many agents on one coordinator and on a bare grpc.aio server: latency, memory, throughput, reconnects.
 
-    python -m benchmarks.fleet [--agents 100,1000,10000] [--workloads 1] [--json]
+    python -m benchmarks.fleet [--agents 100,1000,10000] [--workloads 1] [--tls] [--json]
 
 The real coordinator runs with a store in a temporary folder. Every simulated agent has its own connection and sends the
 same messages at the same times as a real agent. All processes share two cores, including the load generator, which is
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cores = sorted(os.sched_getaffinity(0))[:_CORES]
     os.sched_setaffinity(0, cores)  # the servers inherit it
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
-    result = asyncio.run(_all(options.agents, settings, options.reference_kib * 1024, len(cores)))
+    result = asyncio.run(_all(options.agents, options.tls, settings, options.reference_kib * 1024, len(cores)))
     if options.json:
         print(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -93,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         help="set the number of workloads: fronts of each agent, and runs that are planned in turn",
     )
     parser.add_argument("--reference-kib", type=int, default=4096, help="set the size of the reference in KiB")
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="measure each fleet without TLS, and then with mutual TLS and a certificate of each agent",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
@@ -118,12 +123,13 @@ def _allow_connections(count: int, parser: argparse.ArgumentParser) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, needed), most))
 
 
-async def _all(counts: Sequence[int], settings: Settings, reference_bytes: int, cores: int) -> Result:
+async def _all(counts: Sequence[int], with_tls: bool, settings: Settings, reference_bytes: int, cores: int) -> Result:
     artefact = reference_of_size(reference_bytes)
     fleets = []
     for count in counts:
-        with tempfile.TemporaryDirectory(prefix="wattfleet-fleet-") as folder:
-            fleets.append(await run(count, settings, Path(folder), artefact))
+        for is_protected in (False, True) if with_tls else (False,):
+            with tempfile.TemporaryDirectory(prefix="wattfleet-fleet-") as folder:
+                fleets.append(await run(count, settings, Path(folder), artefact, is_protected))
     return result_of(fleets, settings, cores)
 
 

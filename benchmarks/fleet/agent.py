@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from benchmarks.fleet import requests
@@ -42,7 +42,7 @@ class Agent:
 
     Args:
         number: which one.
-        address: host and port of the server.
+        connect: opens its connection.
         pace: the server's lease and reconnection times; None if the server states them.
         observer: receives the agent's events.
         fronts: the reports of its fronts.
@@ -52,20 +52,21 @@ class Agent:
     """
 
     __slots__ = (
-        "_address", "_attempt", "_backoff_s", "_connection", "_fronts", "_grant", "_heard_s", "_hello", "_leases",
-        "_loop", "_observer", "_pace", "_phase", "_send", "_sent", "_stated_pace", "_timer", "_training", "_welcomed",
-        "settled",
+        "_attempt", "_backoff_s", "_connect", "_connection", "_fronts", "_grant", "_heard_s", "_hello", "_leases",
+        "_loop", "_number", "_observer", "_pace", "_phase", "_send", "_sent", "_stated_pace", "_timer", "_training",
+        "_welcomed", "settled",
     )  # fmt: skip
 
     def __init__(
         self,
         number: int,
-        address: tuple[str, int],
+        connect: Callable[[int], Awaitable[Connection]],
         pace: Pace | None,
         observer: Observer,
         fronts: Sequence[bytes] = requests.fronts(1),
     ) -> None:
-        self._address = address
+        self._number = number
+        self._connect = connect
         self._fronts = fronts
         self._hello = requests.hello(number)
         self._stated_pace = pace
@@ -115,7 +116,9 @@ class Agent:
 
     async def _open(self) -> None:
         try:
-            _, connection = await self._loop.create_connection(Connection, *self._address)
+            connection = await self._connect(self._number)
+        except TimeoutError:
+            return self._fail("no connection in time")
         except OSError as error:
             return self._fail(error.strerror or "no connection")
         self._connection = connection

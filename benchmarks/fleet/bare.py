@@ -16,7 +16,13 @@ import grpc
 
 
 async def serve(
-    service: str, answer_bytes: int, chunks: int, chunk_bytes: int, options: list[tuple[str, int]], announce: Path
+    service: str,
+    answer_bytes: int,
+    chunks: int,
+    chunk_bytes: int,
+    options: list[tuple[str, int]],
+    announce: Path,
+    identity: Path | None,
 ) -> None:
     """Serve until ended.
 
@@ -27,6 +33,7 @@ async def serve(
         chunk_bytes: size of each.
         options: of the server.
         announce: where the address is written.
+        identity: folder with the server's key, its certificate and the authorities that it trusts; None for plaintext.
     """
     chunk = bytes(chunk_bytes)
 
@@ -44,7 +51,13 @@ async def serve(
     }
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    if identity is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        key, certificate, trusted = (
+            (identity / name).read_bytes() for name in ("server.key", "server.pem", "trusted.pem")
+        )
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)], trusted, True))
     await server.start()
     draft = announce.with_suffix(".tmp")
     draft.write_text(json.dumps({"address": f"127.0.0.1:{port}"}))
@@ -64,10 +77,11 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, required=True, help="set the number of messages in a download")
     parser.add_argument("--chunk-bytes", type=int, required=True, help="set the size of each message")
     parser.add_argument("--options", type=json.loads, required=True, help="set the server's options, as a JSON object")
+    parser.add_argument("--identity", type=Path, help="require certificates of the authority in this folder")
     parser.add_argument("--announce", type=Path, required=True, help="write the address to this file")
     options = parser.parse_args()
     sizes = options.answer_bytes, options.chunks, options.chunk_bytes
-    asyncio.run(serve(options.service, *sizes, list(options.options.items()), options.announce))
+    asyncio.run(serve(options.service, *sizes, list(options.options.items()), options.announce, options.identity))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ on each, on one core:
     h2          151 us                     22 kB
     this         58 us                      2 kB
 
-So frames are cut here, and headers are left to `hpack`. Neither TLS nor compression; a message fits one frame.
+So frames are cut here, and headers are left to `hpack`. No compression; a message fits one frame.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 
@@ -22,9 +23,13 @@ from hpack import Decoder, Encoder
 from benchmarks.fleet import frames
 from benchmarks.fleet.call import WINDOW, WINDOW_RENEWED_AT, Call
 from benchmarks.fleet.frames import FrameReader, frame
+from benchmarks.fleet.protection import Protected
 
 OK, UNAVAILABLE = 0, 14
 """Statuses of gRPC."""
+
+CONNECTED_WITHIN_S = 20.0
+"""gRPC gives up an attempt to connect after this time, handshake included."""
 
 _LINGER_NOT = b"\x01\0\0\0\0\0\0\0"
 
@@ -59,6 +64,32 @@ def request_headers(path: str) -> bytes:
         ("content-type", "application/grpc"),
     ]
     return _NO_TABLE + bytes(_encoder.encode(headers))
+
+
+async def connect(address: tuple[str, int], context: ssl.SSLContext | None = None) -> Connection:
+    """Open a connection.
+
+    Args:
+        address: host and port of the server.
+        context: the client's TLS; None for plaintext.
+
+    Raises:
+        OSError: there is no connection, or the handshake failed.
+        TimeoutError: it took too long.
+    """
+    loop, connection = asyncio.get_running_loop(), Connection()
+    async with asyncio.timeout(CONNECTED_WITHIN_S):
+        if context is None:
+            await loop.create_connection(lambda: connection, *address)
+            return connection
+        protected = Protected(connection, context)
+        try:
+            await loop.create_connection(lambda: protected, *address)
+            await protected.handshake()
+        except BaseException:
+            protected.abort()
+            raise
+    return connection
 
 
 class ProtocolError(Exception):

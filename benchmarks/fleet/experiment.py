@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet.identities import FleetIdentities
 from benchmarks.fleet.load import Load, percentiles_ms
-from benchmarks.fleet.servers import Server, bare, coordinator
+from benchmarks.fleet.servers import HOST, Server, bare, coordinator
 from benchmarks.fleet.swarm import Swarm
-from benchmarks.fleet.throughput import downloads, reports
+from benchmarks.fleet.throughput import downloads, reports, sessions
 from benchmarks.fleet.use import Use
 from coordinator.state.leases import pace_of
 from wattfleet.prediction import Artefact, write_artefact
 from wattfleet_simulation.processes import Parts
+
+SESSIONS_AT_ONCE = 32
+"""Agents that begin a session, drop it and begin the next one, in a closed loop."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class Settings:
     workloads: int = 1
 
 
-async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) -> dict[str, Any]:
+async def run(
+    count: int, settings: Settings, folder: Path, artefact: Artefact, with_tls: bool = False
+) -> dict[str, Any]:
     """Drive a fleet of one size at a coordinator with an empty store, and at a bare server.
 
     Args:
@@ -51,16 +57,19 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
         settings: how hard.
         folder: for stores and logs, empty.
         artefact: what is downloaded.
+        with_tls: whether all connections are mutual TLS, each agent with a certificate of its own.
     """
+    identities = FleetIdentities(count, folder / "identity", HOST) if with_tls else None
     reference = folder / "reference"
     write_artefact(artefact, reference)
     with Parts(folder / "logs") as parts:
-        ours, other = coordinator(parts, folder, reference), bare(parts, folder, len(artefact.weights))
+        ours = coordinator(parts, folder, reference, identities)
+        other = bare(parts, folder, len(artefact.weights), identities)
         await ours.start()
-        swarm = Swarm(count, ours.address, workloads=settings.workloads)
+        swarm = Swarm(count, ours.connect, workloads=settings.workloads)
         try:
             found = await _live(swarm, ours, settings)
-            found |= await _storm(swarm, settings)
+            found |= await _storm(swarm, ours, settings)
             found |= await _restart(swarm, ours, settings)
             found["peak_rss_mb"] = max(found["peak_rss_mb"], ours.peak_rss_mb())
             found["in_use"] = await _in_use(swarm, ours, settings, count)
@@ -69,19 +78,20 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
         found["ended"] = dict(swarm.ended)
         await ours.quiet(settings.limit_s)
         await other.start()
-        swarm = Swarm(count, other.address, pace_of(count), settings.workloads)
+        swarm = Swarm(count, other.connect, pace_of(count), settings.workloads)
         try:
             beside = await _live(swarm, other, settings)
-            beside |= await _storm(swarm, settings)
+            beside |= await _storm(swarm, other, settings)
             beside["peak_rss_mb"] = other.peak_rss_mb()
         finally:
             swarm.leave()
         await other.quiet(settings.limit_s)
         found["bare"] = beside
         turns = (settings.window_s, settings.repeats)
+        found["sessions_per_s"] = await sessions(min(count, SESSIONS_AT_ONCE), *turns).run(ours, other)
         found["reports_per_s"] = await reports(min(count, settings.streams), *turns).run(ours, other)
         found["reference_bytes_per_s"] = await downloads(artefact.digest, settings.downloads, *turns).run(ours, other)
-    return {"agents": count, **found}
+    return {"agents": count, "tls": with_tls, **found}
 
 
 async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
@@ -96,11 +106,14 @@ async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, A
         await asyncio.sleep(settings.steady_s)
         latencies_s = swarm.latencies_s
     gc.unfreeze()
+    leases = len(latencies_s)
     return {
         "ramp_s": ramp_s,
         "ramp_settled": settled,
         "lease_ms": percentiles_ms(latencies_s),
-        "leases_per_s": len(latencies_s) / settings.steady_s,
+        "leases_per_s": leases / settings.steady_s,
+        "lease_cpu_us": 1e6 * load.server_s / leases if leases else None,
+        "generator_lease_cpu_us": 1e6 * load.generator_s / leases if leases else None,
         "rss_mb": server.rss_mb(),
         "peak_rss_mb": server.peak_rss_mb(),
         "cores": load.server_cores,
@@ -115,14 +128,16 @@ async def _in_use(swarm: Swarm, server: Server, settings: Settings, count: int) 
         swarm.measure_anew()
         await asyncio.sleep(settings.steady_s)
         latencies_s = swarm.latencies_s
+        await use.measured(settings.limit_s)
     return {"lease_ms": percentiles_ms(latencies_s), "peak_rss_mb": server.peak_rss_mb(), **use.figures}
 
 
-async def _storm(swarm: Swarm, settings: Settings) -> dict[str, Any]:
+async def _storm(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
     """All connections are cut at once."""
     swarm.cut()
-    storm_s = await swarm.settle(settings.limit_s)
-    return {"storm_s": storm_s, "storm_settled": swarm.settled}
+    with Load(server) as load:
+        storm_s = await swarm.settle(settings.limit_s)
+    return {"storm_s": storm_s, "storm_settled": swarm.settled, **_return_cpu("storm", swarm, load)}
 
 
 async def _restart(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
@@ -134,10 +149,21 @@ async def _restart(swarm: Swarm, server: Server, settings: Settings) -> dict[str
     server.kill()
     await server.start()
     down_s = loop.time() - begun_s
-    settled_s = await swarm.settle(settings.limit_s)
+    with Load(server) as load:
+        settled_s = await swarm.settle(settings.limit_s)
     return {
         "restart_s": None if settled_s is None else down_s + settled_s,
         "restart_down_s": down_s,
         "restart_settled": swarm.settled,
         "peak_rss_mb": peak_rss_mb,
+        **_return_cpu("restart", swarm, load),
+    }
+
+
+def _return_cpu(phase: str, swarm: Swarm, load: Load) -> dict[str, float]:
+    """Processor time for each agent that came back, of the server and of this process, ms."""
+    back = max(1, swarm.settled)
+    return {
+        f"{phase}_cpu_ms": 1e3 * load.server_s / back,
+        f"generator_{phase}_cpu_ms": 1e3 * load.generator_s / back,
     }

@@ -31,23 +31,24 @@ class Load:
         server: the other side.
 
     Attributes:
-        server_cores: processor seconds a second that the server used, known afterwards.
-        generator_cores: those of this process.
+        server_s: processor seconds that the server used, known afterwards.
+        generator_s: those of this process.
+        took_s: how long it was open, s.
         generator_late_ms: how late this process's event loop woke up.
     """
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.server_cores = 0.0
-        self.generator_cores = 0.0
+        self.server_s = self.generator_s = 0.0
+        self.took_s = 1.0
         self.generator_late_ms: Figures = {}
 
     def __enter__(self) -> Load:
         self._loop = asyncio.get_running_loop()
         self._late_s = array("d")
         self._begun_s = time.perf_counter()
-        self._own_s = time.process_time()
-        self._server_s = self._server.cpu_s()
+        self._own_before_s = time.process_time()
+        self._server_before_s = self._server.cpu_s()
         self._wake_later()
         return self
 
@@ -57,10 +58,20 @@ class Load:
         self._timer.cancel()
         if kind is not None:
             return
-        took_s = time.perf_counter() - self._begun_s
-        self.server_cores = (self._server.cpu_s() - self._server_s) / took_s
-        self.generator_cores = (time.process_time() - self._own_s) / took_s
+        self.took_s = time.perf_counter() - self._begun_s
+        self.server_s = self._server.cpu_s() - self._server_before_s
+        self.generator_s = time.process_time() - self._own_before_s
         self.generator_late_ms = percentiles_ms(self._late_s)
+
+    @property
+    def server_cores(self) -> float:
+        """Processor seconds a second that the server used."""
+        return self.server_s / self.took_s
+
+    @property
+    def generator_cores(self) -> float:
+        """Processor seconds a second that this process used."""
+        return self.generator_s / self.took_s
 
     def _wake_later(self) -> None:
         due_s = self._loop.time() + _WAKE_EVERY_S

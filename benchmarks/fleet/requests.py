@@ -14,6 +14,7 @@ from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version
 
 SERVICE = "/wattfleet.v1.SessionService"
+BOARD = "agx-orin"
 
 # As many settings as a Jetson AGX Orin has.
 _KNOBS = (
@@ -52,16 +53,21 @@ def device_id(number: int) -> str:
     return f"device-{number:06}"
 
 
+def installation(number: int) -> str:
+    """The name of one agent's installation."""
+    return f"{number:032x}"
+
+
 def hello(number: int) -> bytes:
     """The first message of an agent, which identifies it."""
     return session_pb2.SessionRequest(
         hello=session_pb2.Hello(
             device_id=device_id(number),
-            board="agx-orin",
+            board=BOARD,
             provenance=power_pb2.PROVENANCE_SIMULATED,
             mode_count=18_096,
             protocol=own_version(),
-            installation=f"{number:032x}",
+            installation=installation(number),
         )
     ).SerializeToString()
 

@@ -15,10 +15,13 @@ GOALS: dict[str, tuple[str, float, str]] = {
     "lease p99, ms": ("at most", 50.0, "lease_ms.p99"),
     "RSS of the coordinator, MB": ("at most", 600.0, "peak_rss_mb"),
     "reconnect storm over, s": ("at most", 60.0, "storm_s"),
+    "all back after a restart, s": ("at most", 90.0, "restart_s"),
     "reports, of a bare echo": ("at least", 0.6, "reports_per_s.ratio"),
     "reference download, of a bare stream": ("at least", 0.7, "reference_bytes_per_s.ratio"),
 }
 """Goals for a fleet of any size: the maximum or minimum of each figure."""
+
+_RSS_WITH_TLS_MB = 1000.0
 
 
 def result_of(fleets: Sequence[dict[str, Any]], settings: Settings, cores: int) -> Result:
@@ -38,11 +41,13 @@ def result_of(fleets: Sequence[dict[str, Any]], settings: Settings, cores: int) 
 
 
 def _goals(fleet: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"value": value, "wanted": f"{bound} {limit:g}", "met": _met(value, bound, limit)}
-        for name, (bound, limit, path) in GOALS.items()
-        for value in [figure(fleet, path)]
-    }
+    found = {}
+    for name, (bound, limit, path) in GOALS.items():
+        if fleet["tls"] and path == "peak_rss_mb":
+            limit = _RSS_WITH_TLS_MB
+        value = figure(fleet, path)
+        found[name] = {"value": value, "wanted": f"{bound} {limit:g}", "met": _met(value, bound, limit)}
+    return found
 
 
 def _met(value: float | None, bound: str, limit: float) -> bool:

@@ -14,6 +14,8 @@ import psutil
 
 import reference_models
 from benchmarks.fleet import requests
+from benchmarks.fleet.connection import Connection, connect
+from benchmarks.fleet.identities import FleetIdentities
 from coordinator.listeners import OPTIONS
 from wattfleet.prediction import WEIGHTS_FILE, Artefact
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, program
@@ -33,13 +35,17 @@ class Server:
         name: of this one.
         command: what starts it; `{port}` and `{announce}` are filled in.
         folder: where it announces its address.
+        identities: what its clients connect with; None for plaintext.
     """
 
-    def __init__(self, parts: Parts, name: str, command: list[str], folder: Path) -> None:
+    def __init__(
+        self, parts: Parts, name: str, command: list[str], folder: Path, identities: FleetIdentities | None = None
+    ) -> None:
         self._parts = parts
         self.name = name
         self._command = command
         self._announced = folder / f"{name}.json"
+        self.identities = identities
         self._part: Part | None = None
         self._port = 0
         self.metrics_url = ""
@@ -69,6 +75,10 @@ class Server:
         announced = json.loads(self._announced.read_text())
         self._port = int(announced["address"].rpartition(":")[2])
         self.metrics_url = f"http://{announced.get('metrics_address')}/metrics"
+
+    async def connect(self, number: int) -> Connection:
+        """Open an agent's connection; errors as for `connect`."""
+        return await connect(self.address, None if self.identities is None else self.identities.context(number))
 
     def kill(self) -> None:
         """End it without notice."""
@@ -107,32 +117,40 @@ class Server:
         return psutil.Process(self._part.process.pid)
 
 
-def coordinator(parts: Parts, folder: Path, reference: Path) -> Server:
+def coordinator(parts: Parts, folder: Path, reference: Path, identities: FleetIdentities | None) -> Server:
     """The coordinator, with a store of its own in the folder."""
+    store = folder / "coordinator.db"
     command = [
         program("wattfleet"),
         *("coordinator", "serve", "--address", f"{HOST}:{{port}}", "--metrics-address", f"{HOST}:0"),
-        *("--store", str(folder / "coordinator.db"), "--reference", str(reference)),
+        *("--store", str(store), "--reference", str(reference)),
         *("--site-budget-w", "1e6", "--announce", "{announce}"),
     ]
-    return Server(parts, "coordinator", command, folder)
+    if identities is None:
+        command += ["--identity", str(folder / "none")]
+    else:
+        identities.store(store)
+        command += ["--identity", str(identities.folder), "--enrolment-address", f"{HOST}:0"]
+    return Server(parts, "coordinator", command, folder, identities)
 
 
-def bare(parts: Parts, folder: Path, reference_bytes: int) -> Server:
+def bare(parts: Parts, folder: Path, reference_bytes: int, identities: FleetIdentities | None) -> Server:
     """A server that does nothing of its own with what it gets.
 
     Args:
         parts: the run's children.
         folder: where it announces its address.
         reference_bytes: size of what it hands out, in chunks as the coordinator's.
+        identities: what its clients connect with; None for plaintext.
     """
     command = [
         *(sys.executable, "-m", "benchmarks.fleet.bare", "--service", requests.SERVICE[1:]),
         *("--answer-bytes", str(requests.ACK_BYTES), "--announce", "{announce}"),
         *("--options", json.dumps(dict(OPTIONS)).replace("{", "{{").replace("}", "}}")),
         *("--chunks", str(math.ceil(reference_bytes / _CHUNK_BYTES)), "--chunk-bytes", str(_CHUNK_BYTES)),
+        *(() if identities is None else ("--identity", str(identities.folder))),
     ]
-    return Server(parts, "bare", command, folder)
+    return Server(parts, "bare", command, folder, identities)
 
 
 def reference_of_size(size: int) -> Artefact:

@@ -6,9 +6,11 @@ import asyncio
 import re
 from array import array
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from benchmarks.fleet import requests
 from benchmarks.fleet.agent import Agent
+from benchmarks.fleet.connection import Connection
 from coordinator.state.leases import Pace
 
 _TICK_S = 0.01
@@ -19,7 +21,7 @@ class Swarm:
 
     Args:
         count: how many.
-        address: host and port of the server.
+        connect: opens the connection of an agent, by its number.
         pace: the server's lease and reconnection times; None if the server states them.
         workloads: fronts that each agent reports.
 
@@ -28,9 +30,15 @@ class Swarm:
         ended: how many sessions and attempts ended, by the reason.
     """
 
-    def __init__(self, count: int, address: tuple[str, int], pace: Pace | None = None, workloads: int = 1) -> None:
+    def __init__(
+        self,
+        count: int,
+        connect: Callable[[int], Awaitable[Connection]],
+        pace: Pace | None = None,
+        workloads: int = 1,
+    ) -> None:
         fronts = requests.fronts(workloads)
-        self._agents = [Agent(number, address, pace, self, fronts) for number in range(count)]
+        self._agents = [Agent(number, connect, pace, self, fronts) for number in range(count)]
         self._unsettled = count
         self._all_settled = asyncio.Event()
         self.latencies_s = array("d")

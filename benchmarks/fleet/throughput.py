@@ -1,15 +1,16 @@
-"""Throughput of reports and reference downloads, on the coordinator and on a bare server."""
+"""Throughput of new sessions, reports and reference downloads, on the coordinator and on a bare server."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.fleet import requests
-from benchmarks.fleet.connection import OK, Connection, request_headers
+from benchmarks.fleet.connection import OK, UNAVAILABLE, Connection, request_headers
 from benchmarks.fleet.load import Load
 from benchmarks.fleet.servers import Server
 from wattfleet_proto.v1 import session_pb2
@@ -42,6 +43,54 @@ class Tally:
         self.failure = f"status {status}: {text}"
 
 
+class Worker(Protocol):
+    """What goes on with its work until it is stopped."""
+
+    def drop(self) -> None:
+        """Stop, and cut the connection."""
+
+
+class Beginner:
+    """An agent that begins a session, cuts its connection once it is welcomed, and begins anew.
+
+    Args:
+        server: the other side.
+        number: which agent.
+        tally: counts sessions.
+    """
+
+    def __init__(self, server: Server, number: int, tally: Tally) -> None:
+        self._server = server
+        self._hello = requests.hello(number)
+        self._number = number
+        self._tally = tally
+        self._connection: Connection | None = None
+        self._attempt = asyncio.get_running_loop().create_task(self._begin())
+
+    def drop(self) -> None:
+        """Stop, and cut the connection."""
+        self._attempt.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+
+    async def _begin(self) -> None:
+        try:
+            self._connection = await self._server.connect(self._number)
+        except OSError as error:
+            return self._tally.ended(UNAVAILABLE, str(error))
+        self._connection.call(_SESSION, self._welcomed, self._ended).send(self._hello)
+
+    def _welcomed(self, response: bytes) -> None:
+        self._tally.taken += 1
+        self.drop()
+        self._attempt = asyncio.get_running_loop().create_task(self._begin())
+
+    def _ended(self, status: int, text: str) -> None:
+        if self._connection is not None:  # else it is this side that ended it
+            self._tally.ended(status, text)
+
+
 class Reporter:
     """An agent that reports its state again as soon as the last report was acknowledged.
 
@@ -52,6 +101,7 @@ class Reporter:
     """
 
     def __init__(self, connection: Connection, number: int, tally: Tally) -> None:
+        self.drop = connection.drop
         self._tally = tally
         self._sequence = 0
         self._call = connection.call(_SESSION, self._answered, tally.ended)
@@ -73,6 +123,7 @@ class Downloader:
     """
 
     def __init__(self, connection: Connection, request: bytes, tally: Tally) -> None:
+        self.drop = connection.drop
         self._connection = connection
         self._request = request
         self._tally = tally
@@ -96,13 +147,13 @@ class Contest:
     """One kind of work that two servers do in turns.
 
     Attributes:
-        begin: starts the work on a connection, of some number.
+        begin: starts the work of an agent, by its number.
         connections: how many at once.
         window_s: how long each turn is measured, s.
         repeats: turns of each server.
     """
 
-    begin: Callable[[Connection, int, Tally], object]
+    begin: Callable[[Server, int, Tally], Awaitable[Worker]]
     connections: int
     window_s: float
     repeats: int
@@ -135,12 +186,10 @@ class Contest:
     async def _turn(self, server: Server) -> tuple[float, float, float]:
         loop = asyncio.get_running_loop()
         tally = Tally()
-        opened = []
+        opened: list[Worker] = []
         try:
             for number in range(self.connections):
-                _, connection = await loop.create_connection(Connection, *server.address)
-                opened.append(connection)
-                self.begin(connection, number, tally)
+                opened.append(await self.begin(server, number, tally))
             give_up_s = loop.time() + _BEGINS_WITHIN_S
             while tally.taken < self.connections and not tally.failure and loop.time() < give_up_s:
                 await asyncio.sleep(_POLL_S)
@@ -151,16 +200,29 @@ class Contest:
             if tally.failure or not rate:
                 raise CallEndedError(f"{server.name}: {tally.failure or 'nothing came'}")
         finally:
-            for connection in opened:
-                connection.drop()
+            for worker in opened:
+                worker.drop()
         # That sessions are over is stored, too, which is not what the next turn is to measure.
         await server.quiet(_QUIET_WITHIN_S)
         return rate, load.server_cores, load.generator_cores
 
 
+def sessions(agents: int, window_s: float, repeats: int) -> Contest:
+    """Sessions begun a second, each on a new connection; one on its way for every agent."""
+
+    async def begin(server: Server, number: int, tally: Tally) -> Worker:
+        return Beginner(server, number, tally)
+
+    return Contest(begin, agents, window_s, repeats)
+
+
 def reports(connections: int, window_s: float, repeats: int) -> Contest:
     """State reports, acknowledged, a second; one on its way on every connection."""
-    return Contest(Reporter, connections, window_s, repeats)
+
+    async def begin(server: Server, number: int, tally: Tally) -> Worker:
+        return Reporter(await server.connect(number), number, tally)
+
+    return Contest(begin, connections, window_s, repeats)
 
 
 def downloads(digest: str, connections: int, window_s: float, repeats: int) -> Contest:
@@ -174,7 +236,7 @@ def downloads(digest: str, connections: int, window_s: float, repeats: int) -> C
     """
     request = session_pb2.FetchReferenceRequest(digest=digest).SerializeToString()
 
-    def begin(connection: Connection, number: int, tally: Tally) -> Downloader:
-        return Downloader(connection, request, tally)
+    async def begin(server: Server, number: int, tally: Tally) -> Worker:
+        return Downloader(await server.connect(number), request, tally)
 
     return Contest(begin, connections, window_s, repeats)

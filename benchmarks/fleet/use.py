@@ -9,12 +9,11 @@ from array import array
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-import grpc
-
 from benchmarks.fleet import requests
 from benchmarks.fleet.load import Figures, percentiles_ms
 from benchmarks.fleet.servers import Server
 from coordinator.state.records import plan_id_of
+from wattfleet_identity.channels import open_async_channel
 from wattfleet_proto.convert import workload_to_message
 from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
@@ -26,6 +25,7 @@ PLANNED_EVERY_S = 10.0
 """Seconds between plans, as in a fleet with short rounds."""
 
 _BOUND_AT_ONCE = 1_000
+_POLL_S = 0.05
 _PLAN = "/wattfleet.v1.PlanningService/PlanRound"
 
 
@@ -53,10 +53,19 @@ class Use:
         """How long plans and scrapes took, as they were seen from outside."""
         return {"plan_ms": percentiles_ms(self._plans_s), "scrape_ms": percentiles_ms(self._scrapes_s)}
 
+    async def measured(self, limit_s: float) -> None:
+        """Wait until there is a time of each kind, or no longer than the limit, or until a request has failed."""
+        give_up_s = time.perf_counter() + limit_s
+        while not (self._plans_s and self._scrapes_s) and time.perf_counter() < give_up_s:
+            if any(task.done() for task in self._tasks):
+                return  # it failed, which is raised at the end
+            await asyncio.sleep(_POLL_S)
+
     async def __aenter__(self) -> Use:
         host, port = self._server.address
+        identities = self._server.identities
         options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
-        self._channel = grpc.aio.insecure_channel(f"{host}:{port}", options)
+        self._channel = open_async_channel(f"{host}:{port}", None if identities is None else identities.flower, options)
         # A plan is not taken apart here: the generator has leases to answer.
         self._plan_round = self._channel.unary_unary(_PLAN, planning_pb2.PlanRoundRequest.SerializeToString, None)
         self._stub = planning_pb2_grpc.PlanningServiceStub(self._channel)

@@ -184,7 +184,7 @@ class Access:
         if certificate is None or method not in STREAMS:
             yield
             return
-        with self._calls.holding(certificate, self.require_valid):
+        with self._calls.holding(certificate, self.require_still_valid):
             yield
 
     def require_valid(self, certificate: Certificate) -> None:
@@ -200,9 +200,18 @@ class Access:
                 f"the certificate is of the fleet {peer.fleet!r}, and this is {self._fleet!r}: enrol with this"
                 " coordinator"
             )
+        self.require_still_valid(certificate)
+
+    def require_still_valid(self, certificate: Certificate) -> None:
+        """Make sure that a certificate, which was valid, has not expired or been revoked since.
+
+        This is checked for every lasting call each second, so it must not take the certificate's name apart.
+
+        Raises:
+            InvalidCertificateError: it is no longer valid; the text names the remedy.
+        """
         if certificate.not_after <= self._now():
-            raise InvalidCertificateError(
-                f"the certificate of {peer} expired on {certificate.not_after:%Y-%m-%d %H:%M} UTC: enrol again"
-            )
+            expired = f"expired on {certificate.not_after:%Y-%m-%d %H:%M} UTC"
+            raise InvalidCertificateError(f"the certificate of {certificate.peer} {expired}: enrol again")
         if self._is_revoked(certificate.serial):
-            raise InvalidCertificateError(f"the certificate of {peer} was revoked: enrol again")
+            raise InvalidCertificateError(f"the certificate of {certificate.peer} was revoked: enrol again")

@@ -7,9 +7,11 @@ import json
 import os
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,8 +20,10 @@ import pytest
 
 from benchmarks.fleet import agent, requests
 from benchmarks.fleet.__main__ import main
-from benchmarks.fleet.connection import OK, UNAVAILABLE, Connection, request_headers
+from benchmarks.fleet.connection import OK, UNAVAILABLE, connect, request_headers
+from benchmarks.fleet.identities import FleetIdentities
 from benchmarks.fleet.result import figure
+from benchmarks.fleet.servers import HOST
 from benchmarks.fleet.swarm import Swarm
 from coordinator.settings import CoordinatorSettings
 from edge_agent.session import coordinator_session
@@ -59,12 +63,26 @@ def test_it_tells_every_figure_and_leaves_no_process(capsys: pytest.CaptureFixtu
     for path in (
         *("ramp_s", "storm_s", "restart_s", "bare.ramp_s", "bare.storm_s", "rss_mb", "peak_rss_mb"),
         *("in_use.plan_ms.p50", "in_use.scrape_ms.p50", "in_use.peak_rss_mb"),
+        *("lease_cpu_us", "storm_cpu_ms", "restart_cpu_ms", "bare.storm_cpu_ms", "sessions_per_s.rate"),
         *("generator_late_ms.p99", "reports_per_s.ratio", "reference_bytes_per_s.ratio"),
     ):
         value = figure(fleet, path)
         assert value is not None and value > 0, path
     assert figure(fleet, "bare.peak_rss_mb") < figure(fleet, "peak_rss_mb")
-    assert all(goal["met"] in (True, False) for goal in fleet["goals"].values()) and len(fleet["goals"]) == 5
+    assert all(goal["met"] in (True, False) for goal in fleet["goals"].values()) and len(fleet["goals"]) == 6
+
+
+def test_it_measures_each_fleet_without_and_with_tls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--agents", str(AGENTS), "--tls", *SHORT, "--json"]) == 0
+    plain, protected = json.loads(capsys.readouterr().out)["fleets"]
+    assert (plain["tls"], protected["tls"]) == (False, True)
+    for fleet in (plain, protected):
+        assert fleet["agents"] == fleet["ramp_settled"] == fleet["storm_settled"] == fleet["restart_settled"] == AGENTS
+        lost = sum(count for reason, count in fleet["ended"].items() if "Connect call failed" not in reason)
+        assert lost == AGENTS, "sessions end when the server is killed, and at no other time"
+        assert figure(fleet, "sessions_per_s.rate") and figure(fleet, "in_use.plan_ms.p50")
+    wanted = [fleet["goals"]["RSS of the coordinator, MB"]["wanted"] for fleet in (plain, protected)]
+    assert wanted == ["at most 600", "at most 1000"]
 
 
 def test_interrupted_it_ends_its_servers() -> None:
@@ -100,7 +118,7 @@ async def test_agents_train_what_they_are_granted(config: CoordinatorSettings, m
 
     async with serving_client(config) as client:
         host, _, port = client.bound.address.rpartition(":")
-        swarm = Swarm(2, (host, int(port)))
+        swarm = Swarm(2, lambda number: connect((host, int(port))))
         assert await swarm.ramp(100.0, 10.0) is not None
         nodes = {number + 1: requests.device_id(number) for number in range(2)}
         bindings = [planning_pb2.NodeBinding(node_id=node, device_id=device_id) for node, device_id in nodes.items()]
@@ -118,17 +136,30 @@ async def test_agents_train_what_they_are_granted(config: CoordinatorSettings, m
 Ended = tuple[list[bytes], int, str]
 
 
-async def exchanged(behaviour: Any, messages: list[bytes], last: bool, drop: bool = False) -> Ended:
+async def exchanged(
+    behaviour: Any,
+    messages: list[bytes],
+    last: bool,
+    drop: bool = False,
+    credentials: grpc.ServerCredentials | None = None,
+    context: ssl.SSLContext | None = None,
+) -> Ended:
     """All answers of a real server to some messages, and how the call ended."""
     server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(behaviour)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", {"M": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port(f"{HOST}:0")
+    else:
+        port = server.add_secure_port(f"{HOST}:0", credentials)
     await server.start()
-    loop = asyncio.get_running_loop()
     answers: list[bytes] = []
-    over: asyncio.Future[tuple[int, str]] = loop.create_future()
-    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+    over: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+    try:
+        connection = await connect((HOST, port), context)
+    except OSError:
+        await server.stop(None)
+        raise
     call = connection.call(request_headers("/t.T/M"), answers.append, lambda *how: over.set_result(how))
     for number, message in enumerate(messages, 1):
         call.send(message, last=last and number == len(messages))
@@ -153,6 +184,47 @@ async def refuse(said: Any, context: Any) -> Any:
         yield b"more"
         if taken >= 500_000:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
+
+
+def credentials_of(identities: FleetIdentities) -> grpc.ServerCredentials:
+    key, certificate, trusted = (
+        (identities.folder / name).read_bytes() for name in ("server.key", "server.pem", "trusted.pem")
+    )
+    return grpc.ssl_server_credentials([(key, certificate)], trusted, True)
+
+
+async def caller(said: Any, context: Any) -> Any:
+    async for _ in said:
+        yield context.auth_context()["x509_common_name"][0]
+
+
+async def test_every_agent_has_its_own_certificate(tmp_path: Path) -> None:
+    identities = FleetIdentities(2, tmp_path, HOST)
+    for number in range(2):
+        answers, status, _ = await exchanged(
+            caller, [b"x"], True, credentials=credentials_of(identities), context=identities.context(number)
+        )
+        assert (answers, status) == ([f"device {requests.device_id(number)}".encode()], OK)
+
+
+async def test_with_tls_the_client_takes_and_sends_more_than_a_window(tmp_path: Path) -> None:
+    identities = FleetIdentities(1, tmp_path, HOST)
+    secured = {"credentials": credentials_of(identities), "context": identities.context(0)}
+    answers, status, _ = await exchanged(flood, [b"abc"], last=True, **secured)
+    assert status == OK and [answer[-1] for answer in answers] == [number % 256 for number in range(300)]
+    answers, *ended = await exchanged(refuse, [bytes(10_000)] * 50, last=False, **secured)
+    assert ended == [5, "no such thing"] and set(answers) == {b"more"}
+
+
+async def test_the_client_refuses_a_server_of_another_authority(tmp_path: Path) -> None:
+    own, other = (FleetIdentities(1, tmp_path / name, HOST) for name in ("own", "other"))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await exchanged(refuse, [b"x"], True, credentials=credentials_of(other), context=own.context(0))
+
+
+async def test_a_server_in_plaintext_is_no_server_with_tls(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        await exchanged(refuse, [b"x"], True, context=FleetIdentities(1, tmp_path, HOST).context(0))
 
 
 async def test_the_client_takes_more_than_a_window() -> None:

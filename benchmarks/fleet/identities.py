@@ -1,0 +1,87 @@
+"""Certificates of simulated agents, and of the Flower app that plans their rounds."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import timedelta
+from pathlib import Path
+
+from benchmarks.fleet import requests
+from coordinator.identity.authority_folder import AuthorityFolder
+from coordinator.state.identity_records import CertificateRecord
+from coordinator.store.store import Store
+from wattfleet_identity.authority import CertificateAuthority
+from wattfleet_identity.certificates import Certificate, new_key, request_certificate
+from wattfleet_identity.peers import Peer, Role
+from wattfleet_io.clock import utc_now
+
+_LIFETIME = timedelta(days=30)
+
+
+class FleetIdentities:
+    """An authority, and what it has issued to a fleet.
+
+    All agents share one key, as making a key is the work of a board. Each has a certificate and an id of its own.
+
+    Attributes:
+        folder: the authority's folder, which a server needs.
+        flower: the identity of a Flower app.
+    """
+
+    def __init__(self, count: int, folder: Path, host: str) -> None:
+        """Issue a certificate to each agent.
+
+        Args:
+            count: agents.
+            folder: where the authority is made.
+            host: the server's.
+        """
+        self.folder = folder
+        now = utc_now()
+        authority = AuthorityFolder.create(folder, [host], now)
+        self.flower = authority.own_identity(Role.FLOWER, "app", "", _LIFETIME, now)
+        trusted = authority.trusted_pem.decode()
+        self._records: list[CertificateRecord] = []
+        self._contexts: list[ssl.SSLContext] = []
+        key_pem = new_key()
+        request_pem = request_certificate(key_pem)
+        pair = folder / "agent.pem"
+        for number in range(count):
+            peer = Peer(
+                authority.issuer.fleet,
+                Role.DEVICE,
+                requests.device_id(number),
+                requests.BOARD,
+                requests.installation(number),
+            )
+            certificate_pem = authority.issuer.issue(request_pem, peer, _LIFETIME, now)
+            self._records.append(_record(certificate_pem, peer, authority.issuer))
+            pair.write_bytes(certificate_pem + key_pem)
+            self._contexts.append(_context(pair, trusted))
+        pair.unlink()
+
+    def store(self, file: Path) -> None:
+        """Note the certificates in a coordinator's store, as if the agents had enrolled with it."""
+        store = Store(file)
+        try:
+            store.save(*self._records)
+        finally:
+            store.close()
+
+    def context(self, number: int) -> ssl.SSLContext:
+        """What an agent connects with. No session is resumed, as real agents do not resume any either."""
+        return self._contexts[number]
+
+
+def _record(certificate_pem: bytes, peer: Peer, issuer: CertificateAuthority) -> CertificateRecord:
+    certificate = Certificate.from_pem(certificate_pem)
+    return CertificateRecord(certificate.serial, peer, issuer.fingerprint.hex(), utc_now(), certificate.not_after)
+
+
+def _context(pair: Path, trusted: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(cadata=trusted)
+    context.load_cert_chain(pair)
+    return context
