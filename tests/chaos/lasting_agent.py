@@ -1,7 +1,7 @@
 """An agent in a process of its own, on a simulated board that outlives it: `python -m tests.chaos.lasting_agent`.
 
-Below its folder, `mode.json` is the mode that the board is in, as a real one keeps it, and `board.log` tells what was
-done to it, one JSON object a line.
+Below its folder, `mode.json` is the mode that the board is in, as a real one keeps it, and `board_named.log` tells what
+was done to it, one JSON object a line.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ MODE_FILE, LOG_FILE = "mode.json", "board_named.log"
 class LastingBoard(SimulatedDevice):
     """A simulated board that is in the same mode when another process opens it."""
 
-    def __init__(self, folder):
-        super().__init__("orin-nano", seed=1)
+    def __init__(self, folder, seed=1):
+        super().__init__("orin-nano", seed)
         self._folder = folder
         self._note = "find"
         self.apply(PowerMode(*json.loads((folder / MODE_FILE).read_text())))
@@ -45,14 +45,14 @@ class LastingBoard(SimulatedDevice):
         self._note = "apply"
 
 
-async def main(folder, coordinator):
+async def main(folder, coordinator, device_id="orin-nano-0", seed=1, socket=None):
     """Run until told to stop."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    board = LastingBoard(folder)
+    board = LastingBoard(folder, seed)
     state = folder / "state"
-    settings = agent_settings(state, coordinator=coordinator, socket=folder / "agent.sock")
+    settings = agent_settings(state, device_id, coordinator=coordinator, socket=socket or folder / "agent.sock")
     await run_agent(settings, board, built_in_workload(board.step), device_folder(state), stop)
 
 
