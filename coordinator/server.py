@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import resource
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -26,7 +25,14 @@ from coordinator.identity.callers import certificate_of
 from coordinator.identity.first_operator import adopted
 from coordinator.identity.http_access import HttpAccess
 from coordinator.identity.server_credentials import ServerCredentials
-from coordinator.listeners import Listeners, authority_of, in_use, listeners_of, public_addresses
+from coordinator.listeners import (
+    Listeners,
+    authority_of,
+    await_free,
+    listeners_of,
+    public_addresses,
+    require_free,
+)
 from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
@@ -132,13 +138,16 @@ async def serve(
     metrics_host, metrics_port = split_address(settings.server.metrics_address)
     _allow_connections()
     reference = open_reference(settings.profiling.reference)
-    # Before the store, so that a start that cannot succeed leaves no file behind.
-    for listener in listeners:
-        _require_free(*split_address(listener.address))
-    _require_free(metrics_host, metrics_port)
+    addresses = [*(listener.address for listener in listeners), settings.server.metrics_address]
+    if not settings.store.standby:
+        # Before the store, so that a start that cannot succeed leaves no file behind.
+        require_free(addresses)
     async with AsyncExitStack() as held:
         store = await open_store(location, settings.store)
         held.callback(store.close)
+        if settings.store.standby:
+            # The one before may have listened there, and may need a moment to notice that it has lost the store.
+            await await_free(addresses, settings.store.owner_check_s + settings.server.stop_limit_s)
         if keep is not None:
             store.delete_old_runs(keep)
         # As the store's owner: a standby leaves the folder alone.
@@ -292,17 +301,3 @@ def _allow_connections() -> None:
     """Raise the limit on open files to the most that the system allows; most shells start with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _require_free(host: str, port: int) -> None:
-    """Make sure that an address is free.
-
-    Raises:
-        InvalidInputError: it is in use or does not exist.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            raise in_use(f"{host}:{port}") from None

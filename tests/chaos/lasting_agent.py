@@ -45,14 +45,20 @@ class LastingBoard(SimulatedDevice):
         self._note = "apply"
 
 
-async def main(folder, coordinator, device_id="orin-nano-0", seed=1, socket=None):
+async def main(folder, coordinator, device_id="orin-nano-0", seed=1, socket=None, minibatches_per_epoch=100):
     """Run until told to stop."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     board = LastingBoard(folder, seed)
     state = folder / "state"
-    settings = agent_settings(state, device_id, coordinator=coordinator, socket=socket or folder / "agent.sock")
+    settings = agent_settings(
+        state,
+        device_id,
+        coordinator=coordinator,
+        socket=socket or folder / "agent.sock",
+        minibatches_per_epoch=minibatches_per_epoch,
+    )
     await run_agent(settings, board, built_in_workload(board.step), device_folder(state), stop)
 
 

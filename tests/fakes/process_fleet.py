@@ -184,7 +184,7 @@ def run_agent(folder: Path, coordinator: str, device_id: str, seed: int, socket:
     It fits in its own process: the usual one has the lowest priority, so that on a busy machine the test waits for it.
     """
     readiness.fitting_process = fitting_here
-    asyncio.run(lasting_agent.main(folder, coordinator, device_id, seed, socket))
+    asyncio.run(lasting_agent.main(folder, coordinator, device_id, seed, socket, None))
 
 
 def _logged(log: Path, work: Callable[..., None], arguments: Sequence[Any]) -> None:
