@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,17 +75,10 @@ async def delete_old_runs(fleet: FleetFolder, coordinator: str, trained: Trained
                     pass
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    # Not pytest's own, whose path is too long for a unix socket.
-    with tempfile.TemporaryDirectory(prefix="wf-") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.timeout(2 * STARTS_WITHIN_S + 2 * SOAK_S)
-async def test_a_fleet_that_trains_without_pause_does_not_grow(folder: Path) -> None:
-    fleet = FleetFolder(folder, [f"nano-{k}" for k in range(DEVICES)])
-    kept = folder / "coordinator"
+async def test_a_fleet_that_trains_without_pause_does_not_grow(short_folder: Path) -> None:
+    fleet = FleetFolder(short_folder, [f"nano-{k}" for k in range(DEVICES)])
+    kept = short_folder / "coordinator"
     kept.mkdir()
     policy = ("--site-budget-w", "40", "--policy", "random", "--clients", "3", "--profile-modes", str(PROFILE_MODES))
     coordinator = fleet.coordinator("coordinator", str(kept / "coordinator.db"), "127.0.0.1:0", *policy)
