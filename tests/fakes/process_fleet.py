@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import IDENTITY_DIRECTORY, INSTALLATION_FILE
-from edge_agent.runtime import readiness
-from tests.chaos import lasting_agent
+from tests.chaos import lasting_agent, mortal_agent
 from tests.fakes.certified import CertifiedFleet
 from tests.fakes.flower_process import FlowerSettings, serve_nodes, serve_rounds
 from tests.fakes.running_agent import fitting_here
@@ -27,11 +27,12 @@ from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.peers import Role
 from wattfleet_io import cli
+from wattfleet_io.logs import start_logging
 
 BOARD = "orin-nano"
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["__main__", __name__, "tests.chaos.mortal_agent", "coordinator.cli.commands", "coordinator.server"]
+    ["__main__", __name__, mortal_agent.__name__, "coordinator.cli.commands", "coordinator.server"]
 )
 _STOPS_WITHIN_S = 60.0
 
@@ -183,8 +184,8 @@ def run_agent(folder: Path, coordinator: str, device_id: str, seed: int, socket:
 
     It fits in its own process: the usual one has the lowest priority, so that on a busy machine the test waits for it.
     """
-    readiness.fitting_process = fitting_here
-    asyncio.run(lasting_agent.main(folder, coordinator, device_id, seed, socket, None))
+    with patch("edge_agent.runtime.readiness.fitting_process", fitting_here):
+        asyncio.run(lasting_agent.main(folder, coordinator, device_id, seed, socket, None))
 
 
 def _logged(log: Path, work: Callable[..., None], arguments: Sequence[Any]) -> None:
@@ -193,7 +194,5 @@ def _logged(log: Path, work: Callable[..., None], arguments: Sequence[Any]) -> N
     os.dup2(output, 2)
     os.close(output)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the test, which ends its processes
-    from wattfleet_io.logs import start_logging
-
     start_logging()
     work(*arguments)
