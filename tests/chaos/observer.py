@@ -35,11 +35,11 @@ class SiteWatch(threading.Thread):
         tolerance: the share by which true draw may exceed predictions.
     """
 
-    def __init__(self, fleet: FleetFolder, workload: str, budget_w: float, tolerance: float) -> None:
+    def __init__(self, fleet: FleetFolder, workload: Workload, budget_w: float, tolerance: float) -> None:
         super().__init__(name="site watch", daemon=True)
         self._fleet = fleet
         self._boards = {each: SimulatedDevice(BOARD, fleet.seed(each)) for each in fleet.device_ids}
-        self._workload = Workload(workload)
+        self._workload = workload
         self._known_w: dict[tuple[str, PowerMode], float] = {}
         self._most_w = budget_w * (1 + tolerance)
         self._ending = threading.Event()

@@ -21,7 +21,9 @@ from sqlalchemy import URL
 from edge_agent.paths import device_folder
 from edge_agent.training.knob_backup import BACKUP_FILE
 from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts, undelivered
+from tests.fakes.flower_process import FACTS, WORKLOAD
 from tests.fakes.process_fleet import OWNERS, FleetFolder, ForkedProcess
+from wattfleet.modes import Workload
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 KILLS = int(os.environ.get("CHAOS_KILLS", "5"))
@@ -30,8 +32,8 @@ DEVICES = [f"nano-{k}" for k in range(4)]
 BUDGET_W = 32.0
 """They idle with 22 to 24 W, and draw up to 90 W."""
 PROFILE_MODES = 6
-# Limits hold the predicted power at its 95 % quantile.
-TOLERANCE = 0.1
+TOLERANCE = 0.2
+"""Grants limit predicted power, and six measured modes predict it roughly. Two grants of all spare watts draw more."""
 WITHIN_S = 240.0
 LONGEST_PAUSE_S = 1.5
 ROUNDS, MINIBATCHES, TRAINING_S = 10, 40, 0.4
@@ -185,7 +187,7 @@ def test_whatever_is_killed_nothing_acknowledged_is_lost_and_no_watt_is_drawn_to
     short_folder: Path, location: Path | URL
 ) -> None:
     campaign = Campaign(short_folder, location)
-    watch = SiteWatch(campaign.fleet, "digits", BUDGET_W, TOLERANCE)
+    watch = SiteWatch(campaign.fleet, Workload(WORKLOAD, FACTS), BUDGET_W, TOLERANCE)
     try:
         campaign.profiled()
         campaign.rounds_go_on()

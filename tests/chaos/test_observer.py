@@ -16,7 +16,7 @@ from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts
 from tests.fakes.ledger import Ledger
 from tests.fakes.polling import until
 from tests.fakes.process_fleet import BOARD, FleetFolder
-from wattfleet.modes import BOARDS, PowerMode
+from wattfleet.modes import BOARDS, PowerMode, Workload
 
 HIGHEST, PARKED = BOARDS[BOARD].space.highest, parked_mode(SimulatedDevice(BOARD, 1))
 
@@ -73,7 +73,7 @@ def test_it_notices_too_many_watts(short_folder: Path, modes: tuple[PowerMode, .
     fleet = FleetFolder(short_folder, ["nano-0", "nano-1"])
     for device_id, mode in zip(fleet.device_ids, modes, strict=True):
         (fleet.board(device_id) / MODE_FILE).write_text(json.dumps(mode))
-    watch = SiteWatch(fleet, "digits", budget_w=35.0, tolerance=0.1)
+    watch = SiteWatch(fleet, Workload("digits"), budget_w=35.0, tolerance=0.1)
     watch.start()
     until(lambda: watch.looks >= 3)
     watch.end()

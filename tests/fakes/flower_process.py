@@ -29,6 +29,7 @@ from tests.fakes.flower_in_process import APP, SUPERLINK, gone, trained
 from tests.fakes.flower_task import be_task
 from tests.fakes.ledger import Ledger
 from wattfleet.errors import WattfleetError
+from wattfleet.modes import WorkloadFacts
 from wattfleet_flower import PowerAware, power_mode_mod, profiled, until_deadline
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.assignment import OBSERVED_EPOCH_S_KEY, RECORD_KEY
@@ -38,6 +39,11 @@ _PAUSE_S = 0.2
 _SLEEPS = 20
 _ERROR_IN_APP = 8
 _FIRST_NODE = 10
+
+WORKLOAD = "digits"
+_ARRAYS = (np.zeros((20, 30)), np.ones(20))
+FACTS = WorkloadFacts(parameters=sum(each.size for each in _ARRAYS))
+"""What is known of the workload: a board's physics depend on it."""
 
 _log = logging.getLogger(__name__)
 
@@ -154,14 +160,14 @@ def serve_rounds(settings: FlowerSettings) -> None:
     ledger = Ledger(settings.ledger)
     channel = Endpoint.of(settings.coordinator, settings.identity).channel()
     stub = NotingStub(planning_pb2_grpc.PlanningServiceStub(channel), ledger)
-    arrays = ArrayRecord([np.zeros((20, 30)), np.ones(20)])
+    arrays = ArrayRecord(list(_ARRAYS))
     with ThreadPoolExecutor(2 * len(settings.sockets)) as pool:
         while True:
             run_id = uuid.uuid4().hex[:12]
             strategy = PowerAware(
                 FedAvg(fraction_evaluate=0.0),
                 stub,
-                workload="digits",
+                workload=WORKLOAD,
                 # The plan's seconds are those of simulated boards.
                 allowance_s=None,
                 patience_s=10.0,
