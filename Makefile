@@ -13,7 +13,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs lock licences sbom audit chaos worlds workloads faults fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs lock licences sbom audit chaos soak worlds workloads faults fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,9 +68,14 @@ sbom: install ## Write out/sbom.json: what is installed, as CycloneDX
 audit: install ## Look dependencies up in a vulnerability database, where one can be reached
 	$(BIN)/python -m dependencies.audit requirements.lock requirements-device.lock
 
-chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100 on each store
+chaos: install ## Kill agents, coordinators, and 200 times on each store everything together, at random moments
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
+	CHAOS_KILLS=200 $(BIN)/pytest -s tests/chaos/test_campaign.py
+
+soak: install ## Let a fleet train for an hour (SOAK_S), and look for growth: out/soak/soak.csv, soak.png
+	mkdir -p out/soak
+	SOAK_S=$${SOAK_S:-3600} SOAK_OUT=out/soak $(BIN)/pytest -s tests/soak
 
 worlds: install ## Look for excess power in 30,000 random worlds of failures: about 20 minutes of one core
 	WORLDS=30000 $(PYTEST) --timeout=7200 tests/worlds

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.clocks import BootClock
+from coordinator.listeners import await_free
 from coordinator.preparation import Preparation
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
@@ -62,13 +63,16 @@ class FleetInService:
             held: closes what is opened here.
 
         Raises:
-            InvalidInputError: the store or the signed metadata cannot be used.
+            InvalidInputError: the store or the signed metadata cannot be used, or an address stays in use.
             StoreInUseError: another coordinator serves from the store, and this one is no standby.
             StoreUnavailableError: the store's database does not answer.
         """
         settings = preparation.settings
         store = await open_store(preparation.location, settings.store)
         held.callback(store.close)
+        if settings.store.standby:
+            # The one before may have listened there, and may need a moment to notice that it has lost the store.
+            await await_free(preparation.addresses, settings.store.owner_check_s + settings.server.stop_limit_s)
         if preparation.credentials is not None:
             # While this one was a standby, the other may have renewed or replaced what is in the folder.
             preparation.credentials.read_again()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ OPTIONS = [
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
     ("grpc.server_max_unrequested_time_in_server", 120),
 ]
+
+_FREE_CHECK_S = 0.2
 
 _EVERY_ADDRESS = ("0.0.0.0", "[::]", "::")
 
@@ -253,3 +256,35 @@ def _admission(quotas: PeerQuotas, access: Access | None, audit: AuditLog) -> Ca
             yield
 
     return admitted
+
+
+def require_free(addresses: Iterable[str]) -> None:
+    """Make sure that addresses are free: a start that cannot succeed ends before it changes anything.
+
+    Raises:
+        InvalidInputError: one is in use or does not exist.
+    """
+    for address in addresses:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(split_address(address))
+            except OSError:
+                raise in_use(address) from None
+
+
+async def await_free(addresses: Sequence[str], within_s: float) -> None:
+    """Wait until addresses are free.
+
+    Raises:
+        InvalidInputError: one is still in use after this time, or does not exist.
+    """
+    give_up_s = time.monotonic() + within_s
+    while True:
+        try:
+            require_free(addresses)
+            return
+        except InvalidInputError:
+            if time.monotonic() >= give_up_s:
+                raise
+        await asyncio.sleep(_FREE_CHECK_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from coordinator.composition import PlanningBasis
 from coordinator.identity.access import Access
 from coordinator.identity.live_calls import LiveCalls
 from coordinator.identity.server_credentials import ServerCredentials
-from coordinator.listeners import Listener, authority_of, in_use, listeners_of
+from coordinator.listeners import Listener, authority_of, listeners_of, require_free
 from coordinator.references import Reference, open_reference
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.identities import Identities
@@ -52,7 +51,7 @@ class Preparation:
 
     @classmethod
     def of(cls, settings: CoordinatorSettings) -> Preparation:
-        """Read what the settings name, and make sure that the addresses are free.
+        """Read what the settings name, and make sure that the addresses are free, unless this is a standby.
 
         Raises:
             InvalidInputError: an address is in use, or a setting or the reference cannot be used.
@@ -66,12 +65,17 @@ class Preparation:
         metrics_address = split_address(settings.server.metrics_address)
         _allow_connections()
         reference = open_reference(settings.profiling.reference)
-        for listener in listeners:
-            _require_free(*split_address(listener.address))
-        _require_free(*metrics_address)
-        return cls(
+        prepared = cls(
             settings, basis, location, keep, credentials, identities, calls, listeners, metrics_address, reference
         )
+        if not settings.store.standby:
+            require_free(prepared.addresses)
+        return prepared
+
+    @property
+    def addresses(self) -> list[str]:
+        """All addresses to listen on."""
+        return [*(listener.address for listener in self.listeners), self.settings.server.metrics_address]
 
     @property
     def access(self) -> Access | None:
@@ -83,17 +87,3 @@ def _allow_connections() -> None:
     """Raise the limit on open files to the most that the system allows; most shells start with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _require_free(host: str, port: int) -> None:
-    """Make sure that an address is free.
-
-    Raises:
-        InvalidInputError: it is in use or does not exist.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            raise in_use(f"{host}:{port}") from None

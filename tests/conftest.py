@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from wattfleet_io.logs import is_worth_a_line
 
-pytest_plugins = ["tests.fixtures.edge_agent"]
+pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.processes"]
 if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
     pytest_plugins.append("tests.fixtures.coordinator")
 

@@ -113,6 +113,10 @@ class ChildProcess:
             self._answers.close()
 
 
+class _ParentEndedError(Exception):
+    """Nobody reads the answers any more."""
+
+
 class ParentConnection:
     """The connection of a child to its parent; use `parent_connection`.
 
@@ -126,25 +130,34 @@ class ParentConnection:
         self._answers = answers
 
     def requests(self) -> Iterator[Any]:
-        """The parent's requests, until it closes the pipe or ends."""
+        """The parent's requests, until it closes the pipe or ends, maybe in the middle of one."""
         while True:
             try:
                 yield pickle.load(self._requests)
-            except EOFError:
+            except (EOFError, pickle.UnpicklingError):
                 return
 
     def answer(self, content: Any) -> None:
-        """Answer a request; a `WattfleetError` is raised in the parent."""
-        pickle.dump(content, self._answers)
-        self._answers.flush()
+        """Answer a request; a `WattfleetError` is raised in the parent. Ends the block if the parent has ended."""
+        try:
+            pickle.dump(content, self._answers)
+            self._answers.flush()
+        except BrokenPipeError:
+            raise _ParentEndedError from None
 
 
 @contextmanager
 def parent_connection() -> Iterator[ParentConnection]:
     """Connect to the parent. Until the block ends, standard output goes to standard error, out of the answers' way."""
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
         yield ParentConnection(sys.stdin.buffer, answers)
+    except _ParentEndedError:
+        pass
+    finally:
+        with suppress(BrokenPipeError):
+            answers.close()
 
 
 def python_process(module: str, *arguments: str) -> subprocess.Popen[bytes]:

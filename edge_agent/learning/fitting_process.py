@@ -96,7 +96,9 @@ class _FittingProcess:
 
 def _serve(parent: ParentConnection) -> None:
     requests, fitting = parent.requests(), None
-    transfer, modes = next(requests)
+    if (begun := next(requests, None)) is None:
+        return
+    transfer, modes = begun
     for method, arguments in requests:
         try:
             fitting = fitting or FittingHere(transfer, modes)

@@ -1,7 +1,7 @@
 """An agent in a process of its own, on a simulated board that outlives it: `python -m tests.chaos.lasting_agent`.
 
-Below its folder, `mode.json` is the mode that the board is in, as a real one keeps it, and `board.log` tells what was
-done to it, one JSON object a line.
+Below its folder, `mode.json` is the mode that the board is in, as a real one keeps it, and `board_named.log` tells what
+was done to it, one JSON object a line.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from edge_agent.devices.device import Knobs
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import device_folder
 from edge_agent.profiling.profiled_workload import built_in_workload
@@ -24,14 +25,14 @@ MODE_FILE, LOG_FILE = "mode.json", "board_named.log"
 class LastingBoard(SimulatedDevice):
     """A simulated board that is in the same mode when another process opens it."""
 
-    def __init__(self, folder):
-        super().__init__("orin-nano", seed=1)
+    def __init__(self, folder: Path, seed: int = 1) -> None:
+        super().__init__("orin-nano", seed)
         self._folder = folder
         self._note = "find"
         self.apply(PowerMode(*json.loads((folder / MODE_FILE).read_text())))
         self._note = "apply"
 
-    def apply(self, mode):
+    def apply(self, mode: PowerMode) -> None:
         super().apply(mode)
         draft = self._folder / f".{MODE_FILE}"
         draft.write_text(json.dumps(mode))
@@ -39,20 +40,33 @@ class LastingBoard(SimulatedDevice):
         with (self._folder / LOG_FILE).open("a") as log:
             log.write(json.dumps({self._note: mode}) + "\n")
 
-    def restore(self, knobs):
+    def restore(self, knobs: Knobs) -> None:
         self._note = "restore"
         super().restore(knobs)
         self._note = "apply"
 
 
-async def main(folder, coordinator):
+async def main(
+    folder: Path,
+    coordinator: str,
+    device_id: str = "orin-nano-0",
+    seed: int = 1,
+    socket: Path | None = None,
+    minibatches_per_epoch: int | None = 100,
+) -> None:
     """Run until told to stop."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    board = LastingBoard(folder)
+    board = LastingBoard(folder, seed)
     state = folder / "state"
-    settings = agent_settings(state, coordinator=coordinator, socket=folder / "agent.sock")
+    settings = agent_settings(
+        state,
+        device_id,
+        coordinator=coordinator,
+        socket=socket or folder / "agent.sock",
+        minibatches_per_epoch=minibatches_per_epoch,
+    )
     await run_agent(settings, board, built_in_workload(board.step), device_folder(state), stop)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +35,11 @@ class PowerTimeline:
         self._start_s.append(from_s)
         self._target_mw.append(target_mw)
         self._initial_mw.append(initial_mw)
+
+    def forget_before(self, moment_s: float) -> None:
+        """Keep only what decides on power from a moment on, so that a board that trains for weeks needs no more."""
+        past = max(0, bisect_right(self._start_s, moment_s) - 1)
+        del self._start_s[:past], self._target_mw[:past], self._initial_mw[:past]
 
     def at(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Power at `[n]` times from the start on, `[n]` mW."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,7 @@ class VirtualBoard(ABC):
         self._run_rng = np.random.default_rng([seed, 1])
         self._jitter_rng = np.random.default_rng([seed, 2])
         self._meters = 0
+        self._running_meters: WeakSet[VirtualMeter] = WeakSet()
         self._clock = self._new_clock()
         self._mode = start
         self._workload: Workload | None = None
@@ -217,7 +219,11 @@ class VirtualBoard(ABC):
     def start_meter(self) -> PowerMeter:
         """Start sampling board power."""
         self._meters += 1
-        return VirtualMeter(self._timeline, self._clock, np.random.default_rng([self._seed, 3, self._meters]))
+        meter = VirtualMeter(self._timeline, self._clock, np.random.default_rng([self._seed, 3, self._meters]))
+        self._running_meters = WeakSet(each for each in self._running_meters if not each.is_stopped)
+        self._running_meters.add(meter)
+        self._timeline.forget_before(min(each.start_s for each in self._running_meters))
+        return meter
 
     def conditions(self) -> Conditions:
         """Nothing is reported: virtual boards have no temperature and never throttle."""

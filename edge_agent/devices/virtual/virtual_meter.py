@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,20 +29,25 @@ class VirtualMeter:
         timeline: what the board draws.
         clock: the device's clock.
         rng: decides on moments and scatter.
+
+    Attributes:
+        start_s: when it was started, seconds of the clock.
     """
 
     def __init__(self, timeline: PowerTimeline, clock: Clock, rng: np.random.Generator) -> None:
         self._timeline = timeline
         self._clock = clock
         self._rng = rng
-        self._end_s = math.inf
-        start_s = clock.now_s()
-        self._at_s = np.array([start_s, start_s, start_s + _SECOND_SAMPLE_S])
+        self._stopped: PowerTrace | None = None
+        self.start_s = clock.now_s()
+        self._at_s = np.array([self.start_s, self.start_s, self.start_s + _SECOND_SAMPLE_S])
         self._factor = np.repeat(self._factors(2), [2, 1])
 
     def read(self) -> PowerTrace:
         """The samples so far."""
-        until_s = min(self._clock.now_s(), self._end_s)
+        if self._stopped is not None:
+            return self._stopped
+        until_s = self._clock.now_s()
         while self._at_s[-1] <= until_s:
             gaps_s = _INTERVAL_S * np.exp(self._rng.normal(0, _INTERVAL_LOG_SD, _BLOCK))
             self._at_s = np.concatenate([self._at_s, self._at_s[-1] + np.cumsum(gaps_s)])
@@ -55,8 +58,13 @@ class VirtualMeter:
 
     def stop(self) -> PowerTrace:
         """Stop sampling and return all samples."""
-        self._end_s = min(self._end_s, self._clock.now_s())
-        return self.read()
+        self._stopped = self.read()
+        return self._stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it needs the timeline no more."""
+        return self._stopped is not None
 
     def _factors(self, n: int) -> NDArray[np.float64]:
         """The ratios of `n` samples to the true power."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from coordinator.store.store import Store
 from tests.fakes.certified import CertifiedFleet, certified
 from tests.fakes.postgresql import PostgresServer
 from tests.fakes.running_coordinator import Running, runs_of, start_run
+from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import open_async_channel
 from wattfleet_identity.peers import Role
 from wattfleet_io import cli
@@ -101,6 +103,31 @@ async def test_a_standby_goes_on_with_the_authority_as_the_first_has_left_it(
         with pytest.raises(grpc.aio.AioRpcError, match="is being replaced already"):
             await identity_pb2_grpc.IdentityServiceStub(channel).BeginRotation(begin)
     await second.end()
+
+
+async def test_a_standby_takes_over_the_address_of_the_first_one(config: CoordinatorSettings) -> None:
+    first = Running(config)
+    async with first.channel() as channel:
+        await start_run(channel, "1")
+        address, metrics_address = (await first.bound).address, (await first.bound).metrics_address
+        same = {"address": address, "metrics_address": metrics_address}
+        second = Running(config.with_values(store={"standby": True}, server=same))
+        await asyncio.sleep(0.1)
+        assert not second.task.done(), "the address is in use by the one that it waits for"
+    await first.end()
+    async with second.channel() as channel:
+        await start_run(channel, "2")
+    assert (await second.bound).address == address
+    await second.end()
+
+
+async def test_a_standby_whose_address_another_program_uses_gives_the_store_back(config: CoordinatorSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+        standby = config.with_values(store={"standby": True}, server={"address": in_use, "stop_limit_s": 0.1})
+        with pytest.raises(InvalidInputError, match=f"cannot listen on {in_use}"):
+            await serve(standby, lambda _: pytest.fail("it came up"))
+    assert runs_of(config) == [], "another one can open it"
 
 
 async def test_a_coordinator_that_was_taken_over_refuses_and_ends(

@@ -1,4 +1,5 @@
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -108,6 +109,35 @@ def test_idling_draws_less_than_training_and_less_in_the_lowest_mode(kind):
 
     highest, lowest = idle_mw(space.highest), idle_mw(space.lowest)
     assert lowest < highest < 0.6 * device.truth(modes_to_array([space.highest]))[1][0]
+
+
+def test_a_board_that_trains_for_weeks_holds_no_more_than_one_that_trained_once():
+    device = SimulatedDevice("orin-nano", 0)
+    modes = array_to_modes(device.modes)
+
+    def train(times):
+        for k in range(times):
+            device.apply(modes[k % 7])
+            meter = device.start_meter()
+            device.run(20)
+            meter.stop()
+        return len(pickle.dumps(device._timeline))  # noqa: SLF001 - what it holds is seen nowhere else
+
+    assert train(500) <= train(5) + 100
+
+
+def test_a_meter_that_runs_on_sees_all_since_its_start():
+    def samples(others):
+        device = SimulatedDevice("orin-nano", 0)
+        meter = device.start_meter()
+        for _ in range(3):
+            device.run(20)
+            for _ in range(others):
+                device.start_meter().stop()
+        return meter.stop()
+
+    alone, among_others = samples(0), samples(2)
+    assert among_others.power_mw.tolist() == alone.power_mw.tolist()
 
 
 def test_a_starved_loader_makes_minibatches_jitter():

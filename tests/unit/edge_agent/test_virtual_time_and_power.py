@@ -49,6 +49,16 @@ def test_a_later_aim_replaces_what_was_to_follow():
     assert at(timeline, 4)[0] < at(uninterrupted, 4)[0]
 
 
+def test_what_is_forgotten_decides_on_nothing_later():
+    timeline, whole = PowerTimeline(0.0, 8000.0), PowerTimeline(0.0, 8000.0)
+    for begin_s in range(1, 10):
+        for each in (timeline, whole):
+            each.aim(float(begin_s), 8000.0 + 1000.0 * (begin_s % 3))
+        timeline.forget_before(begin_s - 0.5)
+    times_s = np.linspace(8.5, 15, 50)
+    assert timeline.at(times_s).tolist() == whole.at(times_s).tolist()
+
+
 def test_a_misfit_field_has_the_distribution_that_was_asked_for():
     space = BOARDS["agx-orin"].space.array()
     levels = np.linspace(0.005, 0.995, 100)

@@ -1,0 +1,221 @@
+"""Kills of everything together: whatever ends, no watt too many is drawn, nothing acknowledged is lost, and it goes on.
+
+Two coordinators, one of which waits for the other's end, four agents, Flower's server and its nodes run over mutual TLS
+on one store. Some of them are killed at a random moment, started again, and so on. A short form runs with all tests;
+`make chaos` kills 200 times on each store. CHAOS_SEED repeats a run's victims and pauses; CHAOS_S ends it after so many
+seconds, whatever was killed by then.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL
+
+from edge_agent.paths import device_folder
+from edge_agent.training.knob_backup import BACKUP_FILE
+from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts, undelivered
+from tests.fakes.flower_process import FACTS, WORKLOAD
+from tests.fakes.process_fleet import OWNERS, FleetFolder, ForkedProcess
+from wattfleet.modes import Workload
+
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "5"))
+ENDS_AFTER_S = float(os.environ.get("CHAOS_S", "inf"))
+DEVICES = [f"nano-{k}" for k in range(4)]
+BUDGET_W = 32.0
+"""They idle with 22 to 24 W, and draw up to 90 W."""
+PROFILE_MODES = 6
+TOLERANCE = 0.2
+"""Grants limit predicted power, and six measured modes predict it roughly. Two grants of all spare watts draw more."""
+WITHIN_S = 240.0
+LONGEST_PAUSE_S = 1.5
+ROUNDS, MINIBATCHES, TRAINING_S = 10, 40, 0.4
+OPTIONS = f"""
+[rounds]
+overdue_factor = 1
+overdue_s = 2
+[store]
+standby_check_s = 0.2
+[policy]
+name = "random"
+clients = 2
+[profiling]
+modes = {PROFILE_MODES}
+"""
+
+
+class Campaign:
+    """A fleet, and what was killed of it."""
+
+    def __init__(self, folder: Path, location: Path | URL) -> None:
+        self.fleet = FleetFolder(folder, DEVICES)
+        self.acknowledged = Acknowledged(self.fleet.ledger)
+        self.facts = StoredFacts(location)
+        self._chance = random.Random(SEED)
+        self._store = str(location) if isinstance(location, Path) else location.render_as_string(hide_password=False)
+        self._config = folder / "coordinator.toml"
+        self._config.write_text(OPTIONS)
+        self.story: list[str] = []
+        self.kills = 0
+        self.takeovers = 0
+        self.back_s: list[float] = []
+        self.processes = {"first": self._coordinator("first", "127.0.0.1:0")}
+        self._until(lambda: self.fleet.announced("first").exists(), "the first coordinator serves")
+        self._address = self.fleet.address("first")
+        self.processes["second"] = self._coordinator("second", self._address)
+        for device_id in DEVICES:
+            self.processes[device_id] = self.fleet.agent(device_id, self._address)
+        for each in self.fleet.flower(self._address, ROUNDS, MINIBATCHES, TRAINING_S):
+            self.processes[each.name] = each
+
+    def _coordinator(self, name: str, address: str) -> ForkedProcess:
+        options = ("--standby", "--config", str(self._config), "--site-budget-w", str(BUDGET_W))
+        return self.fleet.coordinator(name, self._store, address, *options)
+
+    def profiled(self) -> None:
+        """Wait until no device measures modes any more, which needs no grant."""
+        fronts = "SELECT profiled_modes FROM workload_front WHERE workload = 'digits'"
+        self._until(
+            lambda: [modes for (modes,) in self.facts.rows(fronts)] == [PROFILE_MODES] * len(DEVICES),
+            "all devices are profiled",
+        )
+
+    @property
+    def serving(self) -> str | None:
+        """The coordinator that serves."""
+        serving = [each for each in ("first", "second") if self.fleet.announced(each).exists()]
+        return max(serving, key=lambda each: self.fleet.announced(each).stat().st_mtime_ns, default=None)
+
+    def require_all_running(self) -> None:
+        for process in self.processes.values():
+            assert process.is_running, process.last_words
+
+    def rounds_go_on(self) -> None:
+        """Wait until a round has ended that had not been planned before."""
+        self.acknowledged.look()
+        before = set(self.acknowledged.planned)
+        begun_s = time.monotonic()
+
+        def has_ended() -> bool:
+            self.require_all_running()
+            self.acknowledged.look()
+            return not self.acknowledged.finished <= before
+
+        self._until(has_ended, "a further round has ended")
+        self.back_s.append(time.monotonic() - begun_s)
+
+    def kill_some(self) -> None:
+        """Kill one or more at a random moment, and start them again after a random pause."""
+        time.sleep(self._chance.uniform(0, LONGEST_PAUSE_S))
+        victims = self._victims()
+        if self.serving in victims:
+            self.takeovers += len({"first", "second"} & set(victims)) == 1
+        self.story.append(" ".join(victims))
+        for name in victims:
+            assert self.processes[name].is_running, self.processes[name].last_words
+            self.processes[name].kill()
+            self.fleet.announced(name).unlink(missing_ok=True)
+            self.kills += 1
+        self._chance.shuffle(victims)
+        for name in victims:
+            time.sleep(self._chance.uniform(0, 0.2))
+            if name in ("first", "second"):
+                self.processes[name] = self._coordinator(name, self._address)
+            else:
+                self.processes[name].start()
+
+    def _victims(self) -> list[str]:
+        serving = self.serving or "first"
+        kind = self._chance.random()
+        if kind < 0.3:
+            return [serving]
+        if kind < 0.55:
+            return self._chance.sample(DEVICES, self._chance.randint(1, 2))
+        if kind < 0.7:
+            return ["flower"]
+        if kind < 0.8:
+            return ["nodes"]
+        if kind < 0.9:
+            return [serving, "flower", self._chance.choice(DEVICES)]
+        if kind < 0.95:
+            return ["first", "second"]
+        return list(self.processes)
+
+    def lost(self, with_observations: bool = False) -> list[str]:
+        self.acknowledged.look()
+        return self.acknowledged.lost(self.facts, with_observations)
+
+    def end(self) -> None:
+        """Let what is on its way arrive, and end everything as an operator does."""
+        self.rounds_go_on()
+        for name in ("flower", "nodes"):
+            self.processes.pop(name).kill()
+        self._until(lambda: not undelivered(self.fleet), "everything observed is delivered")
+        for device_id in DEVICES:
+            assert self.processes.pop(device_id).stop() == 0
+        serving = self.serving
+        assert serving is not None
+        standby = self.processes.pop("second" if serving == "first" else "first")
+        assert standby.stop() in (0, -signal.SIGTERM), standby.last_words  # nothing is open while it waits
+        last = self.processes.pop(serving)
+        assert last.stop() == 0, last.last_words
+
+    def kill_all(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        give_up_s = time.monotonic() + WITHIN_S
+        while not condition():
+            if time.monotonic() > give_up_s:
+                logs = {name: process.log.read_text()[-1500:] for name, process in self.processes.items()}
+                raise AssertionError(
+                    f"within {WITHIN_S:g} s, not so: {what}\n" + "\n".join(f"{n}: {t}" for n, t in logs.items())
+                )
+            time.sleep(0.02)
+
+
+@pytest.mark.timeout(600 + 30 * KILLS)
+def test_whatever_is_killed_nothing_acknowledged_is_lost_and_no_watt_is_drawn_too_many(
+    short_folder: Path, location: Path | URL
+) -> None:
+    campaign = Campaign(short_folder, location)
+    watch = SiteWatch(campaign.fleet, Workload(WORKLOAD, FACTS), BUDGET_W, TOLERANCE)
+    try:
+        campaign.profiled()
+        campaign.rounds_go_on()
+        watch.start()
+        chance, begun_s = random.Random(SEED + 1), time.monotonic()
+        while campaign.kills < KILLS and time.monotonic() - begun_s < ENDS_AFTER_S:
+            campaign.kill_some()
+            if chance.random() < 0.5:  # else the next ones are killed while these come back
+                campaign.rounds_go_on()
+                assert campaign.lost() == []
+            assert watch.excess == []
+        campaign.end()
+        assert campaign.lost(with_observations=True) == []
+        assert watch.excess == []
+        for device_id in DEVICES:
+            assert campaign.fleet.mode(device_id) == OWNERS
+            assert not (device_folder(campaign.fleet.state(device_id)) / BACKUP_FILE).exists()
+        if isinstance(location, Path):
+            assert campaign.facts.rows("PRAGMA integrity_check") == [("ok",)]
+    except BaseException:
+        print(f"CHAOS_SEED={SEED}; the last that were killed: {campaign.story[-8:]}")
+        raise
+    finally:
+        campaign.kill_all()
+        if watch.is_alive():
+            watch.end()
+    back_s, known = sorted(campaign.back_s), campaign.acknowledged
+    print(f"{campaign.kills} kills at {len(campaign.story)} moments, {campaign.takeovers} takeovers by the standby")
+    print(f"{len(known.planned)} rounds planned, {len(known.finished)} finished, {len(known.observed)} observations")
+    print(f"the next round ended after {back_s[len(back_s) // 2]:.1f} s in the median, {back_s[-1]:.1f} s at most")
+    print(f"at most {watch.highest_w:.1f} W were drawn of {BUDGET_W:g} W, in {watch.looks} looks")

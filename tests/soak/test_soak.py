@@ -1,0 +1,141 @@
+"""A fleet that trains without pause, at more than a hundred times the speed of real boards: nothing in it grows.
+
+A short form runs with all tests; `make soak` runs for an hour (`SOAK_S`), and writes a table and a picture to
+`SOAK_OUT`. Coordinator, agents, Flower's server and its nodes are processes of their own, over mutual TLS. Boards are
+simulated: an epoch takes their virtual clocks minutes, and this machine a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.fakes.ledger import LedgerReader
+from tests.fakes.process_fleet import FleetFolder, ForkedProcess
+from tests.soak.growth import Bound, growths
+from tests.soak.picture import draw
+from tests.soak.usage import Member, Sample, write_csv
+from wattfleet_identity.channels import open_async_channel
+from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
+
+SOAK_S = float(os.environ.get("SOAK_S", "15"))
+OUT = os.environ.get("SOAK_OUT")
+IS_LONG = SOAK_S > 120
+DEVICES = 4
+SAMPLES = 400 if IS_LONG else 30
+ROUNDS, MINIBATCHES = 10, 6000
+PROFILE_MODES = 6
+SPEED = 100.0
+STARTS_WITHIN_S = 600.0
+_MIB = 1024.0
+BOUNDS = {
+    # In seconds, caches and the allocator's arenas still fill up; a leak of descriptors or threads shows at once.
+    "memory_kib": Bound(2 * _MIB, 0.02) if IS_LONG else Bound(16 * _MIB, 0.1),
+    "descriptors": Bound(1.0 if IS_LONG else 4.0),
+    "threads": Bound(1.0 if IS_LONG else 4.0),
+    "children": Bound(1.0),
+    "files": Bound(2.0 if IS_LONG else 8.0),
+    "disk_kib": Bound(256.0, 0.02) if IS_LONG else Bound(2 * _MIB),
+}
+
+
+class Trained:
+    """What Flower's server and nodes have noted."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = LedgerReader(ledger)
+        self.seconds = 0.0
+        self.rounds = 0
+        self.runs: list[str] = []
+
+    def look(self) -> float:
+        """Seconds that all boards have trained so far, on their own clocks."""
+        for entry in self._ledger.look():
+            self.seconds += entry.get("epoch_s", 0.0)
+            self.rounds += "finished" in entry
+            self.runs += [entry["run"]] if "run" in entry else []
+        return self.seconds
+
+
+async def delete_old_runs(fleet: FleetFolder, coordinator: str, trained: Trained) -> None:
+    """What an operator's cron job does: without it, the history of runs grows, as it has to."""
+    async with open_async_channel(coordinator, fleet.operator) as channel:
+        operator = operator_pb2_grpc.OperatorServiceStub(channel)
+        while True:
+            await asyncio.sleep(SOAK_S / 100)
+            old, trained.runs = trained.runs[:-2], trained.runs[-2:]
+            if old:
+                async for _ in operator.DeleteRuns(operator_pb2.DeleteRunsRequest(run_ids=old)):
+                    pass
+
+
+@pytest.mark.timeout(2 * STARTS_WITHIN_S + 2 * SOAK_S)
+async def test_a_fleet_that_trains_without_pause_does_not_grow(short_folder: Path) -> None:
+    fleet = FleetFolder(short_folder, [f"nano-{k}" for k in range(DEVICES)])
+    kept = short_folder / "coordinator"
+    kept.mkdir()
+    policy = ("--site-budget-w", "40", "--policy", "random", "--clients", "3", "--profile-modes", str(PROFILE_MODES))
+    coordinator = fleet.coordinator("coordinator", str(kept / "coordinator.db"), "127.0.0.1:0", *policy)
+    started = [coordinator]
+    trained, samples = Trained(fleet.ledger), list[Sample]()
+    deleting: asyncio.Task[None] | None = None
+
+    async def until_it(has_begun: str, rounds: int) -> None:
+        give_up_s = time.monotonic() + STARTS_WITHIN_S
+        while not fleet.announced("coordinator").exists() or (
+            rounds and (trained.look() == 0 or trained.rounds < rounds)
+        ):
+            for process in started:
+                assert process.is_running, process.last_words
+            assert time.monotonic() < give_up_s, f"it has not {has_begun}: {[each.last_words for each in started]}"
+            await asyncio.sleep(0.05)
+
+    try:
+        await until_it("served", 0)
+        address = fleet.address("coordinator")
+        started += [fleet.agent(device_id, address) for device_id in fleet.device_ids]
+        started += fleet.flower(address, ROUNDS, MINIBATCHES, 0.0)
+        deleting = asyncio.create_task(delete_old_runs(fleet, address, trained))
+        members = [Member(each.name, each.pid, _folder_of(each, fleet, kept)) for each in started]
+        # Profiling is over once each device has trained.
+        await until_it("trained", 15 if IS_LONG else 3)
+
+        began_s, before_s, before = time.monotonic(), trained.seconds, trained.rounds
+        while (at_s := time.monotonic() - began_s) < SOAK_S:
+            for process in started:
+                assert process.is_running, process.last_words
+            assert not deleting.done(), deleting.exception()
+            usages = await asyncio.to_thread(lambda: {member.name: member.usage() for member in members})
+            samples.append(Sample(at_s, trained.look() - before_s, usages))
+            if OUT:
+                write_csv(samples, Path(OUT) / "soak.csv")
+            await asyncio.sleep(max(0.0, len(samples) * SOAK_S / SAMPLES - (time.monotonic() - began_s)))
+    finally:
+        if deleting is not None:
+            deleting.cancel()
+            with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await deleting
+        for process in reversed(started):
+            process.kill() if process.name in ("flower", "nodes") else process.stop()
+
+    speed = samples[-1].trained_s / DEVICES / samples[-1].at_s
+    found = list(growths(samples, BOUNDS))
+    print(f"{samples[-1].at_s:,.0f} s, {trained.rounds - before:,} rounds, {len(samples)} samples")
+    print(f"boards trained {samples[-1].trained_s / 3600:,.1f} h in all: {speed:,.0f} times the wall clock each")
+    print("\n".join(str(each) for each in found))
+    if OUT:
+        draw(samples, Path(OUT) / "soak.png")
+    assert [str(each) for each in found if not each.is_flat] == []
+    assert not IS_LONG or speed >= SPEED
+
+
+def _folder_of(process: ForkedProcess, fleet: FleetFolder, kept: Path) -> Path | None:
+    if process.name == "coordinator":
+        return kept
+    return fleet.state(process.name) if process.name in fleet.device_ids else None
