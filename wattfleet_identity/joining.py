@@ -86,7 +86,18 @@ def require_writable(folder: Path) -> None:
 
 
 def enrol(invite: Invite, describe: Callable[[], Applicant], folder: Path, supernode: Path | None = None) -> Identity:
-    """Enrol, store the identity in a folder, and print who is enrolled.
+    """Enrol as `join_and_store` does, and print who is enrolled."""
+    identity = join_and_store(invite, describe, folder, supernode)
+    peer, now = identity.peer, plausible_time(invite, utc_now())
+    print_line(f"{peer} is enrolled in {peer.fleet}; the certificate {expiry_text(identity.certificate, now)}")
+    print_line(f"identity: {folder}; coordinator: {identity.coordinator}")
+    return identity
+
+
+def join_and_store(
+    invite: Invite, describe: Callable[[], Applicant], folder: Path, supernode: Path | None = None
+) -> Identity:
+    """Enrol, and store the identity in a folder.
 
     Args:
         invite: the invite.
@@ -114,9 +125,6 @@ def enrol(invite: Invite, describe: Callable[[], Applicant], folder: Path, super
             f"the identity cannot be stored in {folder}: {error.strerror}. The invite is used up: make room, and enrol"
             " with another one"
         ) from None
-    peer = identity.peer
-    print_line(f"{peer} is enrolled in {peer.fleet}; the certificate {expiry_text(identity.certificate, now)}")
-    print_line(f"identity: {folder}; coordinator: {identity.coordinator}")
     return identity
 
 

@@ -13,7 +13,7 @@ from edge_agent.runtime.installation import installation_name
 from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join_and_store, require_writable
+from wattfleet_identity.joining import Applicant, join_and_store
 from wattfleet_identity.peers import Role
 from wattfleet_io.clock import utc_now
 from wattfleet_proto.v1 import identity_pb2
@@ -91,5 +91,4 @@ def _enrol(
 ) -> None:
     request = identity_pb2.InviteRequest(role=role.value, name=name, uses=1, ttl_s=_INVITE_TTL_S)
     invite = Invite.parse(client.administer("Invite", request).line)
-    require_writable(folder)
-    join_and_store(invite, applicant, folder, utc_now(), supernode)
+    join_and_store(invite, lambda: applicant, folder, supernode)

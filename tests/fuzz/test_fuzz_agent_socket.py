@@ -15,7 +15,7 @@ from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.polling import eventually
 from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
 from tests.fuzz.hostile_messages import Known
-from tests.fuzz.remote_calls import HostileCall, methods_of
+from tests.fuzz.remote_calls import HostileCall, Valid, methods_of
 from wattfleet_proto.v1 import local_pb2
 
 METHOD, SHOW = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
@@ -59,7 +59,7 @@ async def _no_app_fails_the_agent(agent: Agent) -> None:
         with service_log() as log, bounded_memory():
             for seed in seeds():
                 hostile, plan_id = source(seed), grant_next()
-                valid = {METHOD.path: trainings(plan_id), SHOW.path: [[local_pb2.ShowTrainingRequest()]]}
+                valid: Valid = {METHOD.path: trainings(plan_id), SHOW.path: [[local_pb2.ShowTrainingRequest()]]}
                 call = HostileCall.drawn(hostile, METHOD if seed % 8 else SHOW, valid, known_values(plan_id))
                 with judged(seed, call, log):
                     await call.ended_with(channel)
