@@ -183,7 +183,7 @@ class Campaign:
 
 
 @pytest.mark.timeout(600 + 30 * KILLS)
-def test_whatever_is_killed_nothing_acknowledged_is_lost_and_no_watt_is_drawn_too_many(
+def test_whatever_is_killed_nothing_is_lost_and_no_watt_is_drawn_too_many(
     short_folder: Path, location: Path | URL
 ) -> None:
     campaign = Campaign(short_folder, location)
