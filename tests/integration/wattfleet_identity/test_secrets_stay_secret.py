@@ -259,7 +259,8 @@ def test_no_secret_is_where_others_may_read_it(fleet: Fleet) -> None:
     assert sorted({re.sub(r"-[0-9a-f]+\.", "-ID.", str(path.relative_to(folder))) for path in keys}) == _KEY_FILES
     assert [path for path in keys if stat.S_IMODE(path.stat().st_mode) != 0o600] == []
     assert len(fleet.secrets) >= len(keys) + 8
-    assert _leaks(fleet, watch) == []
+    leaks = _leaks(fleet, watch)
+    assert not leaks, "\n".join(leaks)
 
 
 def _leaks(fleet: Fleet, watch: ProcessWatch) -> list[str]:
