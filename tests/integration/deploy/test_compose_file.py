@@ -116,9 +116,7 @@ def test_nothing_is_served_or_used_in_plaintext(services: dict[str, Service]) ->
     assert {mounts(services["prometheus"])[str(folder)] for folder in keys} == {"prometheus-identity"}
 
 
-def test_the_authority_comes_before_the_coordinator_and_an_invite_before_each_machine(
-    services: dict[str, Service],
-) -> None:
+def test_authority_and_invites_come_before_those_who_need_them(services: dict[str, Service]) -> None:
     once = {"condition": "service_completed_successfully"}
     assert services["coordinator"]["depends_on"]["authority"] == once
     machines = [word for word in services["invites"]["command"] if not word.startswith("--")]
