@@ -19,7 +19,7 @@ from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
 from tests.fakes.streaming_app import FINISH, App, started
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc, session_pb2
 
 TRAIN = "/wattfleet.v1.LocalAgentService/Train"
@@ -99,6 +99,26 @@ def test_no_message_of_an_app_has_a_field_for_watts_a_mode_or_a_time() -> None:
     }
     assert not {name for name in fields if any(word in name for word in ("mode", "power", "watt", "limit", "longest"))}
     assert "mode" not in {field.name for field in local_pb2.MinibatchTimes.DESCRIPTOR.fields}
+
+
+def test_an_app_cannot_raise_its_mode_by_what_it_says_of_itself(
+    agent: Agent, hostile: Callable[[], App], watched: Watched
+) -> None:
+    """A long loader and short minibatches could have the agent measure other modes, but never above the grant."""
+    limit_w = 9.0
+    lowest = min(array_to_modes(agent.board.modes), key=sum)
+    app = hostile()
+    app.send(started(plan_of(agent, lowest, limit_w)))
+    app.answer()
+    app.send(local_pb2.TrainRequest(loader=local_pb2.LoaderSeen(batch=16, minibatches_per_epoch=5_000)))
+    times = [local_pb2.MinibatchTimes(fetch_stall_ms=0.0, compute_ms=0.001)] * 200
+    for _ in range(5):
+        app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained(minibatches=times)))
+        app.answer()
+    app.send(FINISH)
+    app.answer()
+    drawn_w = agent.board.truth(modes_to_array(watched.modes))[1] / 1e3
+    assert lowest in watched.modes and drawn_w.max() <= 1.1 * limit_w
 
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, 1e9, float("nan"), float("inf")])
