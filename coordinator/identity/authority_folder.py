@@ -1,7 +1,8 @@
 """The folder with the keys of the fleet's authority and of the coordinator's own server.
 
 `authority.key` and `authority.pem` sign; `trusted.pem` has every authority whose certificates are accepted.
-`server.key` and `server.pem` are the coordinator's.
+`server.key` and `server.pem` are the coordinator's. Each certificate of the server has a key of its own; while both are
+replaced, `server.key` has the keys of the old and of the new one.
 
 While the authority is being replaced, `next.key` and `next.pem` are those of the new one, which issues the certificates
 of all peers. That of the server is still issued by the old one, since some peers do not know the new one yet. After
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -118,7 +120,8 @@ class AuthorityFolder:
                 " new authority with `wattfleet coordinator init`; then every machine has to enrol again"
             ) from None
         read_certificates(trusted)
-        if not matches(server_key, server):
+        server_key = next((each for each in _keys_in(server_key) if matches(each, server)), b"")
+        if not server_key:
             raise InvalidInputError(f"{folder / SERVER_KEY} is not the key of {folder / SERVER}: restore both")
         if successor is not None and key == successor.key_pem:  # the replacement was interrupted at its end
             certificate, successor = successor.certificate_pem, None
@@ -135,7 +138,7 @@ class AuthorityFolder:
         return Certificate.from_pem(self.server_pem)
 
     def with_new_server(self, now: datetime) -> AuthorityFolder:
-        """Issue the server's next certificate, for the same hosts and the same key, so that one file is replaced.
+        """Issue the server's next certificate, for a new key and the same hosts.
 
         Raises:
             OSError: it cannot be written; the current one stays.
@@ -193,9 +196,13 @@ class AuthorityFolder:
         return Identity(key_pem, certificate_pem, self.trusted_pem, coordinator)
 
     def _with_server_of(self, authority: CertificateAuthority, now: datetime) -> AuthorityFolder:
-        server_pem = authority.issue_server(self.server_key_pem, self._hosts(), SERVER_LIFETIME, now)
+        key_pem = new_key()
+        server_pem = authority.issue_server(key_pem, self._hosts(), SERVER_LIFETIME, now)
+        replace_file(self.folder / SERVER_KEY, self.server_key_pem + key_pem, mode=SECRET_MODE)
         replace_file(self.folder / SERVER, server_pem)
-        return replace(self, server_pem=server_pem)
+        with suppress(OSError):  # the new certificate is in force; the next one removes the old key
+            replace_file(self.folder / SERVER_KEY, key_pem, mode=SECRET_MODE)
+        return replace(self, server_key_pem=key_pem, server_pem=server_pem)
 
     def _tidy(self) -> None:
         """Complete what an interrupted replacement has left."""
@@ -206,6 +213,12 @@ class AuthorityFolder:
 
     def _hosts(self) -> list[str]:
         return [host for host in self.server.hosts if host != SERVER_NAME]
+
+
+def _keys_in(pem: bytes) -> list[bytes]:
+    """The private keys of a file, each in PEM."""
+    end = b"-----END PRIVATE KEY-----\n"
+    return [key + end for key in pem.split(end) if key]
 
 
 def _successor(folder: Path) -> CertificateAuthority | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 
 from coordinator.errors import AccessDeniedError
 from coordinator.identity.access import VIEWING, Access
-from coordinator.identity.authority_folder import SERVER, SERVER_KEY, AuthorityFolder
+from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.server_credentials import ServerCredentials
 from wattfleet_identity.certificates import Certificate
 
@@ -23,14 +24,14 @@ class HttpAccess:
         """
         self._credentials = credentials
         self._access = access
-        self._context = _context_of(credentials.folder)
+        self._context = server_context(credentials.folder)
         self._folder = credentials.folder
 
     def context(self) -> ssl.SSLContext:
         """The TLS settings of the next connection."""
         if self._credentials.folder is not self._folder:
             self._folder = self._credentials.folder
-            self._context = _context_of(self._folder)
+            self._context = server_context(self._folder)
         return self._context
 
     def require_viewer(self, connection: ssl.SSLSocket) -> None:
@@ -49,10 +50,15 @@ class HttpAccess:
             raise AccessDeniedError(f"{certificate.peer} may not read this: use a certificate of the role viewer")
 
 
-def _context_of(folder: AuthorityFolder) -> ssl.SSLContext:
+def server_context(folder: AuthorityFolder) -> ssl.SSLContext:
+    """TLS with the server's certificate, for clients with a certificate of a trusted authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(folder.folder / SERVER, folder.folder / SERVER_KEY)
+    # The files may be replaced meanwhile, and Python's TLS takes certificates from files only.
+    with open(os.memfd_create("server certificate"), "w+b") as memory:
+        memory.write(folder.server_key_pem + folder.server_pem)
+        memory.flush()
+        context.load_cert_chain(f"/proc/self/fd/{memory.fileno()}")
     context.load_verify_locations(cadata=folder.trusted_pem.decode())
     return context

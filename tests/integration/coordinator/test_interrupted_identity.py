@@ -14,10 +14,11 @@ from cryptography import x509
 from coordinator.identity import authority_folder
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.first_operator import adopted, folder_of, make_operator
+from coordinator.identity.http_access import server_context
 from coordinator.state.identities import Identities
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity import identity_folder
-from wattfleet_identity.certificates import Certificate, read_certificates
+from wattfleet_identity.certificates import Certificate, matches, read_certificates
 from wattfleet_identity.identity_folder import read_identity, write_identity
 from wattfleet_identity.peers import Role
 from wattfleet_io import cli
@@ -127,6 +128,34 @@ def test_a_rotation_can_be_continued_after_a_kill_at_any_moment(tmp_path: Path, 
         if not was_killed:
             return
     pytest.fail("the rotation never came to its end")
+
+
+def test_a_server_whose_renewal_was_killed_at_any_moment_serves_and_renews_again(
+    tmp_path: Path, kill_at: Callable[[int], None]
+) -> None:
+    for number in range(100):
+        folder = AuthorityFolder.create(tmp_path / str(number), ["127.0.0.1"], NOW)
+        kill_at(number)
+        was_killed = killed(lambda folder=folder: folder.with_new_server(NOW))  # type: ignore[misc]
+        kill_at(-1)
+        interrupted = AuthorityFolder.open(folder.folder)
+        require_consistent(interrupted)
+        require_usable(interrupted)
+        renewed = interrupted.with_new_server(NOW)
+        require_usable(renewed)
+        assert renewed.server_pem == AuthorityFolder.open(folder.folder).server_pem
+        assert (folder.folder / "server.key").read_bytes() == renewed.server_key_pem, "earlier keys are removed"
+        assert len({each.server_key_pem for each in (folder, renewed)}) == 2, "the key is another one"
+        if not was_killed:
+            assert number == 3, "the key file twice, and the certificate"
+            return
+    pytest.fail("the renewal never came to its end")
+
+
+def require_usable(folder: AuthorityFolder) -> None:
+    """Key and certificate belong together, for gRPC and for `/metrics`."""
+    assert matches(folder.server_key_pem, folder.server_pem)
+    server_context(folder)
 
 
 def test_an_enrolment_can_be_repeated_after_a_kill_at_any_moment(

@@ -249,7 +249,9 @@ async def test_the_servers_certificate_is_renewed_at_two_thirds_of_its_life(tmp_
         now[0] += SERVER_LIFETIME * 0.1
         assert credentials.renew_if_due()
         second = await shown()
-        assert second != first and second == AuthorityFolder.open(folder.folder).server.serial
+        renewed = AuthorityFolder.open(folder.folder)
+        assert second != first and second == renewed.server.serial
+        assert renewed.server_key_pem != folder.server_key_pem
         assert not credentials.renew_if_due()
     finally:
         await server.stop(None)
