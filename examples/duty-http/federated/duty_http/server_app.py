@@ -15,7 +15,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train over all nodes."""
-    PowerAware(FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)).start(
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    PowerAware(strategy, local_epochs=int(context.run_config["local-epochs"])).start(
         grid=grid,
         initial_arrays=ArrayRecord(new_network().state_dict()),
         num_rounds=int(context.run_config["num-server-rounds"]),
