@@ -117,6 +117,7 @@ STREAMS = frozenset(
         "/wattfleet.v1.OperatorService/PublishReference",
         "/wattfleet.v1.IdentityService/ListCertificates",
         "/wattfleet.v1.IdentityService/ReadAuditLog",
+        "/wattfleet.v1.SuperLinkService/ListSuperNodes",
         "/grpc.health.v1.Health/Watch",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     }
