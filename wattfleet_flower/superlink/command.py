@@ -149,6 +149,12 @@ def _is_loopback_or_every(host: str) -> bool:
     return host in _EVERY_HOST or host in ("127.0.0.1", "::1", "localhost")
 
 
+def serving_config(app: Any, **settings: Any) -> uvicorn.Config:
+    """How Flower's app is served, with uvicorn's settings; its Runtime API is for this machine."""
+    # Otherwise FORWARDED_ALLOW_IPS could let a caller choose the address that it seems to come from.
+    return uvicorn.Config(app=LocalRuntime(app), proxy_headers=False, **settings)
+
+
 class _Serving:
     """Stands in for `uvicorn.run`: serves Flower's app, and keeps it up to date meanwhile."""
 
@@ -171,7 +177,7 @@ class _Serving:
 
     def __call__(self, app: Any, **settings: Any) -> None:
         """Serve until stopped."""
-        config = uvicorn.Config(app=LocalRuntime(app), **settings)
+        config = serving_config(app, **settings)
         config.load()
         context, registry = config.ssl, NodeRegistry(self._control())
         assert context is not None, "Flower was given TLS files"
