@@ -140,7 +140,8 @@ def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
     if not given.enable_supernode_auth:
         sys.argv.append("--enable-supernode-auth")
     os.environ[ENVIRONMENT_VARIABLE] = str(folder)  # for the ServerApps that it starts
-    access = ControlAccess(peer.fleet, folder / TRUSTED)
+    # Those beside the TLS certificate follow a replacement of the authority within seconds.
+    access = ControlAccess(peer.fleet, folder / TRUSTED if certificate is None else certificate.trusted_file)
     _flower.load_control_authn_plugin = lambda: access
     _flower.uvicorn = SimpleNamespace(run=_Serving(endpoint, certificate, access, given, files, options.check_s))
 
