@@ -113,6 +113,19 @@ async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
         await asyncio.to_thread(fresh.certificate.prepare)
 
 
+async def test_an_unexpected_error_ends_no_later_look(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(request: Any) -> ListNodesResponse:
+        raise RuntimeError("Flower has changed")
+
+    async with serving(settings) as served:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        monkeypatch.setattr(superlink.nodes, "ListNodes", failing)
+        assert await asyncio.to_thread(superlink.keeper.look) == 2 * EVERY_S
+        assert superlink.certificate.certificate_file.exists(), "what comes after the failure was done"
+
+
 async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
     settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
 ) -> None:
