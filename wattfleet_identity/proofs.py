@@ -7,13 +7,12 @@ until the certificate expires, so it is as secret as the key.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from datetime import datetime
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -27,6 +26,15 @@ FOR_SUPERLINK = "superlink"
 
 _LONGEST = 16_384
 _HASH = ec.ECDSA(hashes.SHA256())
+_DAMAGED = (
+    InvalidSignature,
+    UnsupportedAlgorithm,  # of the certificate's key
+    KeyError,
+    RecursionError,  # of deeply nested JSON
+    TypeError,
+    ValueError,
+    WattfleetError,
+)
 
 
 class InvalidProofError(WattfleetError):
@@ -68,7 +76,7 @@ def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Cert
             raise ValueError
         key.verify(_decoded(signature), claim.encode(), _HASH)
         is_meant = facts["audience"] == audience
-    except (InvalidSignature, KeyError, TypeError, ValueError, WattfleetError, binascii.Error):
+    except _DAMAGED:
         raise InvalidProofError("the proof of identity is damaged: make a new one") from None
     if not is_meant:
         raise InvalidProofError("the proof of identity is meant for somebody else: make a new one")

@@ -105,6 +105,14 @@ WITHOUT_CERTIFICATE = frozenset(
 )
 """The RPCs that a caller may use before it has a certificate."""
 
+_NEVER_IN_PLAINTEXT = frozenset(
+    {
+        "/wattfleet.v1.SuperLinkService/IssueServerCertificate",
+        "/wattfleet.v1.SuperLinkService/ListSuperNodes",
+    }
+)
+"""The RPCs that need a certificate even while a fleet moves over: what they give away is of use afterwards."""
+
 STREAMS = frozenset(
     {
         "/wattfleet.v1.SessionService/Session",
@@ -117,6 +125,7 @@ STREAMS = frozenset(
         "/wattfleet.v1.OperatorService/PublishReference",
         "/wattfleet.v1.IdentityService/ListCertificates",
         "/wattfleet.v1.IdentityService/ReadAuditLog",
+        "/wattfleet.v1.SuperLinkService/ListSuperNodes",
         "/grpc.health.v1.Health/Watch",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     }
@@ -177,7 +186,7 @@ class Access:
                     f"this address does not serve the role {role.value}: use the address for operators"
                 )
         elif self._plaintext_roles is not None:
-            if not allowed & self._plaintext_roles:
+            if method in _NEVER_IN_PLAINTEXT or not allowed & self._plaintext_roles:
                 raise AccessDeniedError(f"{method} needs a certificate: use the address with TLS")
         elif method not in WITHOUT_CERTIFICATE:
             raise AccessDeniedError(f"{method} needs a certificate: use the other address, after enrolling")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from typing import Any
 
+from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.services.issuing import Issuing
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.peers import Role
@@ -56,7 +58,7 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
             request.request_pem, hosts, self._issuing.lifetime, self._issuing.now()
         )
         return superlink_pb2.IssueServerCertificateResponse(
-            certificate_pem=certificate_pem, trusted_pem=folder.trusted_pem, authority=folder.authority.fingerprint
+            certificate_pem=certificate_pem, trusted_pem=folder.trusted_pem, authority=_fingerprint_of(folder)
         )
 
     async def ListSuperNodes(  # noqa: N802 - named by the protocol
@@ -66,7 +68,7 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
         identities, now = self._issuing.identities, self._issuing.now()
         first = superlink_pb2.ListSuperNodesResponse(
             revision=f"{self._start}-{identities.revision}",
-            authority=self._issuing.holder.folder.authority.fingerprint,
+            authority=_fingerprint_of(self._issuing.holder.folder),
         )
         if request.known_revision == first.revision:
             first.is_unchanged = True
@@ -95,3 +97,8 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
                 " and users reach the SuperLink"
             )
         return list(dict.fromkeys([split_address(address)[0].strip("[]"), *self._hosts, *_LOOPBACK]))
+
+
+def _fingerprint_of(folder: AuthorityFolder) -> bytes:
+    """Changes with the authority that issues servers' certificates, and with those to trust, 32 bytes."""
+    return sha256(folder.authority.fingerprint + folder.trusted_pem).digest()

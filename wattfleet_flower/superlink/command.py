@@ -140,13 +140,20 @@ def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
     if not given.enable_supernode_auth:
         sys.argv.append("--enable-supernode-auth")
     os.environ[ENVIRONMENT_VARIABLE] = str(folder)  # for the ServerApps that it starts
-    access = ControlAccess(peer.fleet, folder / TRUSTED)
+    # Those beside the TLS certificate follow a replacement of the authority within seconds.
+    access = ControlAccess(peer.fleet, folder / TRUSTED if certificate is None else certificate.trusted_file)
     _flower.load_control_authn_plugin = lambda: access
     _flower.uvicorn = SimpleNamespace(run=_Serving(endpoint, certificate, access, given, files, options.check_s))
 
 
 def _is_loopback_or_every(host: str) -> bool:
     return host in _EVERY_HOST or host in ("127.0.0.1", "::1", "localhost")
+
+
+def serving_config(app: Any, **settings: Any) -> uvicorn.Config:
+    """How Flower's app is served, with uvicorn's settings; its Runtime API is for this machine."""
+    # Otherwise FORWARDED_ALLOW_IPS could let a caller choose the address that it seems to come from.
+    return uvicorn.Config(app=LocalRuntime(app), proxy_headers=False, **settings)
 
 
 class _Serving:
@@ -171,7 +178,7 @@ class _Serving:
 
     def __call__(self, app: Any, **settings: Any) -> None:
         """Serve until stopped."""
-        config = uvicorn.Config(app=LocalRuntime(app), **settings)
+        config = serving_config(app, **settings)
         config.load()
         context, registry = config.ssl, NodeRegistry(self._control())
         assert context is not None, "Flower was given TLS files"

@@ -25,6 +25,7 @@ from wattfleet_io.clock import utc_now
 CONNECT = "wattfleet flower connect"
 _USERS = (Role.FLOWER, Role.OPERATOR)
 _RUNTIME = "/v1/runtime/"
+_FORWARDED = (b"forwarded", b"x-forwarded-for")
 
 
 class ControlAccess(ControlAuthnPlugin):  # type: ignore[misc]  # Flower is not typed for strict checking
@@ -135,9 +136,12 @@ class LocalRuntime:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine: from loopback, or from the address that it was sent to."""
+    """Whether a request comes from this machine: from loopback, or from the address that it was sent to.
+
+    A proxy on this machine also connects from there; its requests tell for whom they are.
+    """
     client, server = scope.get("client"), scope.get("server")
-    if not client:
+    if not client or any(name in _FORWARDED for name, _ in scope["headers"]):
         return False
     host = str(client[0])
     return host in ("127.0.0.1", "::1", "::ffff:127.0.0.1") or (server is not None and host == server[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 
 import httpx
 from flwr.common import log
@@ -65,9 +65,18 @@ class Keeper:
 
     def look(self) -> float:
         """Look once; returns the seconds until the next time."""
-        is_well = all([self._ask(), self._register(), self._renew_identity(), self._renew_certificate()])
+        steps = (self._ask, self._register, self._renew_identity, self._renew_certificate)
+        is_well = all([self._succeeds(step) for step in steps])
         self._pause_s = self._every_s if is_well else min(_LONGEST_PAUSE_S, 2 * self._pause_s)
         return self._pause_s
+
+    def _succeeds(self, step: Callable[[], bool]) -> bool:
+        try:
+            return step()
+        except Exception:
+            # Whatever it is, later revocations must still arrive.
+            log(ERROR, "wattfleet-superlink: an unexpected error; trying again", exc_info=True)
+            return False
 
     def _ask(self) -> bool:
         """Ask the coordinator who is enrolled and who is revoked; returns whether it answered."""

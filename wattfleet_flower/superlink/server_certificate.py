@@ -97,7 +97,7 @@ class ServerCertificate:
         """Whether it has to be renewed.
 
         Args:
-            authority: SHA-256 of the certificate that issues those of servers now.
+            authority: what the coordinator sends for the authorities that issue and are trusted now.
 
         Raises:
             InvalidInputError: the files cannot be read.

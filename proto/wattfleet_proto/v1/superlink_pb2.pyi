@@ -90,7 +90,7 @@ class IssueServerCertificateResponse(_message.Message):
     trusted_pem: _builtins.bytes
     """the authorities to trust"""
     authority: _builtins.bytes
-    """SHA-256 of the issuer's certificate"""
+    """as in ListSuperNodesResponse"""
     def __init__(
         self,
         *,
@@ -162,7 +162,7 @@ class ListSuperNodesResponse(_message.Message):
     is_unchanged: _builtins.bool
     """since known_revision; the SuperNodes and revoked certificates are then left out"""
     authority: _builtins.bytes
-    """SHA-256 of the certificate that issues those of servers"""
+    """changes with the issuer of servers' certificates, and with the authorities to trust"""
     @_builtins.property
     def supernodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SuperNodeView]: ...
     @_builtins.property

@@ -16,9 +16,10 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import CertifiedFleet, calling, certified
 from tests.fakes.served import Client, serving
 from wattfleet.errors import InvalidInputError
+from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_identity.peers import Role
 from wattfleet_io.clock import utc_now
-from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2, view_pb2
+from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2, superlink_pb2, superlink_pb2_grpc, view_pb2
 from wattfleet_proto.version import own_version
 
 _DENIED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
@@ -180,6 +181,20 @@ async def test_a_fleet_moves_over_through_a_plaintext_address(
             await plaintext.view.GetFleet(view_pb2.GetFleetRequest())
         async with calling(served, fleet.identity(Role.OPERATOR)) as operator:
             assert await operator.states() == {"orin": "enrolled"}
+
+
+async def test_nobody_gets_a_servers_certificate_in_plaintext(
+    config: CoordinatorSettings, fleet: CertifiedFleet
+) -> None:
+    settings = certified(config, fleet.authority.folder, plaintext_address="127.0.0.1:0")
+    settings = settings.with_values(superlink={"address": "site.example:8000"})
+    async with serving(settings) as served, calling(served, None, served.bound.plaintext_address) as plaintext:
+        service = superlink_pb2_grpc.SuperLinkServiceStub(plaintext.channel)
+        request = superlink_pb2.IssueServerCertificateRequest(request_pem=request_certificate(new_key()))
+        with pytest.raises(grpc.aio.AioRpcError, match="IssueServerCertificate needs a certificate"):
+            await service.IssueServerCertificate(request)
+        with pytest.raises(grpc.aio.AioRpcError, match="ListSuperNodes needs a certificate"):
+            await service.ListSuperNodes(superlink_pb2.ListSuperNodesRequest()).read()
 
 
 async def test_plaintext_on_other_machines_addresses_is_refused_unless_asked_for(config: CoordinatorSettings) -> None:

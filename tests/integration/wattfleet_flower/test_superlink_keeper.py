@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.supercore.error import FlowerError
 
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.settings import CoordinatorSettings
@@ -18,12 +20,13 @@ from wattfleet_flower.superlink.control_access import ControlAccess
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
 from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate
-from wattfleet_identity.certificates import Certificate, matches
+from wattfleet_identity.certificates import matches
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.invites import Invite
 from wattfleet_identity.joining import Applicant, join
 from wattfleet_identity.peers import Role
+from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
 from wattfleet_identity.supernode_folder import SuperNodeKey
 from wattfleet_io.clock import utc_now
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
@@ -63,10 +66,6 @@ class SuperLink:
         self.keeper = Keeper(
             endpoint, self.certificate, access, NodeRegistry(self.nodes), lambda: self.reloads.append("TLS"), EVERY_S
         )
-
-    @property
-    def serial(self) -> str:
-        return Certificate.from_pem(self.certificate.certificate_file.read_bytes()).serial
 
 
 @pytest.fixture
@@ -114,6 +113,19 @@ async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
         await asyncio.to_thread(fresh.certificate.prepare)
 
 
+async def test_an_unexpected_error_ends_no_later_look(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(request: Any) -> ListNodesResponse:
+        raise RuntimeError("Flower has changed")
+
+    async with serving(settings) as served:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        monkeypatch.setattr(superlink.nodes, "ListNodes", failing)
+        assert await asyncio.to_thread(superlink.keeper.look) == 2 * EVERY_S
+        assert superlink.certificate.certificate_file.exists(), "what comes after the failure was done"
+
+
 async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
     settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
 ) -> None:
@@ -121,19 +133,47 @@ async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
         await asyncio.to_thread(superlink.certificate.prepare)
         await asyncio.to_thread(superlink.keeper.look)
-        first = superlink.serial
         assert superlink.reloads == []
         service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
         await service.BeginRotation(identity_pb2.BeginRotationRequest())
         await asyncio.to_thread(superlink.keeper.look)
-        assert superlink.serial == first, "not everybody trusts the new authority yet"
+        second = superlink.certificate.certificate_file.read_bytes()
+        assert fleet.authority.authority.has_issued(second), "not everybody trusts the new authority yet"
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
             Role.FLOWER, "superlink", served.bound.address, LIFETIME, utc_now()
         )
         write_identity(tmp_path / "superlink", renewed)
         await service.FinishRotation(identity_pb2.FinishRotationRequest())
         await asyncio.to_thread(superlink.keeper.look)
-        assert superlink.serial != first and superlink.reloads == ["TLS"]
+        third = superlink.certificate.certificate_file.read_bytes()
+        assert AuthorityFolder.open(fleet.authority.folder).authority.has_issued(third)
+        assert superlink.reloads == ["TLS", "TLS"]
+        await asyncio.to_thread(superlink.keeper.look)
+        assert superlink.reloads == ["TLS", "TLS"]
+
+
+async def test_the_superlink_trusts_whom_the_coordinator_trusts_while_the_authority_is_replaced(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
+) -> None:
+    async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        await asyncio.to_thread(superlink.certificate.prepare)
+        access = ControlAccess(fleet.authority.authority.fleet, superlink.certificate.trusted_file)
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        await service.BeginRotation(identity_pb2.BeginRotationRequest())
+        await asyncio.to_thread(superlink.keeper.look)
+        renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
+            Role.FLOWER, "superlink", served.bound.address, LIFETIME, utc_now()
+        )
+        proofs = [proof_of(each, FOR_SUPERLINK) for each in (fleet.identity(Role.OPERATOR), renewed)]
+        for proof in proofs:
+            assert access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof)])[0]
+        write_identity(tmp_path / "superlink", renewed)
+        await service.FinishRotation(identity_pb2.FinishRotationRequest())
+        await asyncio.to_thread(superlink.keeper.look)
+        with pytest.raises(FlowerError, match="authority that is not trusted"):
+            access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proofs[0])])
+        assert access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proofs[1])])[0]
 
 
 async def test_what_the_coordinator_refuses_is_said(

@@ -11,9 +11,12 @@ from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_FLWR_AID
 from flwr.supercore.error import FlowerError
 
 from tests.fakes.certified import CertifiedFleet
+from wattfleet_flower.superlink.command import serving_config
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
 from wattfleet_identity.peers import Role
 from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
+
+_TASKS = "/v1/runtime/acquire-task"
 
 
 @pytest.fixture
@@ -68,22 +71,9 @@ def test_flwr_login_names_the_way_in(access: ControlAccess) -> None:
     assert "wattfleet flower connect" in str(refused.value.public_details)
 
 
-@pytest.mark.parametrize(
-    ("client", "path", "is_served"),
-    [
-        ("127.0.0.1", "/v1/runtime/acquire-task", True),
-        ("::1", "/v1/runtime/acquire-task", True),
-        ("10.0.0.5", "/v1/runtime/acquire-task", True),  # the address of the machine itself
-        ("10.0.0.9", "/v1/runtime/acquire-task", False),
-        (None, "/v1/runtime/acquire-task", False),
-        ("10.0.0.9", "/v1/fleet/pull-messages", True),
-    ],
-)
-async def test_tasks_are_for_processes_of_the_machine(client: str | None, path: str, is_served: bool) -> None:
+async def status_of(app: Any, client: str | None, path: str, *headers: tuple[bytes, bytes]) -> int:
+    """The status with which an ASGI app answers a request to 10.0.0.5."""
     statuses: list[int] = []
-
-    async def flowers_app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200})
 
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("nothing is read")
@@ -92,6 +82,47 @@ async def test_tasks_are_for_processes_of_the_machine(client: str | None, path: 
         if message["type"] == "http.response.start":
             statuses.append(message["status"])
 
-    scope = {"type": "http", "path": path, "client": client and (client, 4711), "server": ("10.0.0.5", 8000)}
-    await LocalRuntime(flowers_app)(scope, receive, send)
-    assert statuses == [200 if is_served else 403]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "scheme": "https",
+        "path": path,
+        "headers": list(headers),
+        "client": client and (client, 4711),
+        "server": ("10.0.0.5", 8000),
+    }
+    await app(scope, receive, send)
+    (status,) = statuses
+    return status
+
+
+async def flowers_app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200})
+
+
+@pytest.mark.parametrize(
+    ("client", "path", "is_served"),
+    [
+        ("127.0.0.1", _TASKS, True),
+        ("::1", _TASKS, True),
+        ("10.0.0.5", _TASKS, True),  # the address of the machine itself
+        ("10.0.0.9", _TASKS, False),
+        (None, _TASKS, False),
+        ("10.0.0.9", "/v1/fleet/pull-messages", True),
+    ],
+)
+async def test_tasks_are_for_processes_of_the_machine(client: str | None, path: str, is_served: bool) -> None:
+    assert await status_of(LocalRuntime(flowers_app), client, path) == (200 if is_served else 403)
+
+
+@pytest.mark.parametrize("header", [b"x-forwarded-for", b"forwarded"])
+async def test_what_a_proxy_of_the_machine_passes_on_is_not_of_the_machine(header: bytes) -> None:
+    assert await status_of(LocalRuntime(flowers_app), "127.0.0.1", _TASKS, (header, b"127.0.0.1")) == 403
+
+
+async def test_nobody_names_an_address_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    config = serving_config(flowers_app, log_config=None, ws="none")
+    config.load()
+    assert await status_of(config.loaded_app, "10.0.0.9", _TASKS, (b"x-forwarded-for", b"127.0.0.1")) == 403
+    assert await status_of(config.loaded_app, "127.0.0.1", _TASKS) == 200

@@ -64,6 +64,12 @@ def test_rubbish_is_no_proof(fleet: CertifiedFleet, text: str) -> None:
         proven(text, FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
 
 
+def test_a_deeply_nested_claim_is_no_proof(fleet: CertifiedFleet) -> None:
+    claim = base64.urlsafe_b64encode(b"[" * 9_000).decode()
+    with pytest.raises(InvalidProofError, match="damaged"):
+        proven(f"{claim}.AAAA", FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+
+
 def test_a_servers_certificate_proves_nobody(fleet: CertifiedFleet) -> None:
     from wattfleet_identity.certificates import request_certificate
     from wattfleet_identity.identity_folder import Identity
