@@ -17,14 +17,12 @@ import grpc
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.certified import CertifiedFleet, calling, certified, joined
 from tests.fakes.served import Agent, Client, serving
-from wattfleet_identity.identity_folder import Identity
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_io.logs import LINES_AT_ONCE, service_handler
-from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, power_pb2, session_pb2
+from wattfleet_proto.v1 import identity_pb2_grpc, power_pb2, session_pb2
 from wattfleet_proto.version import own_version
 
 HELLOS = int(os.environ.get("FOREIGN_HELLOS", "200"))
@@ -58,13 +56,6 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def enrolled(operator: Client, device_id: str, board: str, installation: str) -> Identity:
-    """The identity that a board gets from an invite."""
-    service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
-    answer = await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))
-    return await asyncio.to_thread(join, Invite.parse(answer.line), Applicant(device_id, board, installation))
-
-
 async def lasts(agent: Agent) -> None:
     """Keep a session alive, one lease after the other, and see each acknowledged."""
     while True:
@@ -84,7 +75,8 @@ async def test_foreign_hellos_are_refused_and_the_owners_session_goes_on(
     async with AsyncExitStack() as opened:
         served = await opened.enter_async_context(serving(settings))
         operator = await opened.enter_async_context(calling(served, fleet.identity(Role.OPERATOR)))
-        orin = await enrolled(operator, "orin", **own)
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        orin = await joined(service, Role.DEVICE, Applicant("orin", **own))
         other = fleet.identity(Role.DEVICE, "nano", board="orin-nano", installation="other")
         copied = fleet.identity(Role.DEVICE, "orin", board="agx-orin", installation="copy")
         swapped = fleet.identity(Role.DEVICE, "orin", board="orin-nano", installation="own")
@@ -154,7 +146,8 @@ async def test_an_owner_takes_its_id_back_from_an_intruder_of_before(
         plaintext = await opened.enter_async_context(calling(served, None, served.bound.plaintext_address))
         intruder = plaintext.agent()
         await intruder.greet(hello_of("orin", installation="intruder"))
-        orin = await enrolled(operator, "orin", "agx-orin", "own")
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        orin = await joined(service, Role.DEVICE, Applicant("orin", "agx-orin", "own"))
         owner = await opened.enter_async_context(calling(served, orin))
         begun_s = time.monotonic()
         agent = owner.agent()
