@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import CertifiedFleet, calling, certified, joined
-from tests.fakes.served import Client, serving
+from tests.fakes.served import Client, hello_of, serving
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.authority import SERVER_NAME
 from wattfleet_identity.certificates import Certificate, matches, new_key, request_certificate
@@ -25,8 +25,6 @@ from wattfleet_proto.v1 import (
     identity_pb2_grpc,
     operator_pb2,
     operator_pb2_grpc,
-    power_pb2,
-    session_pb2,
     superlink_pb2,
     superlink_pb2_grpc,
 )
@@ -96,14 +94,7 @@ async def test_a_forgotten_device_has_to_enrol_again(settings: CoordinatorSettin
         identity = await enrolled_with(SuperNodeKey.create(), operator, "nano-1")
         async with calling(served, identity) as device:
             agent = device.agent()
-            hello = session_pb2.Hello(
-                device_id="nano-1",
-                board="orin-nano",
-                installation="6f0c",
-                mode_count=7,
-                provenance=power_pb2.PROVENANCE_SIMULATED,
-            )
-            await agent.greet(hello)
+            await agent.greet(hello_of("nano-1", "orin-nano", "6f0c"))
             await agent.goodbye()
         await operator_pb2_grpc.OperatorServiceStub(operator.channel).ForgetDevices(
             operator_pb2.ForgetDevicesRequest(device_ids=["nano-1"])
