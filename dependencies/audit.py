@@ -28,7 +28,7 @@ def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:
     packages = report["dependencies"]
     unknown = [each["name"] for each in packages if "skip_reason" in each]
     lines = [
-        f"{each['name']} {each['version']}: {found['id']}, mended in {', '.join(found['fix_versions']) or 'no version'}"
+        f"{each['name']} {each['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version'}"
         for each in packages
         for found in each.get("vulns", [])
     ]

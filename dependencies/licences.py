@@ -80,7 +80,7 @@ def licence_of(name: str) -> str:
 
 
 def remark(licence: str) -> str:
-    """What to mind about a licence; empty for nothing."""
+    """What a user of a package should know about its licence; empty for nothing."""
     if licence == _UNKNOWN:
         return "**look it up**"
     return "; ".join(text for pattern, text in _COPYLEFT.items() if re.search(pattern, licence))
@@ -99,7 +99,7 @@ def page() -> str:
     ]
     return (
         _HEAD
-        + "\n".join(["| package | version | licence | to mind | needed by |", "|---|---|---|---|---|", *lines])
+        + "\n".join(["| package | version | licence | note | needed by |", "|---|---|---|---|---|", *lines])
         + "\n"
     )
 

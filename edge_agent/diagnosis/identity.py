@@ -40,7 +40,7 @@ def identity_findings(folder: Path, service: InstalledConnection | None, now: da
     try:
         identity = read_identity(folder)
     except InvalidInputError as error:
-        yield failing("certificate", str(error), f"mend that, or {_ENROL}")
+        yield failing("certificate", str(error), f"repair it, or {_ENROL}")
     else:
         yield (
             limited("certificate", f"none in {folder}", _ENROL)

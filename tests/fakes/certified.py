@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.settings import CoordinatorSettings, IdentitySettings
@@ -14,8 +16,11 @@ from tests.fakes.served import Client, serving
 from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_identity.channels import open_async_channel
 from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, join
 from wattfleet_identity.peers import Peer, Role
 from wattfleet_io.clock import utc_now
+from wattfleet_proto.v1 import identity_pb2
 
 LIFETIME = timedelta(days=30)
 
@@ -42,6 +47,26 @@ class CertifiedFleet:
 def certified(config: CoordinatorSettings, folder: Path, **identity: object) -> CoordinatorSettings:
     """Settings of a coordinator with the authority in a folder."""
     return config.model_copy(update={"identity": IdentitySettings.model_validate({"directory": folder, **identity})})
+
+
+async def invited(service: Any, role: Role, name: str = "", uses: int = 1) -> Invite:
+    """An invite, as `wattfleet coordinator invite` makes one.
+
+    Args:
+        service: the coordinator's identity service, as an operator calls it.
+        role: of whoever enrols.
+        name: the only one that it is for; empty for a device of any name.
+        uses: how often.
+    """
+    answer = await service.Invite(identity_pb2.InviteRequest(role=role.value, name=name, uses=uses, ttl_s=600))
+    return Invite.parse(answer.line)
+
+
+async def joined(
+    service: Any, role: Role, applicant: Applicant, name: str = "", flower_public_key: bytes = b""
+) -> Identity:
+    """The identity that a machine gets for an invite; arguments as for `invited` and `join`."""
+    return await asyncio.to_thread(join, await invited(service, role, name), applicant, flower_public_key)
 
 
 @asynccontextmanager

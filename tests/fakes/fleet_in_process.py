@@ -13,7 +13,6 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from coordinator.cli.client import CoordinatorClient
 from coordinator.server import BoundAddresses
@@ -31,6 +30,7 @@ from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.flower_task import be_task
+from tests.fakes.one_run_grid import OneRunGrid
 from tests.fakes.polling import until
 from tests.fakes.served import serving
 from wattfleet_identity.endpoint import Endpoint
@@ -41,7 +41,7 @@ RUN_ID = 7
 _WITHIN_S = 60.0
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(OneRunGrid):
     """A grid whose nodes run the ClientApp at once, in the caller's thread."""
 
     def __init__(
@@ -51,24 +51,18 @@ class InProcessGrid(Grid):
         run_config: Mapping[str, Any],
         run_id: int = RUN_ID,
     ) -> None:
+        super().__init__(run_id)
         self.sent: list[Message] = []
         self.broken: set[int] = set()
         self._app = app
         self._nodes = nodes
-        self._run_config = dict(run_config)
-        self._run_id = run_id
+        self._node_run_config = dict(run_config)
         self._replies: dict[str, Message] = {}
         be_task(run_id, node_id=1)
 
     @property
     def run(self) -> Any:
-        return SimpleNamespace(run_id=self._run_id)
-
-    def set_run(self, run: Any) -> None:
-        raise AssertionError("the run is fixed")
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise AssertionError("deprecated in Flower")
+        return SimpleNamespace(run_id=self._run_id)  # nothing but its id, as a grid of an app's own may give
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._nodes)
@@ -88,7 +82,7 @@ class InProcessGrid(Grid):
     def _answer(self, message: Message) -> Message:
         self.sent.append(message)
         node_id = message.metadata.dst_node_id
-        message.metadata.__dict__["_message_id"] = f"{len(self.sent)}"
+        self._number(message)
         try:
             if node_id in self.broken:
                 raise ConnectionError("the node is gone")
@@ -100,7 +94,7 @@ class InProcessGrid(Grid):
                 node_id=node_id,
                 node_config=dict(self._nodes[node_id]),
                 state=RecordDict(),
-                run_config=self._run_config,
+                run_config=self._node_run_config,
             )
             return self._app(copy, context)
         except Exception as error:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 
 from tests.fakes.flower_task import be_task
+from tests.fakes.one_run_grid import OneRunGrid
 from wattfleet_io.clock import VirtualClock
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
@@ -98,28 +97,17 @@ class Node:
     busy_until_s: float = 0.0
 
 
-class GridOfNodes(Grid):
+class GridOfNodes(OneRunGrid):
     """Nodes that reply when their time has come; a reply that comes later than the timeout can be pulled."""
 
     def __init__(self, nodes: Mapping[int, Node], clock: RecordingClock | None = None) -> None:
+        super().__init__(RUN_ID, APP)
         be_task(RUN_ID, SUPERLINK)
         self.nodes = dict(nodes)
         self.clock = clock or RecordingClock()
         self.sent: list[Message] = []
         self.waits: list[tuple[float, float]] = []
-        self.run_config: dict[str, str | int | float | bool] = {}
-        self._made = 0
         self._on_the_way: dict[str, tuple[float, Message]] = {}
-
-    @property
-    def run(self) -> Any:
-        return SimpleNamespace(run_id=RUN_ID, fab_id=APP, override_config=self.run_config)
-
-    def set_run(self, run: Any) -> None:
-        raise AssertionError("the run is fixed")
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise AssertionError("deprecated in Flower")
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
@@ -164,10 +152,10 @@ class GridOfNodes(Grid):
         """How long each set of messages was waited for, in seconds."""
         return [last_look_s - sent_s for sent_s, last_look_s in self.waits]
 
-    def _number(self, message: Message) -> None:
-        self._made += 1
-        message.metadata.__dict__["_message_id"] = f"message-{self._made}"
+    def _number(self, message: Message) -> str:
+        message_id = super()._number(message)
         self.sent.append(self._as_sent(message))
+        return message_id
 
     def _as_sent(self, message: Message) -> Message:
         sent = copy.copy(message)

@@ -17,17 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import APP, SUPERLINK, gone, trained
 from tests.fakes.flower_task import be_task
 from tests.fakes.ledger import Ledger
+from tests.fakes.one_run_grid import OneRunGrid
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import WorkloadFacts
 from wattfleet_flower import PowerAware, power_mode_mod, profiled, until_deadline
@@ -94,25 +93,14 @@ class NotingStub:
         return noted
 
 
-class GridOfNodes(Grid):
+class GridOfNodes(OneRunGrid):
     """The nodes of the other process; one that cannot be reached is gone, as for Flower."""
 
     def __init__(self, settings: FlowerSettings, run_id: str, pool: ThreadPoolExecutor) -> None:
-        self._run_id = run_id
+        super().__init__(run_id, APP)
         self._settings = settings
         self._pool = pool
         self._on_the_way: dict[str, Future[Message]] = {}
-        self._sent = 0
-
-    @property
-    def run(self) -> Any:
-        return SimpleNamespace(run_id=self._run_id, fab_id=APP, override_config={})
-
-    def set_run(self, run: Any) -> None:
-        raise AssertionError("the run is fixed")
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise AssertionError("deprecated in Flower")
 
     def get_node_ids(self) -> Iterable[int]:
         return range(_FIRST_NODE, _FIRST_NODE + len(self._settings.sockets))
@@ -120,9 +108,7 @@ class GridOfNodes(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            self._sent += 1
-            message_id = f"message-{self._sent}"
-            message.metadata.__dict__["_message_id"] = message_id
+            message_id = self._number(message)
             self._on_the_way[message_id] = self._pool.submit(self._asked, message)
             ids.append(message_id)
         return ids

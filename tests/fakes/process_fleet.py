@@ -31,6 +31,7 @@ from wattfleet_io.logs import start_logging
 
 BOARD = "orin-nano"
 PROCESSES = multiprocessing.get_context("forkserver")
+# One process forks for all tests of a run, those of `test_chaos_mode_change.py` included.
 PROCESSES.set_forkserver_preload(
     ["__main__", __name__, mortal_agent.__name__, "coordinator.cli.commands", "coordinator.server"]
 )

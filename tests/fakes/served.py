@@ -36,6 +36,18 @@ _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 READY = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail="parked")
 
 
+def hello_of(device_id: str, board: str = "agx-orin", installation: str = "") -> session_pb2.Hello:
+    """What an agent of this version says first, on a simulated board."""
+    return session_pb2.Hello(
+        device_id=device_id,
+        board=board,
+        provenance=power_pb2.PROVENANCE_SIMULATED,
+        mode_count=7,
+        installation=installation,
+        protocol=own_version(),
+    )
+
+
 class Agent:
     """A device's side of a session, message by message."""
 

@@ -48,13 +48,14 @@ def _bandwidth(link: FaultyLink, pace: Pace) -> None:
     link.reset()
 
 
+PARTITION = Fault("partition", lambda link, _: link.partition(), cuts=True)
 FAULTS = [
     Fault("latency", _latency),
     Fault("50 % loss", _loss),
     Fault("64 kB per s", _bandwidth),
     Fault("half-open to the server", lambda link, _: link.half_open(Direction.TO_SERVER), cuts=True),
     Fault("half-open to the client", lambda link, _: link.half_open(Direction.TO_CLIENT), cuts=True),
-    Fault("partition", lambda link, _: link.partition(), cuts=True),
+    PARTITION,
     Fault("forgotten connections", lambda link, _: link.forget()),
     Fault("all reset at once", lambda link, _: link.reset()),
 ]

@@ -7,14 +7,13 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from tests.fakes.flower_in_process import trained
 from tests.fakes.flower_task import be_task
+from tests.fakes.one_run_grid import OneRunGrid
 from tests.faults.device import Device
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
 
@@ -22,7 +21,7 @@ _RUN_IDS = count(1)  # two fleets of one process need different ones
 _FIRST_NODE = 2**63 + 5
 
 
-class NodeGrid(Grid):
+class NodeGrid(OneRunGrid):
     """A grid whose nodes are devices in an event loop; it is used from another thread.
 
     Attributes:
@@ -31,24 +30,14 @@ class NodeGrid(Grid):
     """
 
     def __init__(self, devices: Iterable[Device], loop: asyncio.AbstractEventLoop) -> None:
-        self._run_id = next(_RUN_IDS)
-        be_task(self._run_id, node_id=1)
+        run_id = next(_RUN_IDS)
+        super().__init__(run_id, "wattfleet/faults")
+        be_task(run_id, node_id=1)
         self.gone: set[str] = set()
         self.pushed_s = 0.0
         self._loop = loop
         self._devices = {_FIRST_NODE + number: device for number, device in enumerate(devices)}
         self._trainings: dict[str, tuple[Device, Message, Future[bool] | None]] = {}
-        self._made = 0
-
-    @property
-    def run(self) -> Any:
-        return SimpleNamespace(run_id=self._run_id, fab_id="wattfleet/faults", override_config={})
-
-    def set_run(self, run: Any) -> None:
-        raise AssertionError("the run is fixed")
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise AssertionError("deprecated in Flower")
 
     def get_node_ids(self) -> Iterable[int]:
         return [node_id for node_id, device in self._devices.items() if device.device_id not in self.gone]
@@ -57,9 +46,7 @@ class NodeGrid(Grid):
         ids = []
         for message in messages:
             self.pushed_s = time.monotonic()
-            self._made += 1
-            message_id = f"message-{self._made}"
-            message.metadata.__dict__["_message_id"] = message_id
+            message_id = self._number(message)
             device = self._devices[message.metadata.dst_node_id]
             self._trainings[message_id] = device, message, self._begun(device, message)
             ids.append(message_id)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.faulty_link import Direction, FaultyLink, faulty_link
+from tests.fakes.faulty_link import FaultyLink, faulty_link
 from tests.faults.device import EPOCH_S
-from tests.faults.faults import IS_LONG
+from tests.faults.faults import FAULTS, IS_LONG, PARTITION, Fault
 from tests.faults.fleet import REAL, running
 from wattfleet_simulation.flower import FlowerDeployment, Node
 from wattfleet_simulation.processes import Parts
@@ -82,43 +82,18 @@ async def supernodes_behind_link(config: CoordinatorSettings, folder: Path) -> A
                 yield Run(link, deployment, folder / "rounds.jsonl", fleet.planning.address)
 
 
-def _latency(link: FaultyLink) -> None:
-    link.latency_s = 5.0
-
-
-def _loss(link: FaultyLink) -> None:
-    link.loss = 0.5
-
-
-def _bandwidth(link: FaultyLink) -> None:
-    link.bytes_per_s = 64_000.0
-
-
-FAULTS: dict[str, Callable[[FaultyLink], None]] = {
-    "partition": FaultyLink.partition,
-    "half-open to the server": lambda link: link.half_open(Direction.TO_SERVER),
-    "half-open to the client": lambda link: link.half_open(Direction.TO_CLIENT),
-    "latency": _latency,
-    "50 % loss": _loss,
-    "64 kB per s": _bandwidth,
-    "forgotten connections": FaultyLink.forget,
-    "all reset at once": FaultyLink.reset,
-}
-"""In the short form only the first."""
-
-
-@pytest.mark.parametrize("fault", list(FAULTS) if IS_LONG else list(FAULTS)[:1])
+@pytest.mark.parametrize("fault", FAULTS if IS_LONG else [PARTITION], ids=str)
 async def test_two_of_three_supernodes_lose_the_superlink_in_mid_round(
-    fault: str, config: CoordinatorSettings, tmp_path: Path
+    fault: Fault, config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     async with supernodes_behind_link(config, tmp_path) as run:
         await run.submit(10 if IS_LONG else 4)
         await run.until(lambda closed: len(closed) >= 1)
         await asyncio.sleep(1.0)  # within the second round
-        FAULTS[fault](run.link)
+        fault.begin(run.link, REAL)
         began_s = time.time()
         await run.until(lambda closed: len(closed) >= (4 if IS_LONG else 2))
-        run.link.heal()
+        fault.end(run.link)
         healed_s = time.time()
         await run.completed()
         for _ in range(10):

@@ -150,7 +150,7 @@ UNKNOWN = {"name": "rich", "skip_reason": "Dependency not found"}
     ("packages", "code", "says"),
     [
         ([GOOD], audit.CLEAN, "none of 1 packages"),
-        ([GOOD, BAD, UNKNOWN], audit.VULNERABLE, "idna 3.1: CVE-1, mended in 3.2"),
+        ([GOOD, BAD, UNKNOWN], audit.VULNERABLE, "idna 3.1: CVE-1, fixed in 3.2"),
         ([GOOD, UNKNOWN], audit.NOT_AUDITED, "NOT AUDITED: 1 of 2 packages"),
         ([], audit.NOT_AUDITED, "NOT AUDITED"),
     ],

@@ -14,19 +14,11 @@ from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.polling import eventually
-from tests.fakes.served import READY, Client, serving_client
+from tests.fakes.served import READY, Client, hello_of, serving_client
 from wattfleet_identity.endpoint import Endpoint
-from wattfleet_proto.v1 import power_pb2, session_pb2
-from wattfleet_proto.version import own_version
+from wattfleet_proto.v1 import session_pb2
 
-HELLO = session_pb2.Hello(
-    device_id="orin",
-    board="agx-orin",
-    provenance=power_pb2.PROVENANCE_SIMULATED,
-    mode_count=7,
-    protocol=own_version(),
-    installation="a" * 32,
-)
+HELLO = hello_of("orin", installation="a" * 32)
 
 
 class Agent:

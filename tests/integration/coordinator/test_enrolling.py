@@ -9,9 +9,8 @@ import grpc
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.certified import CertifiedFleet, calling, certified, invited
 from tests.fakes.served import serving
-from wattfleet_identity.invites import Invite
 from wattfleet_identity.joining import Applicant, EnrolmentRefusedError, join
 from wattfleet_identity.peers import Role
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, view_pb2
@@ -24,8 +23,7 @@ async def test_a_device_enrols_once_and_is_revoked(
     anna = fleet.identity(Role.OPERATOR, "anna")
     async with serving(certified(config, fleet.authority.folder)) as served, calling(served, anna) as client:
         service = identity_pb2_grpc.IdentityServiceStub(client.channel)
-        answer = await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))
-        invite = Invite.parse(answer.line)
+        invite = await invited(service, Role.DEVICE)
         found = await asyncio.to_thread(join, invite, Applicant("orin-3", "agx-orin", "6f0c"))
         assert (found.peer.name, found.peer.role, found.coordinator) == ("orin-3", Role.DEVICE, served.bound.address)
         with pytest.raises(EnrolmentRefusedError, match="unknown, has expired, or was used up"):

@@ -16,12 +16,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coordinator.identity.authority_folder import TRUSTED, AuthorityFolder
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import calling, certified
-from tests.fakes.served import Client, serving
+from tests.fakes.served import Client, hello_of, serving
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.identity_folder import Identity
 from wattfleet_io.clock import utc_now
-from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc, power_pb2, session_pb2, view_pb2
-from wattfleet_proto.version import own_version
+from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc, view_pb2
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 FLEET = "plant-7"
@@ -91,15 +90,7 @@ async def refusal(client: Client) -> tuple[grpc.StatusCode, str]:
 
 
 async def greet(client: Client, installation: str = "") -> None:
-    hello = session_pb2.Hello(
-        device_id="orin",
-        board="agx-orin",
-        provenance=power_pb2.PROVENANCE_SIMULATED,
-        mode_count=7,
-        installation=installation,
-        protocol=own_version(),
-    )
-    await client.agent().greet(hello)
+    await client.agent().greet(hello_of("orin", installation=installation))
 
 
 @pytest.mark.parametrize("further", ["", "/board/agx-orin", "/board/agx-orin/installation/6f0c"])

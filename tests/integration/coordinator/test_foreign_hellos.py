@@ -17,15 +17,12 @@ import grpc
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified
-from tests.fakes.served import Agent, Client, serving
-from wattfleet_identity.identity_folder import Identity
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
+from tests.fakes.certified import CertifiedFleet, calling, certified, joined
+from tests.fakes.served import Agent, Client, hello_of, serving
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_io.logs import LINES_AT_ONCE, service_handler
-from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, power_pb2, session_pb2
-from wattfleet_proto.version import own_version
+from wattfleet_proto.v1 import identity_pb2_grpc, session_pb2
 
 HELLOS = int(os.environ.get("FOREIGN_HELLOS", "200"))
 STRANGERS = 20
@@ -33,17 +30,6 @@ STRANGERS = 20
 
 TAKEN_BACK_WITHIN_S = 5.0
 DENIED = grpc.StatusCode.PERMISSION_DENIED
-
-
-def hello_of(device_id: str, board: str = "agx-orin", installation: str = "own") -> session_pb2.Hello:
-    return session_pb2.Hello(
-        device_id=device_id,
-        board=board,
-        provenance=power_pb2.PROVENANCE_SIMULATED,
-        mode_count=7,
-        installation=installation,
-        protocol=own_version(),
-    )
 
 
 async def refusal(client: Client, hello: session_pb2.Hello) -> tuple[grpc.StatusCode, str]:
@@ -56,13 +42,6 @@ async def refusal(client: Client, hello: session_pb2.Hello) -> tuple[grpc.Status
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-async def enrolled(operator: Client, device_id: str, board: str, installation: str) -> Identity:
-    """The identity that a board gets from an invite."""
-    service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
-    answer = await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))
-    return await asyncio.to_thread(join, Invite.parse(answer.line), Applicant(device_id, board, installation))
 
 
 async def lasts(agent: Agent) -> None:
@@ -84,16 +63,18 @@ async def test_foreign_hellos_are_refused_and_the_owners_session_goes_on(
     async with AsyncExitStack() as opened:
         served = await opened.enter_async_context(serving(settings))
         operator = await opened.enter_async_context(calling(served, fleet.identity(Role.OPERATOR)))
-        orin = await enrolled(operator, "orin", **own)
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        orin = await joined(service, Role.DEVICE, Applicant("orin", **own))
         other = fleet.identity(Role.DEVICE, "nano", board="orin-nano", installation="other")
         copied = fleet.identity(Role.DEVICE, "orin", board="agx-orin", installation="copy")
         swapped = fleet.identity(Role.DEVICE, "orin", board="orin-nano", installation="own")
         owner = await opened.enter_async_context(calling(served, orin))
         agent = owner.agent()
-        await agent.greet(hello_of("orin"))
+        hello = hello_of("orin", installation="own")
+        await agent.greet(hello)
         lasting = asyncio.create_task(lasts(agent))
         foreign = [
-            (await opened.enter_async_context(calling(served, identity, address)), hello_of("orin"), reason)
+            (await opened.enter_async_context(calling(served, identity, address)), hello, reason)
             for identity, address, reason in (
                 (other, None, "the certificate is for the device 'nano', not 'orin'"),
                 (copied, None, "the certificate is for the installation 'copy', not 'own'"),
@@ -120,7 +101,7 @@ async def test_foreign_hellos_are_refused_and_the_owners_session_goes_on(
         stranger = CertifiedFleet.create(tmp_path / "another").identity(Role.DEVICE, "orin", **own)
         for _ in range(STRANGERS):
             async with calling(served, stranger) as client:
-                assert (await refusal(client, hello_of("orin")))[0] is grpc.StatusCode.UNAVAILABLE
+                assert (await refusal(client, hello))[0] is grpc.StatusCode.UNAVAILABLE
         assert not lasting.done(), "the owner's session is undisturbed"
         await agent_states(operator)
         lasting.cancel()
@@ -154,11 +135,12 @@ async def test_an_owner_takes_its_id_back_from_an_intruder_of_before(
         plaintext = await opened.enter_async_context(calling(served, None, served.bound.plaintext_address))
         intruder = plaintext.agent()
         await intruder.greet(hello_of("orin", installation="intruder"))
-        orin = await enrolled(operator, "orin", "agx-orin", "own")
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        orin = await joined(service, Role.DEVICE, Applicant("orin", "agx-orin", "own"))
         owner = await opened.enter_async_context(calling(served, orin))
         begun_s = time.monotonic()
         agent = owner.agent()
-        await agent.greet(hello_of("orin"))
+        await agent.greet(hello_of("orin", installation="own"))
         await agent.lease()
         ended: Any = await intruder.call.code()
         took_s = time.monotonic() - begun_s

@@ -17,14 +17,12 @@ from coordinator.identity.access import STREAMS
 from coordinator.identity.live_calls import LiveCalls
 from coordinator.rpc_services import SERVICES
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified
-from tests.fakes.served import Client, serving
+from tests.fakes.certified import CertifiedFleet, calling, certified, joined
+from tests.fakes.served import Client, hello_of, serving
 from wattfleet_identity.identity_folder import write_identity
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
-from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, operator_pb2, power_pb2, session_pb2, view_pb2
-from wattfleet_proto.version import own_version
+from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, operator_pb2, view_pb2
 
 _WITHIN_S = 5.0
 
@@ -47,11 +45,7 @@ async def watched(client: Client) -> Any:
 
 async def session(client: Client) -> Any:
     agent = client.agent()
-    hello = session_pb2.Hello(
-        device_id="peer", board="agx-orin", provenance=power_pb2.PROVENANCE_SIMULATED, mode_count=7
-    )
-    hello.protocol.CopyFrom(own_version())
-    await agent.greet(hello)
+    await agent.greet(hello_of("peer"))
     return agent.call
 
 
@@ -84,8 +78,7 @@ async def test_a_revoked_peers_calls_end(config: CoordinatorSettings, tmp_path: 
     ):
         service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
         name = "" if role is Role.DEVICE else "peer"
-        line = (await service.Invite(identity_pb2.InviteRequest(role=role.value, name=name, uses=1, ttl_s=60))).line
-        peer = await asyncio.to_thread(join, Invite.parse(line), Applicant("peer", "agx-orin"))
+        peer = await joined(service, role, Applicant("peer", "agx-orin"), name)
         async with calling(served, peer) as client, asyncio.timeout(60):
             call = await begin(client)
             others = await watched(operator)

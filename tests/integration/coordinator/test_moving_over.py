@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -13,16 +12,15 @@ import grpc
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.certified import CertifiedFleet, calling, certified, joined
 from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import ORIN_FRONT
 from wattfleet_identity.identity_folder import Identity
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, planning_pb2, power_pb2, session_pb2
+from wattfleet_proto.v1 import identity_pb2_grpc, planning_pb2, power_pb2, session_pb2
 from wattfleet_proto.version import MAJOR
 
 MINORS = {"orin-0": 0, "orin-1": 1, "orin-2": 3, "orin-3": 6}
@@ -104,9 +102,8 @@ class Flower:
 async def enrol(operator: Client, board: Board) -> None:
     """What `coordinator invite` and `agent join` do."""
     service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
-    answer = await service.Invite(identity_pb2.InviteRequest(role="device", name=board.device_id, uses=1, ttl_s=600))
     applicant = Applicant(board.device_id, "agx-orin", f"of {board.device_id}")
-    board.identity = await asyncio.to_thread(join, Invite.parse(answer.line), applicant)
+    board.identity = await joined(service, Role.DEVICE, applicant, board.device_id)
 
 
 async def move_over(opened: Any, served: Client, operator: Client, board: Board, grant: session_pb2.Grant) -> None:

@@ -25,12 +25,11 @@ from coordinator.services.issuing import Issuing, PublicAddresses
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.identities import Identities
 from coordinator.state.invite_terms import Terms
-from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.certified import CertifiedFleet, calling, certified, invited, joined
 from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.served import Client, serving
 from wattfleet_identity.certificates import Certificate, new_key, request_certificate
 from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.invites import Invite
 from wattfleet_identity.joining import Applicant, EnrolmentRefusedError, join
 from wattfleet_identity.peers import Role
 from wattfleet_io.addresses import split_address
@@ -45,6 +44,7 @@ from wattfleet_proto.v1 import (
 )
 
 SOON = timedelta(minutes=10)
+ORIN_3 = Applicant("orin-3", "agx-orin", "6f0c")
 
 
 @asynccontextmanager
@@ -54,11 +54,6 @@ async def administered(config: CoordinatorSettings, folder: Path) -> AsyncIterat
     anna = fleet.identity(Role.OPERATOR, "anna")
     async with serving(certified(config, folder)) as served, calling(served, anna) as client, asyncio.timeout(120):
         yield served, identity_pb2_grpc.IdentityServiceStub(client.channel), fleet
-
-
-async def enrolled(service: Any, role: Role, name: str = "") -> Identity:
-    line = (await service.Invite(identity_pb2.InviteRequest(role=role.value, name=name, uses=1, ttl_s=60))).line
-    return await asyncio.to_thread(join, Invite.parse(line), Applicant("orin-3", "agx-orin", "6f0c"))
 
 
 async def renewed(served: Client, identity: Identity) -> Certificate:
@@ -84,7 +79,7 @@ async def test_a_renewal_does_not_lengthen_what_an_operator_has_shortened(
         )
         contractor = Identity(key_pem, answer.certificate_pem, answer.trusted_pem)
         assert is_about((await renewed(served, contractor)).not_after, utc_now() + timedelta(hours=1))
-        device = await enrolled(service, Role.DEVICE)
+        device = await joined(service, Role.DEVICE, ORIN_3)
         assert is_about((await renewed(served, device)).not_after, utc_now() + timedelta(days=30))
 
 
@@ -92,7 +87,7 @@ async def test_early_renewals_are_limited_and_the_newest_certificate_stays_valid
     config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     async with administered(config, tmp_path / "authority") as (served, service, _):
-        device = await enrolled(service, Role.DEVICE)
+        device = await joined(service, Role.DEVICE, ORIN_3)
         for _attempt in range(3):
             await renewed(served, device)
         with pytest.raises(grpc.aio.AioRpcError, match="use the newest one") as refused:
@@ -102,7 +97,7 @@ async def test_early_renewals_are_limited_and_the_newest_certificate_stays_valid
 
 async def test_a_revoked_owner_renews_nothing(config: CoordinatorSettings, tmp_path: Path) -> None:
     async with administered(config, tmp_path / "authority") as (served, service, _):
-        device = await enrolled(service, Role.DEVICE)
+        device = await joined(service, Role.DEVICE, ORIN_3)
         async with calling(served, device) as client:
             await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="orin-3"))
             request = enrolment_pb2.RenewRequest(request_pem=request_certificate(device.key_pem))
@@ -115,8 +110,7 @@ async def test_an_invite_is_used_as_often_as_it_says_by_many_at_once(
     config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     async with administered(config, tmp_path / "authority") as (_, service, _fleet):
-        line = (await service.Invite(identity_pb2.InviteRequest(role="device", uses=3, ttl_s=60))).line
-        invite = Invite.parse(line)
+        invite = await invited(service, Role.DEVICE, uses=3)
         joins = [asyncio.to_thread(join, invite, Applicant(f"orin-{number}")) for number in range(8)]
         results = await asyncio.gather(*joins, return_exceptions=True)
     assert sum(isinstance(each, Identity) for each in results) == 3
@@ -148,7 +142,7 @@ async def test_a_request_that_cannot_be_certified_uses_no_invite_up(
     config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     async with administered(config, tmp_path / "authority") as (served, service, fleet):
-        invite = Invite.parse((await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))).line)
+        invite = await invited(service, Role.DEVICE)
         credentials = grpc.ssl_channel_credentials(fleet.authority.trusted_pem)
         options = [("grpc.ssl_target_name_override", "coordinator.wattfleet")]
         async with grpc.aio.secure_channel(str(served.bound.enrolment_address), credentials, options) as channel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ import grpc
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified
-from tests.fakes.served import Client, serving
+from tests.fakes.certified import CertifiedFleet, calling, certified, joined
+from tests.fakes.served import Client, hello_of, serving
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.authority import SERVER_NAME
 from wattfleet_identity.certificates import Certificate, matches, new_key, request_certificate
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_identity.supernode_folder import SuperNodeKey
 from wattfleet_proto.v1 import (
@@ -26,8 +25,6 @@ from wattfleet_proto.v1 import (
     identity_pb2_grpc,
     operator_pb2,
     operator_pb2_grpc,
-    power_pb2,
-    session_pb2,
     superlink_pb2,
     superlink_pb2_grpc,
 )
@@ -44,12 +41,10 @@ def settings(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorS
     return certified(config, fleet.authority.folder).with_values(superlink=told)
 
 
-async def enrolled(client: Client, device_id: str, key: SuperNodeKey) -> Any:
+async def enrolled_with(key: SuperNodeKey, client: Client, device_id: str) -> Identity:
     """Enrol a device with the key of its SuperNode."""
     service = identity_pb2_grpc.IdentityServiceStub(client.channel)
-    answer = await service.Invite(identity_pb2.InviteRequest(role="device", name=device_id, uses=1, ttl_s=60))
-    applicant = Applicant(device_id, "orin-nano", "6f0c")
-    return await asyncio.to_thread(join, Invite.parse(answer.line), applicant, key.public)
+    return await joined(service, Role.DEVICE, Applicant(device_id, "orin-nano", "6f0c"), device_id, key.public)
 
 
 async def supernodes(client: Client, known: str = "") -> tuple[dict[str, str], Any]:
@@ -68,7 +63,7 @@ async def test_enrolled_supernodes_are_listed_until_they_are_revoked_or_forgotte
         calling(served, fleet.identity(Role.FLOWER)) as superlink,
     ):
         for name, key in keys.items():
-            identity = await enrolled(operator, name, key)
+            identity = await enrolled_with(key, operator, name)
             assert identity.superlink == "site.example:8000"
         found, first = await supernodes(superlink)
         assert found == {name: key.public.decode() for name, key in keys.items()}
@@ -85,7 +80,7 @@ async def test_enrolled_supernodes_are_listed_until_they_are_revoked_or_forgotte
         found, _ = await supernodes(superlink)
         assert found["nano-3"] == keys["nano-3"].public.decode()
         renewed = SuperNodeKey.create()
-        await enrolled(operator, "nano-2", renewed)
+        await enrolled_with(renewed, operator, "nano-2")
         found, _ = await supernodes(superlink)
         assert found["nano-2"] == renewed.public.decode()
 
@@ -96,17 +91,10 @@ async def test_a_forgotten_device_has_to_enrol_again(settings: CoordinatorSettin
         calling(served, fleet.identity(Role.OPERATOR)) as operator,
         calling(served, fleet.identity(Role.FLOWER)) as superlink,
     ):
-        identity = await enrolled(operator, "nano-1", SuperNodeKey.create())
+        identity = await enrolled_with(SuperNodeKey.create(), operator, "nano-1")
         async with calling(served, identity) as device:
             agent = device.agent()
-            hello = session_pb2.Hello(
-                device_id="nano-1",
-                board="orin-nano",
-                installation="6f0c",
-                mode_count=7,
-                provenance=power_pb2.PROVENANCE_SIMULATED,
-            )
-            await agent.greet(hello)
+            await agent.greet(hello_of("nano-1", "orin-nano", "6f0c"))
             await agent.goodbye()
         await operator_pb2_grpc.OperatorServiceStub(operator.channel).ForgetDevices(
             operator_pb2.ForgetDevicesRequest(device_ids=["nano-1"])

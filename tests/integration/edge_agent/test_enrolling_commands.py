@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from coordinator.settings import CoordinatorSettings
 from edge_agent.session.certificate_keeper import CertificateKeeper
 from edge_agent.session.connection import connects_to
-from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.certified import CertifiedFleet, calling, certified, joined
 from tests.fakes.served import Agent, serving
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.handshakes import HandshakeError
 from wattfleet_identity.identity_folder import read_identity, write_identity
 from wattfleet_identity.invites import Invite, new_token
-from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_identity.renewal import due_at
 from wattfleet_identity.supernode_folder import SuperNodeFacts, read_facts
@@ -31,7 +31,6 @@ from wattfleet_io.clock import utc_now
 from wattfleet_proto.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,
-    identity_pb2,
     identity_pb2_grpc,
     power_pb2,
     session_pb2,
@@ -165,16 +164,15 @@ async def test_a_certificate_that_is_due_is_renewed(config: CoordinatorSettings,
         calling(served, fleet.identity(Role.OPERATOR)) as client,
     ):
         service = identity_pb2_grpc.IdentityServiceStub(client.channel)
-        answer = await service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=60))
-        enrolled = await asyncio.to_thread(join, Invite.parse(answer.line), Applicant("nano-1", "orin-nano", "6f0c"))
-        write_identity(folder, enrolled)
+        first = await joined(service, Role.DEVICE, Applicant("nano-1", "orin-nano", "6f0c"))
+        write_identity(folder, first)
         endpoint, renewed = Endpoint.of(None, folder), asyncio.Event()
-        later = due_at(folder) + (enrolled.certificate.not_after - due_at(folder)) / 2
+        later = due_at(folder) + (first.certificate.not_after - due_at(folder)) / 2
         keeper = asyncio.create_task(CertificateKeeper(endpoint, renewed.set, now=lambda: later).run())
         async with asyncio.timeout(20):
             await renewed.wait()
         keeper.cancel()
         newer = read_identity(folder)
-        assert newer is not None and newer.key_pem == enrolled.key_pem
-        assert newer.certificate.serial != enrolled.certificate.serial
+        assert newer is not None and newer.key_pem == first.key_pem
+        assert newer.certificate.serial != first.certificate.serial
         assert await greeted(endpoint, device_id="nano-1", board="orin-nano", installation="6f0c") is not None

@@ -17,7 +17,7 @@ from edge_agent.session.certificate_keeper import CertificateKeeper
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
-from tests.fakes.certified import CertifiedFleet, calling, certified
+from tests.fakes.certified import CertifiedFleet, calling, certified, invited, joined
 from tests.fakes.polling import eventually
 from tests.fakes.served import READY, Client, serving
 from tests.fakes.small_fleet import ORIN_FRONT, ORIN_NODE, RUN
@@ -25,8 +25,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.identity_folder import Identity, read_identity, write_identity
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_identity.renewal import due_at, note_time
 from wattfleet_io.clock import VirtualClock, utc_now
@@ -47,9 +46,7 @@ class Enrolled:
     identities: dict[str, Identity] = field(default_factory=dict)
 
     async def enrol(self, role: Role, name: str) -> Endpoint:
-        request = identity_pb2.InviteRequest(role=role.value, name=name, uses=1, ttl_s=600)
-        line = (await self.service.Invite(request)).line
-        identity = await asyncio.to_thread(join, Invite.parse(line), Applicant("", "agx-orin", "6f0c"))
+        identity = await joined(self.service, role, Applicant("", "agx-orin", "6f0c"), name)
         write_identity(self.folder / name, identity)
         self.identities[name] = identity
         return Endpoint.of(None, self.folder / name)
@@ -184,9 +181,7 @@ async def test_an_authority_is_replaced_with_a_round_in_flight(config: Coordinat
             planned = await begin_round(planner)
             answer = await enrolled.service.BeginRotation(identity_pb2.BeginRotationRequest())
             assert {f"{each.role} {each.name}" for each in answer.to_renew} == {"device orin", "flower app"}
-            open_invite = Invite.parse(
-                (await enrolled.service.Invite(identity_pb2.InviteRequest(role="device", uses=1, ttl_s=600))).line
-            )
+            open_invite = await invited(enrolled.service, Role.DEVICE)
             with pytest.raises(Exception, match="2 certificates of the old authority are still valid"):
                 await enrolled.service.FinishRotation(identity_pb2.FinishRotationRequest())
             await renewed_by_keeper(device, session)

@@ -13,7 +13,7 @@ from flwr.supercore.error import FlowerError
 
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import LIFETIME, CertifiedFleet, calling, certified
+from tests.fakes.certified import LIFETIME, CertifiedFleet, calling, certified, joined
 from tests.fakes.served import serving
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.superlink.control_access import ControlAccess
@@ -23,8 +23,7 @@ from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCe
 from wattfleet_identity.certificates import matches
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.identity_folder import write_identity
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
 from wattfleet_identity.supernode_folder import SuperNodeKey
@@ -79,12 +78,6 @@ def settings(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorS
     return certified(config, fleet.authority.folder).with_values(superlink=told)
 
 
-async def invited(operator: Any, device_id: str) -> str:
-    service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
-    answer = await service.Invite(identity_pb2.InviteRequest(role="device", name=device_id, uses=1, ttl_s=60))
-    return str(answer.line)
-
-
 async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
     settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
 ) -> None:
@@ -94,12 +87,11 @@ async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
         key = superlink.certificate.key_file.read_bytes()
         assert matches(key, superlink.certificate.certificate_file.read_bytes())
         assert await asyncio.to_thread(superlink.keeper.look) == EVERY_S and superlink.nodes.named == {}
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
         for name in ("nano-1", "nano-2"):
-            line = Invite.parse(await invited(operator, name))
-            await asyncio.to_thread(join, line, Applicant(name, "orin-nano", "6f0c"), SuperNodeKey.create().public)
+            await joined(service, Role.DEVICE, Applicant(name, "orin-nano", "6f0c"), name, SuperNodeKey.create().public)
         await asyncio.to_thread(superlink.keeper.look)
         assert sorted(superlink.nodes.named.values()) == ["nano-1", "nano-2"]
-        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
         await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="nano-1"))
         await asyncio.to_thread(superlink.keeper.look)
         assert list(superlink.nodes.named.values()) == ["nano-2"]

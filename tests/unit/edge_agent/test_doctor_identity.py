@@ -95,7 +95,7 @@ def test_a_clock_before_all_certificates_is_pointed_out_before_the_enrolment(fol
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_key_that_others_may_read_has_to_be_mended(folder: Path, mode: int) -> None:
+def test_a_key_that_others_may_read_has_to_be_repaired(folder: Path, mode: int) -> None:
     enrol(folder)
     os.chmod(folder / "key.pem", mode)
     found = look(folder)
@@ -110,7 +110,7 @@ def test_a_folder_that_others_may_enter_is_pointed_out(folder: Path) -> None:
     assert found["certificate"].level == "ok"
 
 
-def test_a_damaged_identity_has_to_be_mended(folder: Path) -> None:
+def test_a_damaged_identity_has_to_be_repaired(folder: Path) -> None:
     enrol(folder)
     (folder / "certificate.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     found = look(folder)
