@@ -133,10 +133,10 @@ class FleetFolder:
     def coordinator(self, name: str, store: str, address: str, *options: str) -> ForkedProcess:
         """Start a coordinator."""
         self.announced(name).unlink(missing_ok=True)
-        arguments = ["serve", "--store", store, "--address", address, "--announce", str(self.announced(name))]
+        arguments = ["serve", "--address", address, "--announce", str(self.announced(name))]
         arguments += ["--metrics-address", "127.0.0.1:0", "--enrolment-address", "127.0.0.1:0"]
         arguments += ["--identity", str(self.authority), *options]
-        return self._start(name, run_command, [["coordinator", *arguments]])
+        return self._start(name, run_coordinator, [store, arguments])
 
     def announced(self, name: str) -> Path:
         """The file that a coordinator writes when it begins to serve."""
@@ -174,9 +174,10 @@ OWNERS = array_to_modes(SimulatedDevice(BOARD, seed=1).modes)[777]
 """The mode that the boards were in before Wattfleet came."""
 
 
-def run_command(arguments: Sequence[str]) -> None:
-    """The `wattfleet` command."""
-    sys.argv = ["wattfleet", *arguments]
+def run_coordinator(store: str, arguments: Sequence[str]) -> None:
+    """The command `wattfleet coordinator`; the store's password is not for command lines."""
+    os.environ["WATTFLEET_COORDINATOR_STORE_LOCATION"] = store
+    sys.argv = ["wattfleet", "coordinator", *arguments]
     cli.main()
 
 

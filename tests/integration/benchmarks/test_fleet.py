@@ -63,11 +63,13 @@ def test_it_tells_every_figure_and_leaves_no_process(capsys: pytest.CaptureFixtu
     for path in (
         *("ramp_s", "storm_s", "restart_s", "bare.ramp_s", "bare.storm_s", "rss_mb", "peak_rss_mb"),
         *("in_use.plan_ms.p50", "in_use.scrape_ms.p50", "in_use.peak_rss_mb"),
-        *("lease_cpu_us", "storm_cpu_ms", "restart_cpu_ms", "bare.storm_cpu_ms", "sessions_per_s.rate"),
+        *("storm_cpu_ms", "restart_cpu_ms", "bare.storm_cpu_ms", "sessions_per_s.rate"),
         *("generator_late_ms.p99", "reports_per_s.ratio", "reference_bytes_per_s.ratio"),
     ):
         value = figure(fleet, path)
         assert value is not None and value > 0, path
+    # So few agents may renew no lease in so short a time.
+    assert (fleet["lease_cpu_us"] is not None) == (fleet["leases_per_s"] > 0)
     assert figure(fleet, "bare.peak_rss_mb") < figure(fleet, "peak_rss_mb")
     assert all(goal["met"] in (True, False) for goal in fleet["goals"].values()) and len(fleet["goals"]) == 6
 

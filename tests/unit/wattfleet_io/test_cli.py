@@ -16,7 +16,7 @@ from wattfleet_io import cli
 needs_coordinator = pytest.mark.skipif(
     find_spec("prometheus_client") is None, reason="the extra `coordinator` is not installed"
 )
-GROUPS = ["advise", "agent", "coordinator", "evaluate", "join", "reference", "simulate"]
+GROUPS = ["advise", "agent", "coordinator", "evaluate", "flower", "join", "reference", "simulate"]
 
 
 def run(*arguments: str) -> Result:
