@@ -124,6 +124,7 @@ async def test_a_caller_that_leaves_is_not_told_of_its_certificate(tmp_path: Pat
 
 async def test_a_call_is_ended_once(tmp_path: Path) -> None:
     calls, certificate = LiveCalls(), CertifiedFleet.create(tmp_path / "a").identity(Role.VIEWER).certificate
+    cleaned_up = []
 
     def refuse(_: object) -> None:
         raise InvalidCertificateError("it was revoked")
@@ -134,6 +135,7 @@ async def test_a_call_is_ended_once(tmp_path: Path) -> None:
                 await asyncio.Event().wait()
             finally:
                 await asyncio.sleep(0.01)  # as a session that is cleaned up
+                cleaned_up.append(True)
 
     task = asyncio.create_task(call())
     await asyncio.sleep(0)
@@ -142,3 +144,4 @@ async def test_a_call_is_ended_once(tmp_path: Path) -> None:
     assert calls.end_invalid() == 0
     with pytest.raises(InvalidCertificateError, match="revoked"):
         await task
+    assert cleaned_up, "a second check does not interrupt it"
