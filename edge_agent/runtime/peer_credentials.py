@@ -99,12 +99,17 @@ class SocketUsers:
         Raises:
             PeerNotAllowedError: it may not.
         """
-        if not self.admits(peer):
-            group = "no group" if self.gid is None else f"the group {group_name(self.gid)}"
+        if self.admits(peer):
+            return
+        refused = f"user {user_name(peer.uid)} may not use the agent's socket, which is for root"
+        if self.gid is None:
             raise PeerNotAllowedError(
-                f"user {user_name(peer.uid)} may not use the agent's socket, which is for root, the agent's own user"
-                f" and {group}: add the user with `usermod -aG`, and log in again"
+                f"{refused} and the agent's own user: name a group with the agent's --socket-group"
             )
+        raise PeerNotAllowedError(
+            f"{refused}, the agent's own user and the group {group_name(self.gid)}: add the user with `usermod -aG`,"
+            " and log in again"
+        )
 
 
 def user_name(uid: int) -> str:

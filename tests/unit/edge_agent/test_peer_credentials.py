@@ -27,6 +27,9 @@ OWNER, OTHER, MEMBERS, GROUP = 1000, 1001, 50, 60
 def test_root_the_agents_user_and_members_are_admitted(gid: int | None, peer: PeerCredentials, admitted: bool) -> None:
     users = SocketUsers(gid, OWNER)
     assert users.admits(peer) is admitted
-    if not admitted:
-        with pytest.raises(PeerNotAllowedError, match=r"may not use the agent's socket.* usermod"):
-            users.require(peer)
+    if admitted:
+        users.require(peer)
+        return
+    remedy = "--socket-group" if gid is None else "usermod -aG"
+    with pytest.raises(PeerNotAllowedError, match=f"user {OTHER} may not use the agent's socket, .*{remedy}"):
+        users.require(peer)
