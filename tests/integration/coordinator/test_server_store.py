@@ -121,6 +121,17 @@ async def test_a_standby_takes_over_the_address_of_the_first_one(config: Coordin
     await second.end()
 
 
+async def test_a_standby_waits_until_its_address_is_free(config: CoordinatorSettings) -> None:
+    """The one before may have lost the store, and still listen for a moment."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+        standby = Running(config.with_values(store={"standby": True}, server={"address": in_use}))
+        await asyncio.sleep(0.5)
+        assert not standby.task.done()
+    assert (await standby.bound).address == in_use
+    await standby.end()
+
+
 async def test_a_standby_whose_address_another_program_uses_gives_the_store_back(config: CoordinatorSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         in_use = f"127.0.0.1:{taken.getsockname()[1]}"

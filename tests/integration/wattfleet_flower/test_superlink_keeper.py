@@ -144,7 +144,7 @@ async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
         assert superlink.reloads == ["TLS", "TLS"]
 
 
-async def test_the_superlink_trusts_whom_the_coordinator_trusts_while_the_authority_is_replaced(
+async def test_the_superlink_trusts_whom_the_coordinator_trusts_now(
     settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
 ) -> None:
     async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
