@@ -126,7 +126,7 @@ async def test_a_standby_waits_until_its_address_is_free(config: CoordinatorSett
     with socket.create_server(("127.0.0.1", 0)) as taken:
         in_use = f"127.0.0.1:{taken.getsockname()[1]}"
         standby = Running(config.with_values(store={"standby": True}, server={"address": in_use}))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2)
         assert not standby.task.done()
     assert (await standby.bound).address == in_use
     await standby.end()
