@@ -147,6 +147,7 @@ async def test_a_coordinator_that_was_taken_over_refuses_and_ends(
     # So that the request learns of it before the check does.
     first = Running(config.with_values(store={"owner_check_s": 60.0}))
     async with first.channel() as channel:
+        await start_run(channel, "early")  # all that is written at the start is stored
         # As if its lock had ended without it.
         monkeypatch.setattr(FileLock, "take", lambda _: True)
         second = Store(Path(config.store.location))
@@ -155,7 +156,7 @@ async def test_a_coordinator_that_was_taken_over_refuses_and_ends(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         with pytest.raises(NotOwnerError):
             await first.task
-        assert second.load().runs == []
+        assert [run.run_id for run in second.load().runs] == ["early"]
         second.close()
 
 
@@ -210,14 +211,22 @@ async def test_a_full_disk_is_reported_reads_work_and_all_is_stored_later(
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("store", "options", "text"),
     [
-        (("--store", "mysql://fleet:hunter2@db/watts"), "sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE"),
-        (("--store", "postgresql://fleet:hunter2@127.0.0.1:1/watts"), "postgresql://127.0.0.1:1/watts cannot be used"),
-        (("--keep-days", "0"), "--keep-days must be above 0"),
+        ("mysql://fleet:hunter2@db/watts", [], "sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE"),
+        ("postgresql://fleet:hunter2@127.0.0.1:1/watts", [], "postgresql://127.0.0.1:1/watts cannot be used"),
+        ("coordinator.db", ["--keep-days", "0"], "--keep-days must be above 0"),
+        (
+            "coordinator.db",
+            ["--store", "postgresql://fleet:hunter2@db/watts"],
+            "--store: a password on the command line",
+        ),
     ],
 )
-def test_a_store_that_cannot_be_used_is_refused_without_its_password(options: tuple[str, str], text: str) -> None:
+def test_a_store_that_cannot_be_used_is_refused_without_its_password(
+    store: str, options: list[str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATTFLEET_COORDINATOR_STORE_LOCATION", store)
     serve_on = ("coordinator", "serve", "--site-budget-w", "60", "--address", "127.0.0.1:0", "--metrics-address")
     ran = CliRunner().invoke(cli.wattfleet, [*serve_on, "127.0.0.1:0", *options])
     assert ran.exception is not None and text in str(ran.exception)

@@ -210,9 +210,9 @@ def test_what_is_no_good_backup_is_not_restored(path: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("command", "instead"), [("check", "pg_amcheck"), ("backup", "pg_dump"), ("restore", "pg_restore")]
 )
-def test_for_postgresql_its_own_tools_are_named(command: str, instead: str) -> None:
-    files = [] if command == "check" else ["copy.db"]
-    said = refused(command, *files, "--store", "postgresql://fleet:hunter2@db.example/watts")
+def test_for_postgresql_its_own_tools_are_named(command: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATTFLEET_COORDINATOR_STORE_LOCATION", "postgresql://fleet:hunter2@db.example/watts")
+    said = refused(command, *([] if command == "check" else ["copy.db"]))
     assert instead in said and "hunter2" not in said
 
 
