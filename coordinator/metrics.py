@@ -128,7 +128,7 @@ def _grant_families(grants: Grants, device_ids: Sequence[str]) -> Iterator[Gauge
 
 
 def _device_families(newest: LatestResults) -> Iterator[GaugeMetricFamily]:
-    """What is planned for each device in its newest round, and predictions and observations of its last observed one."""
+    """The watts planned in each device's newest round, and predictions and observations of its last observed one."""
     families = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
         for name, text in (
