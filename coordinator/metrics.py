@@ -128,19 +128,20 @@ def _grant_families(grants: Grants, device_ids: Sequence[str]) -> Iterator[Gauge
 
 
 def _device_families(newest: LatestResults) -> Iterator[GaugeMetricFamily]:
-    """Predictions and observations of the newest round of each device."""
+    """The watts planned in each device's newest round, and predictions and observations of its last observed one."""
     families = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
         for name, text in (
             ("budget_watts", "Watts planned for the device in its newest round"),
-            ("predicted_epoch_seconds", "Predicted seconds per epoch in the device's newest round"),
+            ("predicted_epoch_seconds", "Predicted seconds per epoch of the last reported training"),
             ("observed_epoch_seconds", "Last reported seconds per epoch"),
-            ("predicted_power_watts", "Predicted watts while training in the device's newest round"),
+            ("predicted_power_watts", "Predicted watts of the last reported training"),
             ("observed_power_watts", "Last reported watts while training"),
         )
     }
     for chosen in list(newest.assignments.values()):
         families["budget_watts"].add_metric([chosen.device_id], chosen.power_limit_w)
+    for chosen in list(newest.predictions.values()):
         families["predicted_epoch_seconds"].add_metric([chosen.device_id], chosen.epoch_s)
         families["predicted_power_watts"].add_metric([chosen.device_id], chosen.power_w)
     for seen in list(newest.observations.values()):
@@ -173,6 +174,8 @@ def _round_families(
         # The budget may have changed since, so the round's own budget is exported beside it.
         site.add_metric(["allowed_then"], seen.allowed_w)
         duration.add_metric(["observed"], seen.duration_s)
+        # A newer plan may predict another duration.
+        duration.add_metric(["predicted_then"], seen.predicted_s)
     if newest.evaluated_round is not None:
         accuracy.add_metric([], newest.evaluated_round.accuracy)
     yield from (number, duration, site, accuracy)

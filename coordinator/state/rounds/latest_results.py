@@ -20,6 +20,7 @@ class ObservedRound:
         site_w: observed watts, idling devices included.
         allowed_w: watts of the site at that time.
         duration_s: observed seconds of the slowest device.
+        predicted_s: seconds of the slowest device by the round's plan.
     """
 
     run_id: str
@@ -27,6 +28,7 @@ class ObservedRound:
     site_w: float
     allowed_w: float
     duration_s: float
+    predicted_s: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class LatestResults:
     Attributes:
         assignments: by device id; of a device that a trim has stopped, the assignment before.
         observations: by device id.
+        predictions: of the trainings in `observations`, by device id.
         observed_round: the newest round with all observations.
         evaluated_round: the newest evaluated round.
     """
@@ -58,6 +61,7 @@ class LatestResults:
         """Start without any round."""
         self.assignments: dict[str, Assignment] = {}
         self.observations: dict[str, ObservedTraining] = {}
+        self.predictions: dict[str, Assignment] = {}
         self.observed_round: ObservedRound | None = None
         self.evaluated_round: EvaluatedRound | None = None
 
@@ -67,11 +71,17 @@ class LatestResults:
 
     def observed(self, record: RoundRecord, observations: Iterable[ObservedTraining]) -> None:
         """Take note of new observations in a round, which its record includes already."""
-        self.observations.update({observed.device_id: observed for observed in observations})
+        # A device that a trim has stopped is in the first plan alone.
+        planned = {each.device_id: each for each in (*record.plan.original.assignments, *record.plan.assignments)}
+        for observed in observations:
+            self.observations[observed.device_id] = observed
+            self.predictions[observed.device_id] = planned[observed.device_id]
         site_w, duration_s = record.observed_site_w, record.observed_duration_s
         if site_w is not None and duration_s is not None and _is_newer(record, self.observed_round):
-            allowed_w = record.plan.site_budget_w
-            self.observed_round = ObservedRound(record.run_id, record.number, site_w, allowed_w, duration_s)
+            allowed_w, predicted_s = record.plan.site_budget_w, record.plan.duration_s
+            self.observed_round = ObservedRound(
+                record.run_id, record.number, site_w, allowed_w, duration_s, predicted_s
+            )
 
     def evaluated(self, record: RoundRecord) -> None:
         """Take note of a round's metrics."""
@@ -83,11 +93,13 @@ class LatestResults:
         for device_id in device_ids:
             self.assignments.pop(device_id, None)
             self.observations.pop(device_id, None)
+            self.predictions.pop(device_id, None)
 
     def copy(self) -> LatestResults:
         """An independent copy."""
         copied = copy.copy(self)
         copied.assignments, copied.observations = self.assignments.copy(), self.observations.copy()
+        copied.predictions = self.predictions.copy()
         return copied
 
 

@@ -125,7 +125,11 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
     assert of(samples, "wattfleet_device_profiled_modes") == {("orin",): 50, ("nano",): 50, ("slow",): 50}
     assert of(samples, "wattfleet_round_number") == {(): 1}
     assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}
-    assert of(samples, "wattfleet_round_duration_seconds") == {("predicted",): 2 * 35, ("observed",): 2 * 34}
+    assert of(samples, "wattfleet_round_duration_seconds") == {
+        ("predicted",): 2 * 35,
+        ("predicted_then",): 2 * 35,
+        ("observed",): 2 * 34,
+    }
     assert of(samples, "wattfleet_site_power_watts") == {
         ("allowed",): 90,
         ("planned",): 30 + 15 + 2.5,
@@ -229,7 +233,7 @@ def test_a_round_of_which_everybody_was_ended_has_a_plan_and_was_not_observed() 
     assert set(of(samples, "wattfleet_round_duration_seconds")) == {("predicted",)}
 
 
-def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> None:
+def test_what_was_observed_has_the_prediction_of_its_own_round_beside_it() -> None:
     fleet = trained_fleet()
     fleet.agents.report_front("orin", front((5, 60)), 5.0, 50, "")
     fleet.agents.report_state("nano", DeviceState.DEGRADED, 50, "")
@@ -237,9 +241,16 @@ def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> Non
     samples = scraped(fleet)
     assert of(samples, "wattfleet_round_number") == {(): 2}
     assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}
-    assert of(samples, "wattfleet_device_predicted_power_watts") == {("orin",): 60, ("nano",): 15}
+    assert of(samples, "wattfleet_device_budget_watts") == {("orin",): 60, ("nano",): 15}
+    assert of(samples, "wattfleet_device_predicted_epoch_seconds") == {("orin",): 20, ("nano",): 35}
+    assert of(samples, "wattfleet_device_observed_epoch_seconds") == {("orin",): 21, ("nano",): 34}
+    assert of(samples, "wattfleet_device_predicted_power_watts") == {("orin",): 30, ("nano",): 15}
     assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
-    assert of(samples, "wattfleet_round_duration_seconds") == {("predicted",): 5, ("observed",): 2 * 34}
+    assert of(samples, "wattfleet_round_duration_seconds") == {
+        ("predicted",): 5,
+        ("predicted_then",): 2 * 35,
+        ("observed",): 2 * 34,
+    }
     assert of(samples, "wattfleet_site_power_watts")[("planned",)] == 60 + 3 + 2.5
 
 
