@@ -43,8 +43,8 @@ async def outcome(client: Client, method: str) -> grpc.StatusCode | None:
     try:
         first = await call.read()
         return None if first is not grpc.aio.EOF else await call.code()  # type: ignore[attr-defined]
-    except grpc.aio.AioRpcError as error:
-        return error.code()
+    except grpc.aio.AioRpcError:  # a write that fails says less than the call
+        return await call.code()  # type: ignore[no-any-return]
     finally:
         call.cancel()
 
