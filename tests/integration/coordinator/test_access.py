@@ -167,8 +167,10 @@ async def test_operators_may_have_an_address_of_their_own(config: CoordinatorSet
         async with calling(served, operator, served.bound.operator_address) as client:
             await client.view.GetFleet(request)
         async with calling(served, fleet.identity(Role.DEVICE, "orin"), served.bound.operator_address) as client:
-            with pytest.raises(grpc.aio.AioRpcError, match="does not serve the role device"):
-                await greeted(client, "orin")
+            agent = client.agent()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await agent.greet(session_pb2.Hello(device_id="orin", board="agx-orin", protocol=own_version()))
+            assert "does not serve the role device" in await agent.call.details()
 
 
 async def test_a_fleet_moves_over_through_a_plaintext_address(
