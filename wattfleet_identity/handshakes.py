@@ -47,6 +47,11 @@ def why_refused(endpoint: Endpoint, now: Callable[[], datetime] = utc_now) -> Ha
     return None if text is None else HandshakeError(text)
 
 
+def unreachable(endpoint: Endpoint) -> CoordinatorUnreachableError:
+    """Why no channel came up: what is wrong with the connection, or else that nothing answers."""
+    return why_refused(endpoint) or CoordinatorUnreachableError(f"no coordinator answers at {endpoint.address}")
+
+
 def enrol_command(identity: Identity | None) -> str:
     """The command that enrols a client again: that of a device, or of another peer."""
     try:

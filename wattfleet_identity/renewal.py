@@ -16,7 +16,7 @@ import grpc
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.certificates import Certificate, request_certificate
 from wattfleet_identity.endpoint import Endpoint, require_identity
-from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.handshakes import unreachable
 from wattfleet_identity.identity_folder import CERTIFICATE, Identity, write_renewed
 from wattfleet_io.clock import utc_now
 from wattfleet_io.console import plain_text
@@ -126,9 +126,7 @@ def renew(endpoint: Endpoint) -> None:
         except grpc.RpcError as error:
             status: Any = error
             if status.code() in UNREACHABLE:
-                raise why_refused(endpoint) or CoordinatorUnreachableError(
-                    f"no coordinator answers at {endpoint.address}"
-                ) from None
+                raise unreachable(endpoint) from None
             raise refusal(error) from None
     store_renewed(endpoint.folder, identity, answer)
 

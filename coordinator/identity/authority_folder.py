@@ -11,6 +11,7 @@ every single write, the folder can be read and the replacement be continued.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,6 +39,7 @@ AUTHORITY_KEY, AUTHORITY, TRUSTED = "authority.key", "authority.pem", "trusted.p
 SERVER_KEY, SERVER = "server.key", "server.pem"
 NEXT_KEY, NEXT = "next.key", "next.pem"
 
+_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
 SERVER_LIFETIME = timedelta(days=90)
 
 
@@ -216,9 +218,8 @@ class AuthorityFolder:
 
 
 def _keys_in(pem: bytes) -> list[bytes]:
-    """The private keys of a file, each in PEM."""
-    end = b"-----END PRIVATE KEY-----\n"
-    return [key + end for key in pem.split(end) if key]
+    """The private keys of a file, each in PEM; its content as it is if there are none."""
+    return [each + b"\n" for each in _KEY.findall(pem)] or [pem]
 
 
 def _successor(folder: Path) -> CertificateAuthority | None:

@@ -281,7 +281,9 @@ class DeviceService:
             try:
                 if has_changed := self._duty.has_changed():
                     await supervisor.report_fronts()
-                if supervisor.state is DeviceState.TRAINING and (reason := self._why_training_ends(has_changed)):
+                if supervisor.state is not DeviceState.TRAINING or self._session.grants.must_stop() is not None:
+                    continue
+                if (reason := self._why_training_ends(has_changed)) is not None:
                     await self._session.grants.stop(reason)
                     # The app learns of the stop after its next minibatch, which may be waiting for a turn.
                     self._turns.allow_trial()

@@ -207,9 +207,14 @@ class DutyPlanning:
 
     def why_no_training(self) -> str | None:
         """Why the training in progress gets no time beside the duty, in any mode; None if it does, or may."""
-        training = self._training
-        plan = None if training is None else self._plan_of(training[0])
-        return (plan.no_time or None) if plan is not None and plan.duty == self._turns.duty else None
+        training, duty = self._training, self._turns.duty
+        with self._planning:
+            # Asked each second: the plan of one training is looked up by a digest of all its predictions.
+            may_have_none = any(plan.no_time and plan.duty == duty for plan in self._plans.values())
+        if training is None or not may_have_none:
+            return None
+        plan = self._plan_of(training[0])
+        return (plan.no_time or None) if plan is not None and plan.duty == duty else None
 
     def _plan_of(self, alone: Alone) -> _Plan | None:
         with self._planning:

@@ -13,7 +13,7 @@ import grpc
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.certificates import Certificate, matches, new_key, request_certificate
 from wattfleet_identity.endpoint import Endpoint
-from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.handshakes import unreachable
 from wattfleet_identity.identity_folder import CERTIFICATE, SECRET_MODE, TRUSTED, make_private_folder, require_secret
 from wattfleet_identity.renewal import TIMEOUT_S, note_time, stored_at
 from wattfleet_io.atomic_files import read_regular_file, replace_file
@@ -166,9 +166,7 @@ def asking(endpoint: Endpoint) -> Iterator[Any]:
     except grpc.RpcError as error:
         status: Any = error
         if status.code() in UNREACHABLE:
-            raise why_refused(endpoint) or CoordinatorUnreachableError(
-                f"no coordinator answers at {endpoint.address}"
-            ) from None
+            raise unreachable(endpoint) from None
         if status.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise RefusedError(
                 f"the coordinator at {endpoint.address} knows no SuperLinks: update it, or make its authority with"
