@@ -21,6 +21,7 @@ from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
+from wattfleet_simulation.digits_app.task import save_digits
 from wattfleet_simulation.fleet import FleetParts
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
 from wattfleet_simulation.processes import PartFailedError, Parts
@@ -113,6 +114,7 @@ class Simulation:
         self._display = display
         self._started_s = time.monotonic()
         self._run_number = 0
+        self._data_file = scratch / "digits.pt"
 
     def complete(self, boards: Mapping[str, str]) -> list[Snapshot]:
         """Run to the end; all processes are ended, also after an error.
@@ -126,6 +128,7 @@ class Simulation:
         Raises:
             PartFailedError: a part failed or took too long; the text names it.
         """
+        save_digits(self._data_file)
         with Parts(self._logs) as parts:
             self._show("starting the coordinator", None)
             fleet = FleetParts(parts, self._settings, self._scratch)
@@ -187,6 +190,7 @@ class Simulation:
             APP_DIRECTORY,
             {
                 "coordinator": address,
+                "data-file": str(self._data_file),
                 "devices": len(settings.devices),
                 "rounds": settings.rounds,
                 "local-epochs": app.local_epochs[0],

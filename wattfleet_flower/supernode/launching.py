@@ -10,9 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
+from threading import Event, Lock, Thread
 from typing import Any
 
 from flwr.common import log
@@ -23,6 +25,7 @@ CLIENT_APP = "flwr-clientapp"
 LEARNED = "learned"
 _ACKNOWLEDGED_WITHIN_S = 10.0
 _MOST_UNFIT_IMPORTS = 8
+_PREPARE_EVERY_S = 0.5
 # The first entry of the path is the folder of Flower's script, as in a process that was started from it. Without this,
 # it would be the working folder.
 _BOOTSTRAP = (
@@ -139,6 +142,7 @@ class Launcher:
             learn: whether libraries of the apps are imported ahead.
             imports: modules to import ahead in any case.
         """
+        self._lock = Lock()
         self._folder = folder
         self._environment = dict(environment)
         self._learn = learn
@@ -156,18 +160,49 @@ class Launcher:
 
     def __call__(self, command: Sequence[str], **options: Any) -> None:
         """Start a process, as `subprocess.Popen` would."""
-        self.reap()
-        if command[0] == CLIENT_APP and not options and self._started_warm(command[1:]):
-            return
-        self._processes.append(subprocess.Popen(command, env=self._environment, **options))
+        with self._lock:
+            self._reap()
+            if command[0] == CLIENT_APP and not options and self._started_warm(command[1:]):
+                return
+            self._processes.append(subprocess.Popen(command, env=self._environment, **options))
 
     def reap(self) -> int:
         """Reap what has ended; how many of its own processes, servers included, still run."""
-        self._processes = [process for process in self._processes if process.poll() is None]
-        return len(self._processes)
+        with self._lock:
+            return self._reap()
+
+    def prepare(self) -> bool:
+        """Take over the next server if it is ready, or start one if there is more to import; whether one is awaited."""
+        with self._lock:
+            return self._prepare()
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Prepare in a thread: what an app's process imported is imported ahead as soon as that process has ended."""
+        is_over = Event()
+
+        def prepare() -> None:
+            while not is_over.wait(_PREPARE_EVERY_S):
+                self.prepare()
+
+        thread = Thread(target=prepare, name="prepare", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     def close(self) -> None:
         """End the servers."""
+        with self._lock:
+            self._close()
+
+    def _reap(self) -> int:
+        self._processes = [process for process in self._processes if process.poll() is None]
+        return len(self._processes)
+
+    def _close(self) -> None:
         if self._current is not None:
             self._current.close()
         if self._next is not None:  # it may be importing for seconds, and has started no process
@@ -175,7 +210,7 @@ class Launcher:
             self._next.close()
 
     def _started_warm(self, arguments: Sequence[str]) -> bool:
-        self.prepare()
+        self._prepare()
         if self._current is None:
             return False
         try:
@@ -185,8 +220,7 @@ class Launcher:
             return False
         return True
 
-    def prepare(self) -> bool:
-        """Take over the next server if it is ready, or start one if there is more to import; whether one is awaited."""
+    def _prepare(self) -> bool:
         if self._next is not None:
             if self._next.is_ready():
                 if self._current is not None:
@@ -244,7 +278,7 @@ class Launcher:
             "Each message starts its process anew, as in Flower: %s. Restart the SuperNode to try again.",
             reason,
         )
-        self.close()
+        self._close()
         self._current = self._next = None
         self._learn = False
 

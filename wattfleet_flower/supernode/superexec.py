@@ -46,7 +46,8 @@ def main() -> None:
     launcher = Launcher(Path(folder), environment, settings["learn"], settings["imports"])
     subprocess_executor.subprocess = SimpleNamespace(Popen=launcher, DEVNULL=subprocess.DEVNULL)
     try:
-        flower_superexec()
+        with launcher.preparing():
+            flower_superexec()
     finally:
         launcher.close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -26,7 +26,8 @@ def train_locally(message: Message, context: Context) -> Message:
 
     torch.set_num_threads(1)
     config = context.run_config
-    data = device_data(int(context.node_config["partition-id"]), int(config["devices"]), int(config["seed"]))
+    partition = int(context.node_config["partition-id"])
+    data = device_data(partition, int(config["devices"]), int(config["seed"]), str(config["data-file"]))
     network = NETWORKS[str(config["network"])]()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     seed = int(config["seed"]) + int(message.content["config"]["server-round"])

@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         grid=grid,
         initial_arrays=ArrayRecord(network.state_dict()),
         num_rounds=int(config["rounds"]),
-        evaluate_fn=partial(_evaluated, network),
+        evaluate_fn=partial(_evaluated, network, str(config["data-file"])),
     )
 
 
@@ -55,7 +55,7 @@ def _epochs(config: Mapping[str, UserConfigValue]) -> float | EpochChoice:
     return EpochChoice.of(map(int, str(config["epoch-choice"]).split(",")), is_per_device=bool(config["own-epochs"]))
 
 
-def _evaluated(network: nn.Module, server_round: int, arrays: ArrayRecord) -> MetricRecord:
+def _evaluated(network: nn.Module, data_file: str, server_round: int, arrays: ArrayRecord) -> MetricRecord:
     network.load_state_dict(arrays.to_torch_state_dict())
-    loss, accuracy = evaluate(network)
+    loss, accuracy = evaluate(network, data_file)
     return MetricRecord({"loss": loss, "accuracy": accuracy})

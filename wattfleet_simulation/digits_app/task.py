@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 MINIBATCH = 16
@@ -19,6 +18,7 @@ _TEST_SHARE = 0.2
 _CONCENTRATION = 0.5
 _FEWEST_SAMPLES = 2 * MINIBATCH
 _SHIFTS_PER_EPOCH = 64
+_MOMENTUM = 0.9
 
 
 class DigitsNet(nn.Module):
@@ -60,14 +60,31 @@ NETWORKS: dict[str, type[nn.Module]] = {"convolutional": DigitsNet, "perceptron"
 
 
 @cache
-def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test images and labels; the split is the same everywhere."""
+def digits(file: str = "") -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test images and labels; the split is the same everywhere.
+
+    Args:
+        file: what `save_digits` wrote; empty to read scikit-learn's data set.
+    """
+    if file:
+        train_x, train_y, test_x, test_y = torch.load(file, weights_only=True)
+        return (train_x, train_y), (test_x, test_y)
+    # Imported here: it takes seconds, which the processes of messages save by the file.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     data = load_digits()
     images = (data.images / 16.0).astype(np.float32)[:, None]
     train_x, test_x, train_y, test_y = train_test_split(
         images, data.target, test_size=_TEST_SHARE, random_state=0, stratify=data.target
     )
     return (torch.from_numpy(train_x), torch.from_numpy(train_y)), (torch.from_numpy(test_x), torch.from_numpy(test_y))
+
+
+def save_digits(file: Path) -> None:
+    """Write the data set for `digits`."""
+    (train_x, train_y), (test_x, test_y) = digits()
+    torch.save([train_x, train_y, test_x, test_y], file)
 
 
 def partitions(
@@ -103,9 +120,9 @@ def sample_counts(devices: int, seed: int) -> list[int]:
     return [len(part) for part in partitions(labels, devices, seed)]
 
 
-def device_data(partition: int, devices: int, seed: int) -> tuple[Tensor, Tensor]:
-    """One device's images and labels."""
-    images, labels = digits()[0]
+def device_data(partition: int, devices: int, seed: int, file: str = "") -> tuple[Tensor, Tensor]:
+    """One device's images and labels; the file is that of `digits`."""
+    images, labels = digits(file)[0]
     index = torch.from_numpy(partitions(labels.numpy(), devices, seed)[partition])
     return images[index], labels[index]
 
@@ -150,31 +167,35 @@ def scaled_learning_rate(learning_rate: float, batch_size: int) -> float:
 
 
 def train(network: nn.Module, epochs: Sequence[Iterable[tuple[Tensor, Tensor]]], learning_rate: float) -> float:
-    """Train in place and return the mean loss of the last epoch.
+    """Train in place by gradient descent with momentum, and return the mean loss of the last epoch.
 
     Args:
         network: the network.
         epochs: the minibatches of each epoch.
         learning_rate: step size.
     """
-    optimiser = torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=0.9)
+    # Optimisers of torch import its compiler, which takes a new process seconds.
+    parameters = list(network.parameters())
+    velocities = [torch.zeros_like(parameter) for parameter in parameters]
     network.train()
     loss_sum = samples = 0.0
     for epoch in epochs:
         loss_sum = samples = 0.0
         for images, labels in epoch:
-            optimiser.zero_grad()
             loss = nn.functional.cross_entropy(network(images), labels)
-            loss.backward()
-            optimiser.step()
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
+                    velocity.mul_(_MOMENTUM).add_(gradient)
+                    parameter.sub_(velocity, alpha=learning_rate)
             loss_sum += loss.item() * len(labels)
             samples += len(labels)
     return loss_sum / samples
 
 
-def evaluate(network: nn.Module) -> tuple[float, float]:
-    """Loss and accuracy on the test images."""
-    images, labels = digits()[1]
+def evaluate(network: nn.Module, file: str = "") -> tuple[float, float]:
+    """Loss and accuracy on the test images; the file is that of `digits`."""
+    images, labels = digits(file)[1]
     network.eval()
     with torch.no_grad():
         logits = network(images)

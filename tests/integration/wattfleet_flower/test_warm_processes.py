@@ -143,6 +143,19 @@ def test_a_warm_process_finds_what_flowers_own_process_finds(messages: Messages,
     assert not [file for file in found["files"] if file.startswith("socket:")]
 
 
+def test_what_a_message_imported_is_imported_ahead_without_waiting_for_the_next(
+    messages: Messages, launcher: Launcher
+) -> None:
+    def is_imported_ahead(module: str) -> bool:
+        return any(module in file.read_text() for file in (messages.folder / "servers").glob("*/imports.json"))
+
+    warm(messages, launcher)
+    messages.run(launcher, imports="wave")
+    assert not is_imported_ahead("wave")
+    with launcher.preparing():
+        until(lambda: is_imported_ahead("wave"))
+
+
 def test_every_message_has_a_process_and_modules_of_its_own(messages: Messages, launcher: Launcher) -> None:
     first = warm(messages, launcher)
     second = messages.run(launcher)

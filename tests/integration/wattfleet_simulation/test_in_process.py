@@ -31,6 +31,7 @@ CONFIG = {
     "seed": 0,
     "local-epochs": 1,
     "learning-rate": 0.05,
+    "data-file": "",
     "network": "convolutional",
     "batch-size": 16,
 }
