@@ -123,7 +123,7 @@ def _own_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made, or is another user's.
     """
-    folder = path.with_suffix(".d")
+    folder = path.with_name(f"{path.name}.d")
     inner = folder / _INNER
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
