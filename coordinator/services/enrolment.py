@@ -84,6 +84,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         except BaseException:  # also if the machine has gone away meanwhile
             self._repository.save_soon(*identities.take_back(admission, record, now))
             raise
+        identities.admitted(admission)
         self._end_invalid_sessions()
         _log.info("%s enrolled from %s with the invite %s of %s", peer, host, invite.number, invite.made_by)
         return enrolment_pb2.JoinResponse(
