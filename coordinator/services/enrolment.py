@@ -69,7 +69,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         flower_key = openssh_line(request.flower_public_key)
         identities, now = self._issuing.identities, self._issuing.now()
         fleet = self._issuing.holder.folder.issuer.fleet
-        application = Application(request.name, request.board, request.installation)
+        application = Application(request.name, request.board, request.installation, flower_key)
         try:
             admission = identities.redeem(request.token, application, fleet, now)
         except InvalidInviteError as error:

@@ -5,9 +5,10 @@ Each change returns the records to store.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from coordinator.errors import (
     AlreadyEnrolledError,
@@ -21,6 +22,8 @@ from coordinator.state.identity_records import CertificateRecord, ExpiredIdentit
 from coordinator.state.invite_terms import Admission, Application, Terms, peer_of
 from wattfleet_identity.invites import token_hash
 from wattfleet_identity.peers import Peer, Role
+
+K = TypeVar("K", bound=Hashable)
 
 MAX_INVITES = 1_000
 MAX_CERTIFICATES = 100_000
@@ -38,6 +41,7 @@ class Identities:
         self._invites: dict[str, InviteRecord] = {}
         self._certificates: dict[str, CertificateRecord] = {}
         self._of_name: dict[tuple[Role, str], set[str]] = {}
+        self._of_key: dict[str, set[str]] = {}
         self._unsettled: set[str] = set()  # replaced by machines whose enrolment is not stored yet
         self._cancelled: set[str] = set()
         self.revision = 0
@@ -153,7 +157,7 @@ class Identities:
         Raises:
             InvalidInviteError: the token is unknown, expired or used up: the type tells, and the text does not.
             InvalidInputError: a device's id, board or installation is not valid.
-            AlreadyEnrolledError: another machine has the device's id.
+            AlreadyEnrolledError: another machine has the device's id, or the SuperNode's key was enrolled before.
         """
         invite = self._invites.get(token_hash(token))
         if invite is None:
@@ -173,6 +177,11 @@ class Identities:
                 f"another machine is enrolled as device {peer.name!r}: give this one another name. If it replaces that"
                 f" one, use an invite of `wattfleet coordinator invite --device {peer.name}`, or revoke the old one's"
                 f" certificate first with `wattfleet coordinator revoke {peer.name}`"
+            )
+        if application.flower_key and application.flower_key in self._of_key:
+            raise AlreadyEnrolledError(
+                "the key of this SuperNode was enrolled before, and must not be that of two devices: make a new one, as"
+                " `wattfleet agent join` does"
             )
         used = self._close(replace(invite, uses_left=invite.uses_left - 1))
         admission = Admission(peer, used, self._revoke(replaced, f"{peer} enrolled again", now))
@@ -254,10 +263,9 @@ class Identities:
             self.revision += 1
             del self._certificates[each.serial]
             self._unsettled.discard(each.serial)
-            of_name = self._of_name[each.peer.role, each.peer.name]
-            of_name.discard(each.serial)
-            if not of_name:
-                del self._of_name[each.peer.role, each.peer.name]
+            _remove(self._of_name, (each.peer.role, each.peer.name), each.serial)
+            if each.flower_key:
+                _remove(self._of_key, each.flower_key, each.serial)
         return ExpiredIdentities(now, AUDIT_KEEP, MAX_AUDIT_ENTRIES)
 
     def _counts(self, record: CertificateRecord, now: datetime) -> bool:
@@ -283,3 +291,12 @@ class Identities:
         self.revision += 1
         self._certificates[record.serial] = record
         self._of_name.setdefault((record.peer.role, record.peer.name), set()).add(record.serial)
+        if record.flower_key:
+            self._of_key.setdefault(record.flower_key, set()).add(record.serial)
+
+
+def _remove(index: dict[K, set[str]], key: K, serial: str) -> None:
+    """Remove a serial number from an index, and its key with the last one."""
+    index[key].discard(serial)
+    if not index[key]:
+        del index[key]

@@ -44,7 +44,7 @@ class Enrolling:
 
     def redeem(self, token: str, application: Application = ORIN, now: datetime = NOW) -> Admission:
         admission = self.identities.redeem(token, application, FLEET, now)
-        self.issue(admission.peer, now)
+        self.issue(admission.peer, now, flower_key=application.flower_key)
         self.identities.admitted(admission)
         return admission
 
@@ -54,9 +54,10 @@ class Enrolling:
         record = self.issue(admission.peer)
         return lambda: self.identities.take_back(admission, record, NOW)
 
-    def issue(self, peer: Peer, now: datetime = NOW, issuer: str = "old") -> CertificateRecord:
+    def issue(self, peer: Peer, now: datetime = NOW, issuer: str = "old", flower_key: str = "") -> CertificateRecord:
         self.count += 1
-        return self.identities.issued(CertificateRecord(f"{self.count:x}", peer, issuer, now, now + MONTH))
+        record = CertificateRecord(f"{self.count:x}", peer, issuer, now, now + MONTH, flower_key=flower_key)
+        return self.identities.issued(record)
 
     def valid(self, now: datetime = NOW) -> list[str]:
         return [each.serial for each in self.identities.certificates(now) if each.revoked_at is None]
@@ -169,6 +170,24 @@ def test_an_invite_with_the_name_replaces_the_device() -> None:
     admission = enrolling.redeem("again", Application("", "agx-orin", "beef"))
     assert [each.serial for each in admission.replaced] == ["1"]
     assert enrolling.identities.is_revoked("1") and enrolling.valid() == ["2"]
+
+
+def test_the_key_of_a_supernode_is_enrolled_once() -> None:
+    enrolling = Enrolling()
+    enrolling.invite("many", uses=5)
+    enrolling.redeem("many", Application("orin-3", flower_key="ecdsa AAAA"))
+    for name in ("orin-3", "orin-4"):
+        with pytest.raises(AlreadyEnrolledError, match="the key of this SuperNode was enrolled before"):
+            enrolling.redeem("many", Application(name, flower_key="ecdsa AAAA"))
+    assert enrolling.valid() == ["1"] and enrolling.identities.invites(NOW)[0].uses_left == 4
+    enrolling.redeem("many", Application("orin-4"))
+    enrolling.redeem("many", Application("orin-5"))
+    enrolling.identities.revoke("orin-3", "stolen", NOW)
+    with pytest.raises(AlreadyEnrolledError):
+        enrolling.redeem("many", Application("orin-6", flower_key="ecdsa AAAA"))
+    enrolling.identities.expire(NOW + MONTH)
+    enrolling.invite("later", now=NOW + MONTH)
+    enrolling.redeem("later", Application("orin-6", flower_key="ecdsa AAAA"), NOW + MONTH)
 
 
 def test_the_same_installation_may_enrol_again_and_its_lost_key_is_revoked() -> None:
