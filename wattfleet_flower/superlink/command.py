@@ -25,9 +25,10 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
+from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
-from wattfleet_flower.superlink.server_certificate import ServerCertificate
+from wattfleet_flower.superlink.server_certificate import FOLDER, ServerCertificate
 from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, USER_FOLDER, Endpoint, named_folder, require_identity
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.peers import Role
@@ -187,7 +188,10 @@ class _Serving:
             context.load_cert_chain(self._certificate_file, self._key_file)
             registry.control = self._control()
 
-        keeper = Keeper(self._endpoint, self._certificate, self._access, registry, reload_tls, self._every_s)
+        assert self._endpoint.folder is not None, "it has an identity"
+        stored = StoredList(self._endpoint.folder / FOLDER)
+        keeper = Keeper(self._endpoint, self._certificate, self._access, registry, stored, reload_tls, self._every_s)
+        keeper.restore()
         server = uvicorn.Server(config)
         threading.Thread(target=keeper.run, name="wattfleet-superlink keeper", daemon=True).start()
         server.run()

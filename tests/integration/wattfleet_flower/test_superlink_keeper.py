@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.fakes.certified import LIFETIME, CertifiedFleet, calling, certified, 
 from tests.fakes.served import serving
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.superlink.control_access import ControlAccess
+from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
 from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate
@@ -60,10 +63,18 @@ class SuperLink:
         endpoint = Endpoint.of(address, folder)
         self.nodes = Nodes()
         self.certificate = ServerCertificate(endpoint)
-        access = ControlAccess(fleet.authority.authority.fleet, folder / "trusted.pem")
+        self.access = ControlAccess(fleet.authority.authority.fleet, folder / "trusted.pem")
         self.reloads: list[str] = []
+        self.now = utc_now()
         self.keeper = Keeper(
-            endpoint, self.certificate, access, NodeRegistry(self.nodes), lambda: self.reloads.append("TLS"), EVERY_S
+            endpoint,
+            self.certificate,
+            self.access,
+            NodeRegistry(self.nodes),
+            StoredList(self.certificate.folder),
+            lambda: self.reloads.append("TLS"),
+            EVERY_S,
+            lambda: self.now,
         )
 
 
@@ -103,6 +114,50 @@ async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
     fresh = SuperLink(served.bound.address, fleet, tmp_path / "fresh")
     with pytest.raises(InvalidInputError, match="has no valid TLS certificate"):
         await asyncio.to_thread(fresh.certificate.prepare)
+
+
+async def test_a_start_without_the_coordinator_knows_the_revocations_of_before(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
+        first = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        await asyncio.to_thread(first.keeper.restore)
+        assert "no list is stored" in caplog.text
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        anna = await joined(service, Role.FLOWER, Applicant(), "anna")
+        for name in ("nano-1", "nano-2"):
+            await joined(service, Role.DEVICE, Applicant(name, "orin-nano", "6f0c"), name, SuperNodeKey.create().public)
+        for name in ("anna", "nano-1"):
+            await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial=name))
+        await asyncio.to_thread(first.keeper.look)
+    stored = first.certificate.folder / "enrolled.json"
+    assert stored.stat().st_mode & 0o777 == 0o600
+    second = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+    second.now += timedelta(hours=3)
+    await asyncio.to_thread(second.keeper.restore)
+    assert "which is 3 h old: 1 SuperNode and 1 revoked certificate" in caplog.text
+    with pytest.raises(FlowerError, match="flower anna was revoked"):
+        second.access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof_of(anna, FOR_SUPERLINK))])
+    await asyncio.to_thread(second.keeper.look)
+    assert list(second.nodes.named.values()) == ["nano-2"]
+    stored.write_text("{}")
+    await asyncio.to_thread(SuperLink(served.bound.address, fleet, tmp_path / "superlink").keeper.restore)
+    assert "enrolled.json is damaged: remove it" in caplog.text
+
+
+async def test_a_list_that_still_holds_is_not_old(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    async with serving(settings) as served:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        await asyncio.to_thread(superlink.keeper.look)
+        superlink.now += timedelta(hours=3)
+        await asyncio.to_thread(superlink.keeper.look)
+        superlink.now += timedelta(minutes=10)
+        await asyncio.to_thread(superlink.keeper.restore)
+    assert "which is 10 min old" in caplog.text
 
 
 async def test_an_unexpected_error_ends_no_later_look(
