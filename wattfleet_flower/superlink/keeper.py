@@ -15,6 +15,7 @@ from wattfleet_flower.superlink.control_access import ControlAccess
 from wattfleet_flower.superlink.enrolment_list import EnrolmentList, StoredList
 from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
 from wattfleet_flower.superlink.server_certificate import ServerCertificate, asking
+from wattfleet_flower.superlink.tls_files import WatchedFiles
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.renewal import TIMEOUT_S, renew_if_due
 from wattfleet_io.clock import utc_now
@@ -32,11 +33,11 @@ class Keeper:
 
     Args:
         endpoint: the coordinator, and the folder with the identity.
-        certificate: of the SuperLink's TLS; None where the user brings another.
+        certificate: of the SuperLink's TLS, or the files of another one that the user brings.
         access: who may use the Control API.
         registry: the registered SuperNodes.
         stored: the list of the last time, for a start while the coordinator is away.
-        reload_tls: uses the renewed certificate from the next connection on.
+        reload_tls: uses the new certificate from the next connection on.
         every_s: the pause between two looks, while everything is well.
         now: the time.
     """
@@ -44,7 +45,7 @@ class Keeper:
     def __init__(
         self,
         endpoint: Endpoint,
-        certificate: ServerCertificate | None,
+        certificate: ServerCertificate | WatchedFiles,
         access: ControlAccess,
         registry: NodeRegistry,
         stored: StoredList,
@@ -172,7 +173,9 @@ class Keeper:
         return self._note("identity", problem) if problem else self._settled("identity", "the identity is renewed")
 
     def _renew_certificate(self) -> bool:
-        if self._certificate is None or not self._authority:
+        if isinstance(self._certificate, WatchedFiles):
+            return self._use_replaced(self._certificate)
+        if not self._authority:
             return True
         try:
             if not self._certificate.is_due(self._authority):
@@ -183,6 +186,19 @@ class Keeper:
             return self._note("certificate", f"the SuperLink's TLS certificate could not be renewed: {error}")
         log(INFO, "The SuperLink's TLS certificate is renewed")
         return self._settled("certificate", "")
+
+    def _use_replaced(self, files: WatchedFiles) -> bool:
+        try:
+            if (state := files.replaced()) is None:
+                return self._settled("certificate", "the TLS files are those in use again")
+            self._reload_tls()
+        except OSError as error:
+            problem = f"the replaced TLS files cannot be used: {error}. Those of before stay in use; trying again"
+            return self._note("certificate", problem)
+        files.use(state)
+        self._settled("certificate", "")
+        log(INFO, "The TLS files were replaced, and are used from the next connection on")
+        return True
 
     def _note(self, what: str, problem: str) -> bool:
         if self._problems.get(what) != problem:

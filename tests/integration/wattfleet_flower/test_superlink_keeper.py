@@ -23,6 +23,7 @@ from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
 from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate
+from wattfleet_flower.superlink.tls_files import WatchedFiles
 from wattfleet_identity.certificates import matches
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.identity_folder import write_identity
@@ -58,7 +59,7 @@ class Nodes:
 class SuperLink:
     """The parts of a SuperLink beside Flower's own."""
 
-    def __init__(self, address: str, fleet: CertifiedFleet, folder: Path) -> None:
+    def __init__(self, address: str, fleet: CertifiedFleet, folder: Path, files: WatchedFiles | None = None) -> None:
         write_identity(folder, fleet.identity(Role.FLOWER, "superlink"))
         endpoint = Endpoint.of(address, folder)
         self.nodes = Nodes()
@@ -68,7 +69,7 @@ class SuperLink:
         self.now = utc_now()
         self.keeper = Keeper(
             endpoint,
-            self.certificate,
+            files or self.certificate,
             self.access,
             NodeRegistry(self.nodes),
             StoredList(self.certificate.folder),
@@ -230,3 +231,25 @@ async def test_what_the_coordinator_refuses_is_said(
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
         with pytest.raises(RefusedError, match="restart it with --superlink-address HOST:PORT"):
             await asyncio.to_thread(superlink.certificate.prepare)
+
+
+async def test_tls_files_of_the_user_are_used_when_they_are_replaced(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    pem, key = tmp_path / "live.pem", tmp_path / "live.key"
+    pem.symlink_to(tmp_path / "first.pem")  # as certbot does
+    for path in (tmp_path / "first.pem", tmp_path / "second.pem", key):
+        path.write_text(path.name)
+    async with serving(settings) as served:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink", WatchedFiles(pem, key))
+        assert await asyncio.to_thread(superlink.keeper.look) == EVERY_S
+        assert superlink.reloads == [] and not superlink.certificate.certificate_file.exists()
+        pem.unlink()
+        assert await asyncio.to_thread(superlink.keeper.look) == 2 * EVERY_S
+        assert "Those of before stay in use; trying again" in caplog.text
+        pem.symlink_to(tmp_path / "second.pem")
+        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.look)
+        assert superlink.reloads == ["TLS"]
+    assert caplog.text.count("used from the next connection on") == 1
