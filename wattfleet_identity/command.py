@@ -1,4 +1,4 @@
-"""`wattfleet join`: enrol a Flower app, an operator or a viewer with a coordinator."""
+"""`wattfleet join`: enrol a Flower app, a SuperLink, an operator or a viewer with a coordinator."""
 
 from __future__ import annotations
 

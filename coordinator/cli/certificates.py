@@ -48,7 +48,7 @@ def certificates(
 def certificate(
     name: Annotated[str, typer.Argument(help="Name of the program or person that uses the certificate.")],
     out: Annotated[Path, typer.Option(help="Write the key and the certificate to this folder.")],
-    role: Annotated[str, typer.Option(help="What it may do: flower, operator or viewer.")] = "viewer",
+    role: Annotated[str, typer.Option(help="What it may do: flower, superlink, operator or viewer.")] = "viewer",
     lifetime: Annotated[
         str | None,
         typer.Option(help="Let it expire after this long, such as 365d. Default: as the coordinator's setting says."),

@@ -56,7 +56,7 @@ def connect(
     from wattfleet.errors import InvalidInputError
     from wattfleet_identity.endpoint import Endpoint, named_folder, require_identity
     from wattfleet_identity.identity_folder import TRUSTED
-    from wattfleet_identity.peers import Role
+    from wattfleet_identity.peers import USERS_OF_FLWR
     from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
     from wattfleet_identity.renewal import expiry_text, renew_if_due
     from wattfleet_io.addresses import split_address
@@ -71,7 +71,7 @@ def connect(
         )
     folder = folder.absolute()
     peer = require_identity(folder).peer
-    if peer.role not in (Role.FLOWER, Role.OPERATOR):
+    if peer.role not in USERS_OF_FLWR:
         raise InvalidInputError(
             f"the identity in {folder} is of {peer}, and `flwr` needs one of a Flower app or an operator"
         )

@@ -125,10 +125,10 @@ def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
         known = ", ".join(f"{version}x" for version in _KNOWN_VERSIONS)
         raise InvalidInputError(f"with an identity it needs Flower {known}, and this is {flwr.__version__}")
     peer = require_identity(folder).peer
-    if peer.role is not Role.FLOWER:
+    if peer.role is not Role.SUPERLINK:
         raise InvalidInputError(
-            f"the identity in {folder} is of {peer}, and a SuperLink needs one of the role flower: make an invite with"
-            " `wattfleet coordinator invite --role flower --name superlink`"
+            f"the identity in {folder} is of {peer}, and a SuperLink needs one of the role superlink: make an invite"
+            " with `wattfleet coordinator invite --role superlink --name superlink`, and enrol with `wattfleet join`"
         )
     endpoint = Endpoint.of(options.coordinator, folder)
     certificate, files = None, [given.ssl_certfile, given.ssl_keyfile, given.ssl_ca_certfile]

@@ -60,7 +60,7 @@ class SuperLink:
     """The parts of a SuperLink beside Flower's own."""
 
     def __init__(self, address: str, fleet: CertifiedFleet, folder: Path, files: WatchedFiles | None = None) -> None:
-        write_identity(folder, fleet.identity(Role.FLOWER, "superlink"))
+        write_identity(folder, fleet.identity(Role.SUPERLINK, "superlink"))
         endpoint = Endpoint.of(address, folder)
         self.nodes = Nodes()
         self.certificate = ServerCertificate(endpoint)
@@ -188,7 +188,7 @@ async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
         second = superlink.certificate.certificate_file.read_bytes()
         assert fleet.authority.authority.has_issued(second), "not everybody trusts the new authority yet"
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
-            Role.FLOWER, "superlink", served.bound.address, LIFETIME, utc_now()
+            Role.SUPERLINK, "superlink", served.bound.address, LIFETIME, utc_now()
         )
         write_identity(tmp_path / "superlink", renewed)
         await service.FinishRotation(identity_pb2.FinishRotationRequest())
@@ -211,7 +211,7 @@ async def test_the_superlink_trusts_whom_the_coordinator_trusts_now(
         await service.BeginRotation(identity_pb2.BeginRotationRequest())
         await asyncio.to_thread(superlink.keeper.look)
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
-            Role.FLOWER, "superlink", served.bound.address, LIFETIME, utc_now()
+            Role.SUPERLINK, "superlink", served.bound.address, LIFETIME, utc_now()
         )
         proofs = [proof_of(each, FOR_SUPERLINK) for each in (fleet.identity(Role.OPERATOR), renewed)]
         for proof in proofs:

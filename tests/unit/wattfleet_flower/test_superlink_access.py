@@ -33,7 +33,7 @@ def account(access: ControlAccess, token: str) -> tuple[bool, Any]:
     return access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, token)])
 
 
-@pytest.mark.parametrize("role", [Role.FLOWER, Role.OPERATOR])
+@pytest.mark.parametrize("role", [Role.FLOWER, Role.SUPERLINK, Role.OPERATOR])
 def test_apps_and_operators_share_flowers_account(role: Role, fleet: CertifiedFleet, access: ControlAccess) -> None:
     is_valid, info = account(access, proof_of(fleet.identity(role), FOR_SUPERLINK))
     assert is_valid and info.flwr_aid == NOOP_FLWR_AID
