@@ -139,7 +139,7 @@ async def test_a_start_without_the_coordinator_knows_the_revocations_of_before(
     await asyncio.to_thread(second.keeper.restore)
     assert "which is 3 h old: 1 SuperNode and 1 revoked certificate" in caplog.text
     with pytest.raises(FlowerError, match="flower anna was revoked"):
-        second.access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof_of(anna, FOR_SUPERLINK))])
+        second.access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof_of(anna, FOR_SUPERLINK, utc_now()))])
     await asyncio.to_thread(second.keeper.look)
     assert list(second.nodes.named.values()) == ["nano-2"]
     stored.write_text("{}")
@@ -213,7 +213,7 @@ async def test_the_superlink_trusts_whom_the_coordinator_trusts_now(
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
             Role.SUPERLINK, "superlink", served.bound.address, LIFETIME, utc_now()
         )
-        proofs = [proof_of(each, FOR_SUPERLINK) for each in (fleet.identity(Role.OPERATOR), renewed)]
+        proofs = [proof_of(each, FOR_SUPERLINK, utc_now()) for each in (fleet.identity(Role.OPERATOR), renewed)]
         for proof in proofs:
             assert access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof)])[0]
         write_identity(tmp_path / "superlink", renewed)
