@@ -37,6 +37,8 @@ _REVOKED = (
 class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not typed for strict checking
     """Flower's client of the SuperLink, for a device that is enrolled."""
 
+    _client: httpx.Client  # of Flower's class
+
     def __init__(
         self,
         address: str,
