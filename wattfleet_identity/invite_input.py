@@ -9,6 +9,7 @@ from typing import Annotated, TextIO
 
 import click
 import typer
+from typer.core import TyperCommand
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.invites import PREFIX, Invite
@@ -18,6 +19,14 @@ _PLAUSIBLE_LAG = timedelta(days=1)
 
 ArgumentsGiven = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")]
 """What commands declare for arguments that they do not take, so that `read_invite` can say what is wrong with them."""
+
+
+class InviteCommand(TyperCommand):
+    """A command that declares `ArgumentsGiven`, which its usage leaves out."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The parts of the usage after the command's name."""
+        return [piece for piece in super().collect_usage_pieces(ctx) if piece.strip("[].")]
 
 
 def read_invite(arguments: Sequence[str] | None, command: str, stream: TextIO | None = None) -> Invite:
