@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import flwr
 import httpx
 import uvicorn
 from flwr.common import log
@@ -24,6 +23,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_flower.flower_version import unknown_version
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
 from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
@@ -37,7 +37,6 @@ from wattfleet_io.cli import exit_code
 
 # The package exports a function of the module's name.
 _flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-_KNOWN_VERSIONS = ("1.41.",)
 _EVERY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _STARTUP_FAILED = 3  # as of uvicorn's own `run`
 
@@ -121,9 +120,8 @@ def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
     if folder is None:
         return
     folder = folder.absolute()
-    if not flwr.__version__.startswith(_KNOWN_VERSIONS):
-        known = ", ".join(f"{version}x" for version in _KNOWN_VERSIONS)
-        raise InvalidInputError(f"with an identity it needs Flower {known}, and this is {flwr.__version__}")
+    if versions := unknown_version():
+        raise InvalidInputError(f"with an identity it needs {versions}")
     peer = require_identity(folder).peer
     if peer.role is not Role.SUPERLINK:
         raise InvalidInputError(
