@@ -11,8 +11,8 @@ import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.runtime.readiness import parked_mode
-from tests.chaos.lasting_agent import MODE_FILE
 from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts
+from tests.fakes.lasting_agent import MODE_FILE
 from tests.fakes.ledger import Ledger
 from tests.fakes.polling import until
 from tests.fakes.process_fleet import BOARD, FleetFolder
