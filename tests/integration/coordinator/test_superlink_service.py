@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,11 +27,6 @@ from wattfleet_proto.v1 import (
     superlink_pb2,
     superlink_pb2_grpc,
 )
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
 
 
 @pytest.fixture

@@ -80,11 +80,6 @@ class SuperLink:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
-
-
-@pytest.fixture
 def settings(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorSettings:
     told = {"address": "site.example:8000"}
     return certified(config, fleet.authority.folder).with_values(superlink=told)

@@ -23,11 +23,6 @@ from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_io.clock import VirtualClock, utc_now
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
-
-
 def client_of(fleet: CertifiedFleet, address: str = "localhost:1", clock: VirtualClock | None = None) -> EnrolledClient:
     return EnrolledClient(address, fleet.authority.folder / "trusted.pem", clock=clock or VirtualClock())
 

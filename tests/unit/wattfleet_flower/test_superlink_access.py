@@ -21,11 +21,6 @@ _TASKS = "/v1/runtime/acquire-task"
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
-
-
-@pytest.fixture
 def access(fleet: CertifiedFleet) -> ControlAccess:
     return ControlAccess(fleet.authority.authority.fleet, fleet.authority.folder / "trusted.pem")
 

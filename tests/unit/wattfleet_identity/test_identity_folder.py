@@ -20,11 +20,6 @@ from wattfleet_proto.v1 import enrolment_pb2
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "identity"
 

@@ -18,11 +18,6 @@ from wattfleet_io.clock import utc_now
 DAY = timedelta(days=1)
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
-
-
 def test_a_proof_names_its_maker(fleet: CertifiedFleet) -> None:
     own = fleet.identity(Role.FLOWER, "app")
     found = proven(proof_of(own, FOR_SUPERLINK, utc_now()), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
