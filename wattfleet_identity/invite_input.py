@@ -60,7 +60,7 @@ def _refuse(arguments: Sequence[str], command: str) -> None:
         raise InvalidInputError(f"`{command}` takes no argument: it reads the invite from standard input")
     raise InvalidInputError(
         "an invite as an argument is in the process list and in the shell's history, so that others may have read it:"
-        " treat its token as exposed. Take it back with `wattfleet coordinator revoke`, make another one with"
+        " treat its token as exposed. Take it back with `wattfleet coordinator cancel-invite`, make another one with"
         f" `wattfleet coordinator invite`, and paste that one when `{command}` asks for it, or run"
         f" `{command} < FILE`"
     )
