@@ -62,7 +62,7 @@ _FREE_CHECK_S = 0.2
 
 _EVERY_ADDRESS = ("0.0.0.0", "[::]", "::")
 
-_SERVED_BESIDE = frozenset({Role.DEVICE, Role.FLOWER})
+_SERVED_BESIDE = frozenset({Role.DEVICE, Role.FLOWER, Role.SUPERLINK})
 """Those who may be without a certificate while a fleet moves to certificates, or when operators have their own port."""
 
 

@@ -1,4 +1,4 @@
-"""`wattfleet join`: enrol a Flower app, an operator or a viewer with a coordinator."""
+"""`wattfleet join`: enrol a Flower app, a SuperLink, an operator or a viewer with a coordinator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, USER_FOLDER
-from wattfleet_identity.invite_input import ArgumentsGiven, read_invite
+from wattfleet_identity.invite_input import ArgumentsGiven, InviteCommand, read_invite
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=InviteCommand)
 def join(
     arguments: ArgumentsGiven = None,
     identity: Annotated[

@@ -6,13 +6,16 @@ form.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.authority import SERVER_NAME
 from wattfleet_identity.certificates import Certificate, matches, read_certificates
 from wattfleet_identity.peers import Peer
@@ -20,6 +23,10 @@ from wattfleet_io.atomic_files import read_regular_file, replace_file
 
 KEY, CERTIFICATE, TRUSTED, COORDINATOR = "key.pem", "certificate.pem", "trusted.pem", "coordinator.json"
 SECRET_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+class IdentityReplacedError(WattfleetError):
+    """The folder has another identity meanwhile, such as after `wattfleet join`; it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +112,12 @@ def write_identity(folder: Path, identity: Identity) -> None:
         OSError: it cannot be written.
     """
     make_private_folder(folder)
-    (folder / CERTIFICATE).unlink(missing_ok=True)
-    replace_file(folder / KEY, identity.key_pem, mode=SECRET_MODE)
-    replace_file(folder / TRUSTED, identity.trusted_pem)
-    _write_addresses(folder, identity)
-    replace_file(folder / CERTIFICATE, identity.certificate_pem)
+    with _locked(folder):
+        (folder / CERTIFICATE).unlink(missing_ok=True)
+        replace_file(folder / KEY, identity.key_pem, mode=SECRET_MODE)
+        replace_file(folder / TRUSTED, identity.trusted_pem)
+        _write_addresses(folder, identity)
+        replace_file(folder / CERTIFICATE, identity.certificate_pem)
 
 
 def write_renewed(folder: Path, identity: Identity) -> None:
@@ -119,10 +127,25 @@ def write_renewed(folder: Path, identity: Identity) -> None:
 
     Raises:
         OSError: a file cannot be written; the identity stays usable.
+        IdentityReplacedError: the folder has another key meanwhile.
     """
-    replace_file(folder / TRUSTED, identity.trusted_pem)
-    _write_addresses(folder, identity)
-    replace_file(folder / CERTIFICATE, identity.certificate_pem)
+    with _locked(folder):
+        if read_regular_file(folder / KEY) != identity.key_pem:
+            raise IdentityReplacedError(f"{folder} has another identity meanwhile, which stays")
+        replace_file(folder / TRUSTED, identity.trusted_pem)
+        _write_addresses(folder, identity)
+        replace_file(folder / CERTIFICATE, identity.certificate_pem)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing an identity to a folder at the same time."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_addresses(folder: Path, identity: Identity) -> None:

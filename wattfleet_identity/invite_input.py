@@ -9,6 +9,7 @@ from typing import Annotated, TextIO
 
 import click
 import typer
+from typer.core import TyperCommand
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.invites import PREFIX, Invite
@@ -18,6 +19,14 @@ _PLAUSIBLE_LAG = timedelta(days=1)
 
 ArgumentsGiven = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")]
 """What commands declare for arguments that they do not take, so that `read_invite` can say what is wrong with them."""
+
+
+class InviteCommand(TyperCommand):
+    """A command that declares `ArgumentsGiven`, which its usage leaves out."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The parts of the usage after the command's name."""
+        return [piece for piece in super().collect_usage_pieces(ctx) if piece.strip("[].")]
 
 
 def read_invite(arguments: Sequence[str] | None, command: str, stream: TextIO | None = None) -> Invite:
@@ -51,7 +60,7 @@ def _refuse(arguments: Sequence[str], command: str) -> None:
         raise InvalidInputError(f"`{command}` takes no argument: it reads the invite from standard input")
     raise InvalidInputError(
         "an invite as an argument is in the process list and in the shell's history, so that others may have read it:"
-        " treat its token as exposed. Take it back with `wattfleet coordinator revoke`, make another one with"
+        " treat its token as exposed. Take it back with `wattfleet coordinator cancel-invite`, make another one with"
         f" `wattfleet coordinator invite`, and paste that one when `{command}` asks for it, or run"
         f" `{command} < FILE`"
     )

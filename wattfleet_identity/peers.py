@@ -1,4 +1,4 @@
-"""Who a certificate names: a device, a Flower app, an operator or a viewer of one fleet.
+"""Who a certificate names: a device, a Flower app, a SuperLink, an operator or a viewer of one fleet.
 
 The names are SPIFFE ids (https://spiffe.io/docs/latest/spiffe-specs/spiffe-id/), such as
 `spiffe://fleet-1f3c/device/orin-3/board/agx-orin/installation/6f0c`.
@@ -23,8 +23,13 @@ class Role(str, Enum):
 
     DEVICE = "device"
     FLOWER = "flower"
+    SUPERLINK = "superlink"
     OPERATOR = "operator"
     VIEWER = "viewer"
+
+
+USERS_OF_FLWR = (Role.FLOWER, Role.SUPERLINK, Role.OPERATOR)
+"""The roles that may use `flwr` with the fleet's SuperLink."""
 
 
 class UnknownPeerError(WattfleetError):

@@ -1,14 +1,14 @@
 """A proof of identity for protocols that know bearer tokens, but no client certificates, such as Flower's Control API.
 
-It has the certificate and whom it is meant for, signed with the certificate's key. Whoever has it can use it there
-until the certificate expires, so it is as secret as the key.
+It has the certificate, whom it is meant for and when it expires, signed with the certificate's key. Whoever has it can
+use it there for some hours, so it is a secret, too.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from cryptography import x509
@@ -24,12 +24,17 @@ from wattfleet_identity.identity_folder import Identity
 FOR_SUPERLINK = "superlink"
 """To whom users of `flwr` prove who they are."""
 
+LIFETIME = timedelta(hours=12)
+"""How long a proof can be used."""
+
+_CLOCK_DIFFERENCE = timedelta(hours=1)
 _LONGEST = 16_384
 _HASH = ec.ECDSA(hashes.SHA256())
 _DAMAGED = (
     InvalidSignature,
     UnsupportedAlgorithm,  # of the certificate's key
     KeyError,
+    OverflowError,  # of a date
     RecursionError,  # of deeply nested JSON
     TypeError,
     ValueError,
@@ -41,15 +46,20 @@ class InvalidProofError(WattfleetError):
     """A proof is damaged, expired, meant for somebody else or of another authority: make a new one."""
 
 
-def proof_of(identity: Identity, audience: str) -> str:
-    """Prove an identity to somebody.
+def proof_of(identity: Identity, audience: str, now: datetime) -> str:
+    """Prove an identity to somebody, for `LIFETIME`.
 
     Args:
         identity: whose.
         audience: to whom; they have to expect the same text.
+        now: the time.
     """
-    certificate_pem = to_pem(read_certificate(identity.certificate_pem)).decode()
-    claim = _encoded(json.dumps({"certificate": certificate_pem, "audience": audience}).encode())
+    facts = {
+        "certificate": to_pem(read_certificate(identity.certificate_pem)).decode(),
+        "audience": audience,
+        "expires_unix_s": int((now + LIFETIME).timestamp()),
+    }
+    claim = _encoded(json.dumps(facts).encode())
     return f"{claim}.{_encoded(read_key(identity.key_pem).sign(claim.encode(), _HASH))}"
 
 
@@ -76,10 +86,14 @@ def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Cert
             raise ValueError
         key.verify(_decoded(signature), claim.encode(), _HASH)
         is_meant = facts["audience"] == audience
+        expires = datetime.fromtimestamp(float(facts["expires_unix_s"]), timezone.utc)
     except _DAMAGED:
         raise InvalidProofError("the proof of identity is damaged: make a new one") from None
     if not is_meant:
         raise InvalidProofError("the proof of identity is meant for somebody else: make a new one")
+    if not now < expires <= now + LIFETIME + _CLOCK_DIFFERENCE:
+        state = f"expired at {expires:%Y-%m-%d %H:%M} UTC" if expires <= now else "is from the future: check the clocks"
+        raise InvalidProofError(f"the proof of identity {state}: make a new one")
     if not any(_issued(leaf, authority, now) for authority in read_certificates(trusted_pem)):
         raise InvalidProofError("the certificate is of an authority that is not trusted: enrol with this fleet")
     certificate = Certificate.from_pem(to_pem(leaf))

@@ -17,7 +17,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.certificates import Certificate, request_certificate
 from wattfleet_identity.endpoint import Endpoint, require_identity
 from wattfleet_identity.handshakes import unreachable
-from wattfleet_identity.identity_folder import CERTIFICATE, Identity, write_renewed
+from wattfleet_identity.identity_folder import CERTIFICATE, Identity, IdentityReplacedError, write_renewed
 from wattfleet_io.clock import utc_now
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError
@@ -171,7 +171,8 @@ def store_renewed(folder: Path, identity: Identity, answer: enrolment_pb2.RenewR
         answer: the coordinator's.
 
     Raises:
-        RenewalError: it is no certificate for the same key and owner, or it cannot be stored.
+        RenewalError: it is no certificate for the same key and owner, or it cannot be stored, or the folder has another
+            identity meanwhile.
     """
     try:
         renewed = replace(
@@ -186,6 +187,8 @@ def store_renewed(folder: Path, identity: Identity, answer: enrolment_pb2.RenewR
         raise RenewalError(f"the coordinator sent a certificate of another owner, {renewed.certificate.uri!r}")
     try:
         write_renewed(folder, renewed)
+    except IdentityReplacedError as error:
+        raise RenewalError(str(error)) from None
     except OSError as error:
         raise RenewalError(f"the renewed certificate cannot be stored in {folder}: {error.strerror}") from None
 

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+_ABANDONED_S = 3600.0
+"""A draft this much older than a newer one is of a process that was killed."""
+
 
 def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] = os.write, mode: int = 0o644) -> None:
     """Replace a file's content atomically; it is on disk when this returns.
+
+    Of several writers at once, the last one's content stays. Each has a draft of its own.
 
     Args:
         path: the file; its folder exists.
@@ -26,15 +32,15 @@ def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] 
     Raises:
         OSError: it cannot be written; the old content stays.
     """
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
-        draft.unlink(missing_ok=True)
-        # O_EXCL also refuses links, which could only have been planted after the line above.
+        # O_EXCL also refuses links, which could only be there if somebody guessed the name.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             while content:
                 content = content[write(descriptor, content) :]
             os.fsync(descriptor)
+            written_at_s = os.fstat(descriptor).st_mtime
         finally:
             os.close(descriptor)
         os.replace(draft, path)
@@ -42,7 +48,18 @@ def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] 
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+    with suppress(OSError):
+        _remove_abandoned(path, written_at_s - _ABANDONED_S)
     sync_folder(path.parent)
+
+
+def _remove_abandoned(path: Path, before_s: float) -> None:
+    """Remove the drafts of a file that were written before a time of the file system's clock."""
+    with os.scandir(path.parent) as entries:
+        for entry in entries:
+            is_draft = entry.name.startswith(f".{path.name}.") and entry.name.endswith(".draft")
+            if is_draft and entry.stat(follow_symlinks=False).st_mtime < before_s:
+                os.unlink(entry.path)
 
 
 def open_regular_file(path: Path, flags: int) -> int:

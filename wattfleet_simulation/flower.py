@@ -6,6 +6,7 @@ With an identity, SuperLink and SuperNodes use TLS and Flower's node authenticat
 from __future__ import annotations
 
 import json
+import math
 import socket
 import ssl
 import subprocess
@@ -21,6 +22,7 @@ from types import MappingProxyType
 
 from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
 from wattfleet_identity.identity_folder import TRUSTED
+from wattfleet_identity.proofs import LIFETIME
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
@@ -101,6 +103,7 @@ class FlowerDeployment:
         self._port, *self._node_ports = free_ports(1 + len(nodes))
         self.address = f"{HOST}:{self._port}"
         self._identity = identity
+        self._connect_again_s = math.inf
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
 
     def start(self, links: Mapping[str, str] = MappingProxyType({})) -> list[Part]:
@@ -158,6 +161,7 @@ class FlowerDeployment:
         )
         if done.returncode != 0:
             raise PartFailedError(f"flwr cannot be connected to the SuperLink: {(done.stderr or done.stdout).strip()}")
+        self._connect_again_s = time.monotonic() + LIFETIME.total_seconds() / 2
 
     def _start_superlink(self) -> Part:
         if self._identity is None:
@@ -210,6 +214,8 @@ class FlowerDeployment:
 
     def _flwr(self, arguments: Sequence[str]) -> dict[str, object]:
         """Run the `flwr` command and read the JSON it prints."""
+        if time.monotonic() > self._connect_again_s:
+            self.connect()
         try:
             done = self._run([program("flwr"), *arguments])
         except subprocess.TimeoutExpired:

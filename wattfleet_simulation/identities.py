@@ -72,13 +72,13 @@ def enrol_device(client: CoordinatorClient, device_id: str, board: str, state_di
 
 
 def enrol_flower(client: CoordinatorClient, folder: Path) -> None:
-    """Enrol Flower's server as `wattfleet join` does; errors as for `enrol_device`.
+    """Enrol Flower's SuperLink, which also runs the ServerApp, as `wattfleet join` does; errors as for `enrol_device`.
 
     Args:
         client: the coordinator, as its operator connects to it.
         folder: where the key and the certificate go.
     """
-    _enrol(client, Role.FLOWER, "simulation", Applicant(), folder)
+    _enrol(client, Role.SUPERLINK, "simulation", Applicant(), folder)
 
 
 def _enrol(

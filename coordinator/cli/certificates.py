@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,7 @@ def certificates(
 def certificate(
     name: Annotated[str, typer.Argument(help="Name of the program or person that uses the certificate.")],
     out: Annotated[Path, typer.Option(help="Write the key and the certificate to this folder.")],
-    role: Annotated[str, typer.Option(help="What it may do: flower, operator or viewer.")] = "viewer",
+    role: Annotated[str, typer.Option(help="What it may do: flower, superlink, operator or viewer.")] = "viewer",
     lifetime: Annotated[
         str | None,
         typer.Option(help="Let it expire after this long, such as 365d. Default: as the coordinator's setting says."),
@@ -88,13 +89,24 @@ def certificate(
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME|SERIAL", help="Name of its owner, or its serial number.")],
     reason: Annotated[str, typer.Option(help="Why, for the list of certificates. Default: none.")] = "",
+    role: Annotated[
+        str | None,
+        typer.Option(
+            help="Revoke only the certificates of this role, such as device. Default: those of every role, after a"
+            " question if there are several and a terminal to ask on.",
+            show_default=False,
+        ),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Revoke the certificates of a name, or a single one. Sessions that began with them end."""
     from wattfleet_proto.v1 import identity_pb2
 
-    request = identity_pb2.RevokeCertificatesRequest(name_or_serial=name, reason=reason)
+    owner = name if role is None else f"{role} {name}"
+    request = identity_pb2.RevokeCertificatesRequest(name_or_serial=owner, reason=reason)
     with connected() as client:
+        if role is None and sys.stdin.isatty():
+            _ask_about_roles(name, client.certificates())
         answer = client.administer("RevokeCertificates", request)
     if json_:
         print_json([_content(each) for each in answer.certificates])
@@ -103,6 +115,21 @@ def revoke(
         print_line(f"the certificate {each.serial} of {each.role} {each.name} is revoked")
     if answer.ended_sessions:
         print_line(f"{count_of(answer.ended_sessions, 'session')} ended")
+
+
+def _ask_about_roles(name: str, views: Sequence[identity_pb2.CertificateView]) -> None:
+    """Ask before the certificates of several roles are revoked, whose owners may have nothing to do with each other.
+
+    Raises:
+        typer.Exit: the answer is no; the exit code is 2.
+    """
+    roles = sorted({each.role for each in views if each.name == name and not each.HasField("revoked_unix_s")})
+    if len(roles) < 2:
+        return
+    print_line(f"{name} is the name of certificates of several roles: {', '.join(roles)}", to_stderr=True)
+    if not typer.confirm("Revoke all of them?", default=True, err=True):
+        print_line(f"nothing was revoked: repeat it with --role {' or --role '.join(roles)}", to_stderr=True)
+        raise typer.Exit(2)
 
 
 def _write_keys(folder: Path, views: Sequence[identity_pb2.CertificateView]) -> dict[str, Path]:

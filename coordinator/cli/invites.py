@@ -24,10 +24,10 @@ def invite(
             help="Id of the device. One that is enrolled under this id is replaced. Default: the device names itself."
         ),
     ] = None,
-    role: Annotated[str, typer.Option(help="What enrols: device, flower, operator or viewer.")] = "device",
+    role: Annotated[str, typer.Option(help="What enrols: device, flower, superlink, operator or viewer.")] = "device",
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the Flower app, operator or viewer. Default: none, as for devices."),
+        typer.Option(help="Name of the Flower app, SuperLink, operator or viewer. Default: none, as for devices."),
     ] = None,
     site: Annotated[
         str | None, typer.Option(help="Put the device behind this supply. Default: as the site file says.")

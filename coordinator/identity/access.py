@@ -17,7 +17,8 @@ from wattfleet_io.clock import utc_now
 
 ANYBODY = frozenset(Role)
 _SESSION = frozenset({Role.DEVICE})
-_PLANNING = frozenset({Role.FLOWER})
+_PLANNING = frozenset({Role.FLOWER, Role.SUPERLINK})  # a SuperLink runs the ServerApps of others
+_SUPERLINK = frozenset({Role.SUPERLINK})
 _OPERATING = frozenset({Role.OPERATOR})
 VIEWING = frozenset({Role.OPERATOR, Role.VIEWER})
 """The roles that may read everything."""
@@ -74,7 +75,7 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
             "ReadAuditLog",
         ),
     ),
-    "wattfleet.v1.SuperLinkService": (_PLANNING, ("IssueServerCertificate", "ListSuperNodes")),
+    "wattfleet.v1.SuperLinkService": (_SUPERLINK, ("IssueServerCertificate", "ListSuperNodes")),
     "wattfleet.v1.EnrolmentService": (ANYBODY, ("GetAuthority", "Join", "Renew")),
     "grpc.health.v1.Health": (ANYBODY, ("Check", "Watch")),
     "grpc.reflection.v1alpha.ServerReflection": (VIEWING, ("ServerReflectionInfo",)),

@@ -25,7 +25,11 @@ from wattfleet_io.console import plain_text
 
 _log = logging.getLogger(__name__)
 
-_SERVICES = ("/wattfleet.v1.OperatorService/", "/wattfleet.v1.IdentityService/")
+_AUDITED = (
+    "/wattfleet.v1.OperatorService/",
+    "/wattfleet.v1.IdentityService/",
+    "/wattfleet.v1.SuperLinkService/IssueServerCertificate",
+)
 _CHANGE_NOTHING = frozenset(
     {
         "PreviewPlan",
@@ -45,8 +49,8 @@ _DENIED_AT_ONCE, _DENIED_PER_S = 10, 1 / 600
 
 
 def is_audited(method: str) -> bool:
-    """Whether an RPC, by its full name, is one of operators that may change something."""
-    return method.startswith(_SERVICES) and method.rpartition("/")[2] not in _CHANGE_NOTHING
+    """Whether an RPC, by its full name, is one that may change something, or that issues a certificate of a server."""
+    return method.startswith(_AUDITED) and method.rpartition("/")[2] not in _CHANGE_NOTHING
 
 
 def name_of_caller(context: Any, certificate_of: CertificateOf) -> str:
@@ -76,7 +80,7 @@ def summary_of(message: Message) -> str:
 
 
 class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
-    """Notes every request of operators that may change something.
+    """Notes every request that `is_audited`.
 
     It belongs after the error boundary, whose domain errors it sees, and after the limits on requests.
     """

@@ -69,7 +69,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         flower_key = openssh_line(request.flower_public_key)
         identities, now = self._issuing.identities, self._issuing.now()
         fleet = self._issuing.holder.folder.issuer.fleet
-        application = Application(request.name, request.board, request.installation)
+        application = Application(request.name, request.board, request.installation, flower_key)
         try:
             admission = identities.redeem(request.token, application, fleet, now)
         except InvalidInviteError as error:
@@ -84,6 +84,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         except BaseException:  # also if the machine has gone away meanwhile
             self._repository.save_soon(*identities.take_back(admission, record, now))
             raise
+        identities.admitted(admission)
         self._end_invalid_sessions()
         _log.info("%s enrolled from %s with the invite %s of %s", peer, host, invite.number, invite.made_by)
         return enrolment_pb2.JoinResponse(

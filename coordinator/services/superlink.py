@@ -10,15 +10,13 @@ from typing import Any
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.services.issuing import Issuing
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.peers import Role
+from wattfleet_identity.peers import USERS_OF_FLWR
 from wattfleet_io.addresses import split_address
 from wattfleet_proto.v1 import superlink_pb2, superlink_pb2_grpc
 
 _PER_MESSAGE = 500
 _MAX_HOSTS = 20
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_USERS = (Role.FLOWER, Role.OPERATOR)
-"""Who may use the SuperLink."""
 
 
 class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
@@ -74,7 +72,7 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
             first.is_unchanged = True
             yield first
             return
-        first.revoked_serials.extend(identities.revoked(_USERS, now))
+        first.revoked_serials.extend(identities.revoked(USERS_OF_FLWR, now))
         found = [
             superlink_pb2.SuperNodeView(device_id=device_id, public_key=key)
             for device_id, key in identities.supernodes(now)

@@ -5,9 +5,10 @@ Each change returns the records to store.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from coordinator.errors import (
     AlreadyEnrolledError,
@@ -21,6 +22,8 @@ from coordinator.state.identity_records import CertificateRecord, ExpiredIdentit
 from coordinator.state.invite_terms import Admission, Application, Terms, peer_of
 from wattfleet_identity.invites import token_hash
 from wattfleet_identity.peers import Peer, Role
+
+K = TypeVar("K", bound=Hashable)
 
 MAX_INVITES = 1_000
 MAX_CERTIFICATES = 100_000
@@ -38,6 +41,9 @@ class Identities:
         self._invites: dict[str, InviteRecord] = {}
         self._certificates: dict[str, CertificateRecord] = {}
         self._of_name: dict[tuple[Role, str], set[str]] = {}
+        self._of_key: dict[str, set[str]] = {}
+        self._unsettled: set[str] = set()  # replaced by machines whose enrolment is not stored yet
+        self._cancelled: set[str] = set()
         self.revision = 0
         """Counts the changes of certificates."""
 
@@ -131,14 +137,16 @@ class Identities:
         found = [each for each in self._invites.values() if number and each.token_hash.startswith(number)]
         if len(found) != 1:
             raise UnknownRecordError(f"no invite {number!r}: `wattfleet coordinator invites` lists them")
+        self._cancelled.add(found[0].token_hash)
         return self._close(replace(found[0], uses_left=0))
 
     def cancel_all(self, now: datetime) -> list[InviteRecord]:
         """Close the invites that can still be used; returns them."""
+        self._cancelled.update(self._invites)
         return [self._close(replace(each, uses_left=0)) for each in self.invites(now)]
 
     def redeem(self, token: str, application: Application, fleet: str, now: datetime) -> Admission:
-        """Use an invite once.
+        """Use an invite once; the caller then reports `admitted` or `take_back`.
 
         Args:
             token: the secret.
@@ -149,7 +157,7 @@ class Identities:
         Raises:
             InvalidInviteError: the token is unknown, expired or used up: the type tells, and the text does not.
             InvalidInputError: a device's id, board or installation is not valid.
-            AlreadyEnrolledError: another machine has the device's id.
+            AlreadyEnrolledError: another machine has the device's id, or the SuperNode's key was enrolled before.
         """
         invite = self._invites.get(token_hash(token))
         if invite is None:
@@ -162,7 +170,7 @@ class Identities:
             raise QuotaExceededError(f"{MAX_CERTIFICATES:,} certificates are valid, which is the most: revoke some")
         peer = peer_of(invite, application, fleet)
         # A device whose invite has its name replaces the one of before, such as after its disk was replaced.
-        replaced = [each for each in self._of(peer) if each.is_valid(now)] if peer.role is Role.DEVICE else []
+        replaced = [each for each in self._of(peer) if self._counts(each, now)] if peer.role is Role.DEVICE else []
         others = [each for each in replaced if each.peer.installation != peer.installation]
         if others and not invite.name:
             raise AlreadyEnrolledError(
@@ -170,21 +178,37 @@ class Identities:
                 f" one, use an invite of `wattfleet coordinator invite --device {peer.name}`, or revoke the old one's"
                 f" certificate first with `wattfleet coordinator revoke {peer.name}`"
             )
+        if application.flower_key and application.flower_key in self._of_key:
+            raise AlreadyEnrolledError(
+                "the key of this SuperNode was enrolled before, and must not be that of two devices: make a new one, as"
+                " `wattfleet agent join` does"
+            )
         used = self._close(replace(invite, uses_left=invite.uses_left - 1))
-        return Admission(peer, used, self._revoke(replaced, f"{peer} enrolled again", now))
+        admission = Admission(peer, used, self._revoke(replaced, f"{peer} enrolled again", now))
+        self._unsettled.update(each.serial for each in admission.replaced)
+        return admission
+
+    def admitted(self, admission: Admission) -> None:
+        """Note that an admission is stored, and cannot be taken back any more."""
+        self._unsettled.difference_update(each.serial for each in admission.replaced)
 
     def take_back(
         self, admission: Admission, record: CertificateRecord, now: datetime
     ) -> list[InviteRecord | CertificateRecord]:
-        """Undo an admission whose certificate could not be handed out."""
+        """Undo an admission whose certificate could not be handed out, except for what was changed meanwhile."""
         invite = self._invites.get(admission.invite.token_hash, admission.invite)
+        if invite.token_hash not in self._cancelled:
+            invite = self._close(replace(invite, uses_left=invite.uses_left + 1))
         for each in admission.replaced:
-            self._put(replace(each, revoked_at=None, reason=""))
-        return [
-            self._close(replace(invite, uses_left=invite.uses_left + 1)),
-            *(self._certificates[each.serial] for each in admission.replaced),
-            *self._revoke([record], "it could not be stored, and was not handed out", now),
-        ]
+            # Another record means that somebody has revoked or replaced it once more.
+            if self._certificates.get(each.serial) is each and each.serial in self._unsettled:
+                self._unsettled.discard(each.serial)
+                self._put(replace(each, revoked_at=None, reason=""))
+        now_of = [self._certificates.get(each.serial, each) for each in admission.replaced]
+        lost = self._certificates.get(record.serial, record)
+        if self._counts(lost, now):
+            [lost] = self._revoke([lost], "it could not be stored, and was not handed out", now)
+        return [invite, *now_of, lost]
 
     def issued(self, record: CertificateRecord) -> CertificateRecord:
         """Note an issued certificate."""
@@ -217,7 +241,7 @@ class Identities:
         valid = [
             each
             for each in found
-            if each.is_valid(now) and (each is exact or name_or_serial in (each.peer.name, str(each.peer)))
+            if self._counts(each, now) and (each is exact or name_or_serial in (each.peer.name, str(each.peer)))
         ]
         if not valid:
             raise UnknownRecordError(
@@ -229,19 +253,24 @@ class Identities:
     def forget(self, device_ids: Collection[str], now: datetime) -> list[CertificateRecord]:
         """Revoke the certificates of devices that are forgotten; returns them."""
         owned = [self._certificates[each] for name in device_ids for each in self._of_name.get((Role.DEVICE, name), ())]
-        return self._revoke([each for each in owned if each.is_valid(now)], "the device was forgotten", now)
+        return self._revoke([each for each in owned if self._counts(each, now)], "the device was forgotten", now)
 
     def expire(self, now: datetime) -> ExpiredIdentities:
         """Drop the invites and certificates that have expired."""
         self._invites = {key: each for key, each in self._invites.items() if now < each.expires_at}
+        self._cancelled.intersection_update(self._invites)
         for each in [each for each in self._certificates.values() if now >= each.not_after]:
             self.revision += 1
             del self._certificates[each.serial]
-            of_name = self._of_name[each.peer.role, each.peer.name]
-            of_name.discard(each.serial)
-            if not of_name:
-                del self._of_name[each.peer.role, each.peer.name]
+            self._unsettled.discard(each.serial)
+            _remove(self._of_name, (each.peer.role, each.peer.name), each.serial)
+            if each.flower_key:
+                _remove(self._of_key, each.flower_key, each.serial)
         return ExpiredIdentities(now, AUDIT_KEEP, MAX_AUDIT_ENTRIES)
+
+    def _counts(self, record: CertificateRecord, now: datetime) -> bool:
+        """Whether a certificate is valid, or would be again if the enrolment that replaces it is taken back."""
+        return record.is_valid(now) or (record.serial in self._unsettled and now < record.not_after)
 
     def _of(self, peer: Peer) -> list[CertificateRecord]:
         """The certificates of a peer's role and name, of whichever installation."""
@@ -250,6 +279,7 @@ class Identities:
     def _revoke(self, records: Collection[CertificateRecord], reason: str, now: datetime) -> list[CertificateRecord]:
         revoked = [replace(each, revoked_at=now, reason=reason) for each in records]
         for each in revoked:
+            self._unsettled.discard(each.serial)
             self._put(each)
         return revoked
 
@@ -261,3 +291,12 @@ class Identities:
         self.revision += 1
         self._certificates[record.serial] = record
         self._of_name.setdefault((record.peer.role, record.peer.name), set()).add(record.serial)
+        if record.flower_key:
+            self._of_key.setdefault(record.flower_key, set()).add(record.serial)
+
+
+def _remove(index: dict[K, set[str]], key: K, serial: str) -> None:
+    """Remove a serial number from an index, and its key with the last one."""
+    index[key].discard(serial)
+    if not index[key]:
+        del index[key]

@@ -67,11 +67,13 @@ class Application:
         name: a device's id; empty where the invite names the peer.
         board: a device's kind of board.
         installation: the installation of a device's agent.
+        flower_key: the public key of a device's SuperNode, a line of OpenSSH; empty without one.
     """
 
     name: str = ""
     board: str = ""
     installation: str = ""
+    flower_key: str = ""
 
 
 @dataclass(frozen=True)

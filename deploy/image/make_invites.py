@@ -2,7 +2,7 @@
 
 It runs with the operator's identity at every start of the fleet, and changes nothing for those that are enrolled.
 
-    python make_invites.py --coordinator coordinator:7070 --invites DIR --prometheus DIR device:orin-0 flower:superlink
+    python make_invites.py --coordinator coordinator:7070 --invites DIR --prometheus DIR superlink:superlink
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from edge_agent.cli.service.uninstall import uninstall
 from edge_agent.cli.status import status
 from edge_agent.cli.trust import trust_references
 from edge_agent.cli.watch import watch
+from wattfleet_identity.invite_input import InviteCommand
 
 _HELP = "Measure, control and run one device of the fleet."
 
@@ -48,6 +49,6 @@ for command in (
     uninstall,
     trust_references,
 ):
-    app.command()(command)
+    app.command(cls=InviteCommand if command is join else None)(command)
 app.add_typer(duty, name="duty")
 app.command(cls=RunCommand)(run)

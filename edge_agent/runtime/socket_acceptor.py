@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ _MAX_CONNECTIONS = 192
 
 _MAX_OF_USER = 64
 """Connections of one user at once."""
+
+_OF_OWNER = 16
+"""Connections that are kept free for root and the agent's own user."""
 
 _URI = "unix-abstract:"
 
@@ -51,8 +55,15 @@ class SocketAcceptor:
         inner: gRPC's socket, to which connections are passed on.
     """
 
-    def __init__(self, inner: Path) -> None:
+    def __init__(self, inner: Path, is_owner: Callable[[PeerCredentials], bool]) -> None:
+        """Accept nobody yet.
+
+        Args:
+            inner: gRPC's socket.
+            is_owner: whether a peer is root or the agent's own user.
+        """
         self.inner = inner
+        self._is_owner = is_owner
         self._accepted: dict[str, Accepted] = {}
         self._of_user: Counter[int] = Counter()
         self._servers: list[tuple[asyncio.Server, Path]] = []
@@ -109,9 +120,11 @@ class SocketAcceptor:
         """Take a new connection, or close it if there are too many."""
         self._transports.add(transport)
         peer = outer.peer = PeerCredentials.of(transport.get_extra_info("socket"))
+        has_room = self._has_room(peer)
         self._of_user.update([peer.uid])
-        if self._of_user[peer.uid] > _MAX_OF_USER or self._of_user.total() > _MAX_CONNECTIONS:
-            _log.warning("%s: a connection is closed, as so many are open: %d", peer, self._of_user.total() - 1)
+        if not has_room:
+            own, others = self._of_user[peer.uid] - 1, self._of_user.total() - self._of_user[peer.uid]
+            _log.warning("%s: a connection is closed, as the user has %d open, and others %d", peer, own, others)
             transport.abort()
             return
         outer.name = f"wattfleet-{secrets.token_hex(16)}"
@@ -130,11 +143,27 @@ class SocketAcceptor:
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 
+    def _has_room(self, peer: PeerCredentials) -> bool:
+        """Whether a peer may open one more connection.
+
+        A user may have as many as are left for everybody else, so that no few users can take all.
+        """
+        own, left = self._of_user[peer.uid], _MAX_CONNECTIONS - self._of_user.total()
+        if self._is_owner(peer):
+            return own < _MAX_OF_USER and left > 0
+        return own < min(_MAX_OF_USER, left - _OF_OWNER)
+
     async def _open(self, outer: _Outer, upstream: socket.socket) -> None:
         try:
             _, inner = await asyncio.get_running_loop().create_unix_connection(lambda: _Side(outer), sock=upstream)
+        except OSError as error:
+            upstream.close()
+            outer.transport.abort()
+            _log.warning("%s: a connection is closed: %s", outer.peer, error.strerror or error)
+            return
         except BaseException:
             upstream.close()
+            outer.transport.abort()
             raise
         self._transports.add(inner.transport)
         inner.on_lost = lambda: self._transports.discard(inner.transport)

@@ -21,13 +21,13 @@ def training_now(socket: Path) -> dict[str, Any] | None:
         socket: the agent's.
     """
     owner = owner_socket(socket)
-    if not owner.exists():
-        return None
     try:
+        if not owner.exists():
+            return None
         with grpc.insecure_channel(f"unix:{owner}") as channel:
             stub: Any = local_pb2_grpc.LocalAgentServiceStub(channel)
             answer = stub.ShowTraining(local_pb2.ShowTrainingRequest(), timeout=_TIMEOUT_S)
-    except grpc.RpcError:
+    except (grpc.RpcError, PermissionError):
         return None
     if not answer.HasField("training"):
         return None

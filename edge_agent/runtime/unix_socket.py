@@ -93,9 +93,10 @@ async def serve_socket(
             path.parent.mkdir(parents=True, exist_ok=True)
             for each in (path, owner_socket(path)):
                 require_own_socket(each)
-            acceptor = SocketAcceptor(served.enter_context(_own_folder(path)) / _INNER)
+            users = SocketUsers.of_group(gid)
+            acceptor = SocketAcceptor(served.enter_context(_own_folder(path)) / _INNER, users.owns)
             server = grpc.aio.server(
-                interceptors=[ErrorInterceptor(STATUS, _admission(acceptor, SocketUsers.of_group(gid)))],
+                interceptors=[ErrorInterceptor(STATUS, _admission(acceptor, users))],
                 options=[
                     ("grpc.max_receive_message_length", MAX_STREAMED_BYTES),
                     ("grpc.max_concurrent_streams", _MAX_STREAMS),
@@ -123,7 +124,7 @@ def _own_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made, or is another user's.
     """
-    folder = path.with_suffix(".d")
+    folder = path.with_name(f"{path.name}.d")
     inner = folder / _INNER
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

@@ -19,64 +19,13 @@ from edge_agent.runtime.readiness import parked_mode
 from tests.fakes.ledger import LedgerReader
 from tests.fakes.process_fleet import BOARD, OWNERS, FleetFolder
 from wattfleet.modes import PowerMode, Workload, modes_to_array
+from wattfleet_proto.convert import mode_from_message
+from wattfleet_proto.v1 import planning_pb2
 
 _EVERY_S = 0.05
+_ROUNDING_W = 1e-6
 _TORN_READS = 3
 """Boards are read one after the other, while power may go from one to another."""
-
-
-class SiteWatch(threading.Thread):
-    """Watches the true draw of all boards together; a board in any mode but its parked one counts as training.
-
-    Args:
-        fleet: the boards.
-        workload: what they train.
-        budget_w: of the site.
-        tolerance: the share by which true draw may exceed predictions.
-    """
-
-    def __init__(self, fleet: FleetFolder, workload: Workload, budget_w: float, tolerance: float) -> None:
-        super().__init__(name="site watch", daemon=True)
-        self._fleet = fleet
-        self._boards = {each: SimulatedDevice(BOARD, fleet.seed(each)) for each in fleet.device_ids}
-        self._workload = workload
-        self._known_w: dict[tuple[str, PowerMode], float] = {}
-        self._most_w = budget_w * (1 + tolerance)
-        self._ending = threading.Event()
-        self.highest_w = 0.0
-        self.looks = 0
-        self.excess: list[str] = []
-
-    def run(self) -> None:
-        while not self._ending.wait(_EVERY_S):
-            self.looks += 1
-            watts = self._site_w()
-            for _ in range(_TORN_READS):
-                if watts > self._most_w:
-                    time.sleep(_EVERY_S)
-                    watts = min(watts, self._site_w())
-            self.highest_w = max(self.highest_w, watts)
-            if watts > self._most_w:
-                modes = {each: self._fleet.mode(each).label() for each in self._boards}
-                self.excess.append(f"{watts:.1f} W of at most {self._most_w:.1f} W: {modes}")
-
-    def end(self) -> None:
-        self._ending.set()
-        self.join()
-
-    def _site_w(self) -> float:
-        return sum(self._device_w(each, self._fleet.mode(each)) for each in self._boards)
-
-    def _device_w(self, device_id: str, mode: PowerMode) -> float:
-        if (device_id, mode) not in self._known_w:
-            board = self._boards[device_id]
-            parked = parked_mode(board)
-            if mode in (OWNERS, parked):  # what the owner's mode idles with is not Wattfleet's
-                watts = board.load(parked, self._workload).idle_mw / 1e3
-            else:
-                watts = float(board.truth(modes_to_array([mode]), self._workload)[1][0]) / 1e3
-            self._known_w[device_id, mode] = watts
-        return self._known_w[device_id, mode]
 
 
 class StoredFacts:
@@ -96,6 +45,98 @@ class StoredFacts:
             host=url.host, port=url.port, user=url.username, password=url.password, dbname=url.database
         ) as connection:
             return list(connection.execute(sql))
+
+
+class StoredLimits:
+    """What the stored plans let each device draw."""
+
+    def __init__(self, facts: StoredFacts) -> None:
+        self._facts = facts
+        self._newest = -1
+        self._limits_w: dict[tuple[str, PowerMode], float] = {}
+
+    def look(self) -> None:
+        """Read the plans that are new."""
+        for order, plan in self._facts.rows(
+            f'SELECT "order", plan FROM round WHERE "order" > {self._newest} ORDER BY "order"'
+        ):
+            self._newest = order
+            for each in planning_pb2.PlanRoundResponse.FromString(bytes(plan)).assignments:
+                self._limits_w[each.device_id, mode_from_message(each.mode)] = each.power_limit_w
+
+    def of(self, device_id: str, mode: PowerMode) -> float | None:
+        """The limit in the newest plan that has the device train in a mode; None if none has."""
+        return self._limits_w.get((device_id, mode))
+
+    def idle_w(self) -> dict[str, float]:
+        """What each device is counted with while it does not train."""
+        return dict(self._facts.rows("SELECT device_id, idle_w FROM device"))
+
+
+class SiteWatch(threading.Thread):
+    """Compares what the boards do with the stored plans: each mode is one that a plan gave, within the budget in sum.
+
+    A board in any mode but its parked one and its owner's counts as training.
+
+    Args:
+        fleet: the boards.
+        workload: what they train.
+        facts: the coordinator's store.
+        budget_w: of the site.
+    """
+
+    def __init__(self, fleet: FleetFolder, workload: Workload, facts: StoredFacts, budget_w: float) -> None:
+        super().__init__(name="site watch", daemon=True)
+        self._fleet = fleet
+        self._boards = {each: SimulatedDevice(BOARD, fleet.seed(each)) for each in fleet.device_ids}
+        self._workload = workload
+        self._limits = StoredLimits(facts)
+        self._budget_w = budget_w
+        self._ending = threading.Event()
+        self.highest_w = 0.0
+        self.looks = 0
+        self.excess: list[str] = []
+
+    def run(self) -> None:
+        while not self._ending.wait(_EVERY_S):
+            problem = self._problem()
+            for _ in range(_TORN_READS):
+                if problem:
+                    time.sleep(_EVERY_S)
+                    problem = self._problem()
+            if problem:
+                self.excess.append(problem)
+            self.looks += 1
+
+    def end(self) -> None:
+        self._ending.set()
+        self.join()
+
+    def _problem(self) -> str:
+        """What the boards may not do now; empty if nothing."""
+        modes = {each: self._fleet.mode(each) for each in self._boards}
+        self.highest_w = max(self.highest_w, sum(self._true_w(each, mode) for each, mode in modes.items()))
+        self._limits.look()
+        allowed_w, training = self._limits.idle_w(), []
+        for device_id, mode in modes.items():
+            if mode in (OWNERS, parked_mode(self._boards[device_id])):
+                continue
+            limit_w = self._limits.of(device_id, mode)
+            if limit_w is None:
+                return f"{device_id} is in the mode {mode.label()}, which no plan gave it"
+            allowed_w[device_id] = limit_w
+            training.append(f"{device_id} at {mode.label()} within {limit_w:.2f} W")
+        total_w = sum(allowed_w.values())
+        if training and total_w > self._budget_w + _ROUNDING_W:
+            return f"{total_w:.2f} W are allowed of {self._budget_w:.2f} W: {', '.join(training)}"
+        return ""
+
+    def _true_w(self, device_id: str, mode: PowerMode) -> float:
+        board = self._boards[device_id]
+        parked = parked_mode(board)
+        if mode in (OWNERS, parked):  # what the owner's mode idles with is not Wattfleet's
+            return board.load(parked, self._workload).idle_mw / 1e3
+        return float(board.truth(modes_to_array([mode]), self._workload)[1][0]) / 1e3
 
 
 class Acknowledged:

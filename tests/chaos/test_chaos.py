@@ -17,8 +17,8 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE, WORKLOADS_DIRECTORY, device_folder
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.knob_backup import BACKUP_FILE
-from tests.chaos.lasting_agent import LOG_FILE, MODE_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.lasting_agent import LOG_FILE, MODE_FILE
 from tests.fakes.polling import until
 from wattfleet.modes import array_to_modes
 
@@ -56,7 +56,7 @@ class Bench:
     @contextmanager
     def agent(self):
         self.coordinator.reports.clear()
-        command = [sys.executable, "-m", "tests.chaos.lasting_agent", str(self.folder), self.coordinator.address]
+        command = [sys.executable, "-m", "tests.fakes.lasting_agent", str(self.folder), self.coordinator.address]
         with subprocess.Popen(command, cwd=REPOSITORY) as process:
             try:
                 yield process

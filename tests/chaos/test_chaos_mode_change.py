@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from tests.chaos import mortal_agent
-from tests.chaos.mortal_agent import BEGUN_FILE, FOUND_FILE, OUTPUT_FILE, Bench
+from tests.fakes import mortal_agent
 from tests.fakes.jetson_boards import ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, FakedJetson
+from tests.fakes.mortal_agent import BEGUN_FILE, FOUND_FILE, OUTPUT_FILE, Bench
 from tests.fakes.polling import until
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "4"))

@@ -22,7 +22,7 @@ from sqlalchemy import URL
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
-from tests.chaos.mortal_coordinator import MortalCoordinator
+from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.fronts import front
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.convert import front_to_message
@@ -164,7 +164,7 @@ def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowled
 async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(
     tmp_path: Path, location: Path | URL, how: str, times: int
 ) -> None:
-    coordinator = MortalCoordinator(
+    coordinator = CoordinatorProcess(
         tmp_path, location, "--site-budget-w", "600", "--policy", "random", "--clients", "20"
     )
     acknowledged = Acknowledged()

@@ -11,12 +11,14 @@ import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.runtime.readiness import parked_mode
-from tests.chaos.lasting_agent import MODE_FILE
 from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts
+from tests.fakes.lasting_agent import MODE_FILE
 from tests.fakes.ledger import Ledger
 from tests.fakes.polling import until
 from tests.fakes.process_fleet import BOARD, FleetFolder
 from wattfleet.modes import BOARDS, PowerMode, Workload
+from wattfleet_proto.convert import mode_to_message
+from wattfleet_proto.v1 import planning_pb2
 
 HIGHEST, PARKED = BOARDS[BOARD].space.highest, parked_mode(SimulatedDevice(BOARD, 1))
 
@@ -68,14 +70,42 @@ def test_it_notices_an_observation_that_is_given_twice(acknowledged: Acknowledge
         acknowledged.look()
 
 
-@pytest.mark.parametrize(("modes", "is_excess"), [((HIGHEST, PARKED), False), ((HIGHEST, HIGHEST), True)])
-def test_it_notices_too_many_watts(short_folder: Path, modes: tuple[PowerMode, ...], is_excess: bool) -> None:
-    fleet = FleetFolder(short_folder, ["nano-0", "nano-1"])
+def planned(tmp_path: Path, **limits_w: float) -> StoredFacts:
+    """A store with a plan that has devices train in the highest mode within so many watts; each idles with 6 W."""
+    plan = planning_pb2.PlanRoundResponse(
+        assignments=[
+            planning_pb2.Assignment(device_id=name, mode=mode_to_message(HIGHEST), power_limit_w=limit_w)
+            for name, limit_w in limits_w.items()
+        ]
+    )
+    path = tmp_path / "coordinator.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute('CREATE TABLE round ("order" INTEGER PRIMARY KEY, plan BLOB)')
+        database.execute("INSERT INTO round (plan) VALUES (?)", [plan.SerializeToString()])
+        database.execute("CREATE TABLE device (device_id, idle_w)")
+        database.executemany("INSERT INTO device VALUES (?, 6.0)", [["nano0"], ["nano1"]])
+    return StoredFacts(path)
+
+
+@pytest.mark.parametrize(
+    ("modes", "limits_w", "found"),
+    [
+        ((HIGHEST, PARKED), {"nano0": 20.0}, ""),
+        ((HIGHEST, HIGHEST), {"nano0": 15.0, "nano1": 11.0}, ""),
+        ((HIGHEST, PARKED), {"nano0": 20.1}, "26.10 W are allowed of 26.00 W: nano0 at"),
+        ((HIGHEST, HIGHEST), {"nano0": 15.0, "nano1": 15.0}, "30.00 W are allowed of 26.00 W"),
+        ((HIGHEST, HIGHEST), {"nano0": 15.0}, "which no plan gave it"),
+    ],
+)
+def test_it_notices_what_no_plan_allows(
+    short_folder: Path, modes: tuple[PowerMode, ...], limits_w: dict[str, float], found: str
+) -> None:
+    fleet = FleetFolder(short_folder, ["nano0", "nano1"])
     for device_id, mode in zip(fleet.device_ids, modes, strict=True):
         (fleet.board(device_id) / MODE_FILE).write_text(json.dumps(mode))
-    watch = SiteWatch(fleet, Workload("digits"), budget_w=35.0, tolerance=0.1)
+    watch = SiteWatch(fleet, Workload("digits"), planned(short_folder, **limits_w), budget_w=26.0)
     watch.start()
     until(lambda: watch.looks >= 3)
     watch.end()
-    assert bool(watch.excess) is is_excess
-    assert (watch.highest_w > 35.0) is is_excess
+    assert bool(watch.excess) is bool(found)
+    assert all(found in each for each in watch.excess)

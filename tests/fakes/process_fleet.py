@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import IDENTITY_DIRECTORY, INSTALLATION_FILE
-from tests.chaos import lasting_agent, mortal_agent
+from tests.fakes import lasting_agent, mortal_agent
 from tests.fakes.certified import CertifiedFleet
 from tests.fakes.flower_process import FlowerSettings, serve_nodes, serve_rounds
 from tests.fakes.running_agent import fitting_here

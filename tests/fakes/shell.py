@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.settings import CoordinatorSettings
@@ -38,11 +39,20 @@ tags = ["lab"]
 Shell = Callable[..., Awaitable[Result]]
 
 
-def command(*arguments: str, columns: int = 80) -> Result:
-    """A command in a terminal of so many columns; what it raises is raised."""
-    result = CliRunner().invoke(
-        cli.wattfleet, ["coordinator", *arguments], prog_name="wattfleet", env={"COLUMNS": str(columns)}
-    )
+def command(*arguments: str, columns: int = 80, typed: str | None = None) -> Result:
+    """A command in a terminal of so many columns; what it raises is raised.
+
+    Args:
+        arguments: after `wattfleet coordinator`.
+        columns: of the terminal.
+        typed: what somebody types; None if standard input is no terminal.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        if typed is not None:
+            patched.setattr("click.testing._NamedTextIOWrapper.isatty", lambda stream: True)
+        result = CliRunner().invoke(
+            cli.wattfleet, ["coordinator", *arguments], typed, {"COLUMNS": str(columns)}, prog_name="wattfleet"
+        )
     if isinstance(result.exception, WattfleetError):
         raise result.exception
     return result

@@ -40,8 +40,8 @@ def connect(
 ) -> None:
     """Let `flwr` on this machine use the fleet's SuperLink, with TLS and this user's identity.
 
-    Writes the connection to Flower's config.toml, and makes it the default one. Repeat it once the certificate has
-    expired.
+    Writes the connection to Flower's config.toml, and makes it the default one. Repeat it when `flwr` asks for it: the
+    proof of identity that it stores can be used for 12 hours.
     """
     from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
     from flwr.cli.flower_config import (
@@ -56,8 +56,8 @@ def connect(
     from wattfleet.errors import InvalidInputError
     from wattfleet_identity.endpoint import Endpoint, named_folder, require_identity
     from wattfleet_identity.identity_folder import TRUSTED
-    from wattfleet_identity.peers import Role
-    from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
+    from wattfleet_identity.peers import USERS_OF_FLWR
+    from wattfleet_identity.proofs import FOR_SUPERLINK, LIFETIME, proof_of
     from wattfleet_identity.renewal import expiry_text, renew_if_due
     from wattfleet_io.addresses import split_address
     from wattfleet_io.clock import utc_now
@@ -71,7 +71,7 @@ def connect(
         )
     folder = folder.absolute()
     peer = require_identity(folder).peer
-    if peer.role not in (Role.FLOWER, Role.OPERATOR):
+    if peer.role not in USERS_OF_FLWR:
         raise InvalidInputError(
             f"the identity in {folder} is of {peer}, and `flwr` needs one of a Flower app or an operator"
         )
@@ -90,12 +90,16 @@ def connect(
     write_superlink_connection(SuperLinkConnection(name, address, root_certificates=trusted))
     set_default_superlink_connection(name)
     config, store = read_flower_config()[1], get_credential_store()
-    proof = proof_of(found, FOR_SUPERLINK).encode()
+    now = utc_now()
+    proof = proof_of(found, FOR_SUPERLINK, now).encode()
     store.set(ACCESS_TOKEN_STORE_KEY % address, proof)
     store.set(REFRESH_TOKEN_STORE_KEY % address, b"none")  # Flower wants one; a proof is made anew instead
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
     print_line(f"`flwr` uses {address} as {peer}: the connection {name!r} is in {config}, and is the default one")
-    print_line(f"The certificate {expiry_text(found.certificate, utc_now())}; then run this again")
+    print_line(
+        f"The proof of identity can be used until {now + LIFETIME:%Y-%m-%d %H:%M} UTC; then run this again. The"
+        f" certificate {expiry_text(found.certificate, now)}"
+    )
     print_line(f"next: flwr run APP {name} --stream")
 
 

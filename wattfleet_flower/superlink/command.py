@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import flwr
 import httpx
 import uvicorn
 from flwr.common import log
@@ -24,10 +23,13 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_flower.flower_version import unknown_version
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
+from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
-from wattfleet_flower.superlink.server_certificate import ServerCertificate
+from wattfleet_flower.superlink.server_certificate import FOLDER, ServerCertificate
+from wattfleet_flower.superlink.tls_files import WatchedFiles, load_pair
 from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, USER_FOLDER, Endpoint, named_folder, require_identity
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.peers import Role
@@ -35,7 +37,6 @@ from wattfleet_io.cli import exit_code
 
 # The package exports a function of the module's name.
 _flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-_KNOWN_VERSIONS = ("1.41.",)
 _EVERY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _STARTUP_FAILED = 3  # as of uvicorn's own `run`
 
@@ -119,14 +120,13 @@ def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
     if folder is None:
         return
     folder = folder.absolute()
-    if not flwr.__version__.startswith(_KNOWN_VERSIONS):
-        known = ", ".join(f"{version}x" for version in _KNOWN_VERSIONS)
-        raise InvalidInputError(f"with an identity it needs Flower {known}, and this is {flwr.__version__}")
+    if versions := unknown_version():
+        raise InvalidInputError(f"with an identity it needs {versions}")
     peer = require_identity(folder).peer
-    if peer.role is not Role.FLOWER:
+    if peer.role is not Role.SUPERLINK:
         raise InvalidInputError(
-            f"the identity in {folder} is of {peer}, and a SuperLink needs one of the role flower: make an invite with"
-            " `wattfleet coordinator invite --role flower --name superlink`"
+            f"the identity in {folder} is of {peer}, and a SuperLink needs one of the role superlink: make an invite"
+            " with `wattfleet coordinator invite --role superlink --name superlink`, and enrol with `wattfleet join`"
         )
     endpoint = Endpoint.of(options.coordinator, folder)
     certificate, files = None, [given.ssl_certfile, given.ssl_keyfile, given.ssl_ca_certfile]
@@ -169,35 +169,42 @@ class _Serving:
         every_s: float,
     ) -> None:
         self._endpoint = endpoint
-        self._certificate = certificate
         self._access = access
         host = _EVERY_HOST.get(given.host, given.host)
         self._address = f"{f'[{host}]' if ':' in host else host}:{given.port}"
-        self._certificate_file, self._key_file, self._trusted_file = files
+        self._certificate = certificate
+        self._files = files
         self._every_s = every_s
 
     def __call__(self, app: Any, **settings: Any) -> None:
         """Serve until stopped."""
+        # Flower has made sure that there are three files.
+        certificate_file, key_file, trusted_file = paths = [Path(file).expanduser() for file in self._files]
+        certificate = self._certificate or WatchedFiles(*paths)
         config = serving_config(app, **settings)
         config.load()
-        context, registry = config.ssl, NodeRegistry(self._control())
+        context, registry = config.ssl, NodeRegistry(self._control(trusted_file))
         assert context is not None, "Flower was given TLS files"
 
         def reload_tls() -> None:
-            context.load_cert_chain(self._certificate_file, self._key_file)
-            registry.control = self._control()
+            control = self._control(trusted_file)
+            load_pair(context, certificate_file, key_file)
+            registry.control = control
 
-        keeper = Keeper(self._endpoint, self._certificate, self._access, registry, reload_tls, self._every_s)
+        assert self._endpoint.folder is not None, "it has an identity"
+        stored = StoredList(self._endpoint.folder / FOLDER)
+        keeper = Keeper(self._endpoint, certificate, self._access, registry, stored, reload_tls, self._every_s)
+        keeper.restore()
         server = uvicorn.Server(config)
         threading.Thread(target=keeper.run, name="wattfleet-superlink keeper", daemon=True).start()
         server.run()
         if not server.started:
             sys.exit(_STARTUP_FAILED)
 
-    def _control(self) -> ControlHttpClient:
+    def _control(self, trusted_file: Path) -> ControlHttpClient:
         """A client of this SuperLink's own Control API."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(self._trusted_file)
+        context.load_verify_locations(trusted_file)
         interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Bearer(self._access.own_token)]
         return ControlHttpClient(f"https://{self._address}", interceptors=interceptors, verify=context)
 

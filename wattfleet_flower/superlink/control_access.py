@@ -18,12 +18,11 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.superlink.auth_plugin import ControlAuthnPlugin
 
 from wattfleet.errors import WattfleetError
-from wattfleet_identity.peers import Role
+from wattfleet_identity.peers import USERS_OF_FLWR
 from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proven
 from wattfleet_io.clock import utc_now
 
 CONNECT = "wattfleet flower connect"
-_USERS = (Role.FLOWER, Role.OPERATOR)
 _RUNTIME = "/v1/runtime/"
 _FORWARDED = (b"forwarded", b"x-forwarded-for")
 
@@ -75,7 +74,7 @@ class ControlAccess(ControlAuthnPlugin):  # type: ignore[misc]  # Flower is not 
             _refuse(f"the certificate cannot be checked: {error}")
         if peer.fleet != self._fleet:
             _refuse(f"the certificate is of the fleet {peer.fleet!r}, and this is {self._fleet!r}")
-        if peer.role not in _USERS:
+        if peer.role not in USERS_OF_FLWR:
             _refuse(f"a certificate of the role {peer.role.value} may not use Flower's Control API")
         if certificate.serial in self._revoked:
             _refuse(f"the certificate of {peer} was revoked")

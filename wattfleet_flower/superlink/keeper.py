@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from logging import ERROR, INFO, WARNING
 
 import httpx
@@ -11,10 +12,14 @@ from flwr.common import log
 
 from wattfleet.errors import WattfleetError
 from wattfleet_flower.superlink.control_access import ControlAccess
+from wattfleet_flower.superlink.enrolment_list import EnrolmentList, StoredList
 from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
 from wattfleet_flower.superlink.server_certificate import ServerCertificate, asking
+from wattfleet_flower.superlink.tls_files import WatchedFiles
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.renewal import TIMEOUT_S, renew_if_due
+from wattfleet_io.clock import utc_now
+from wattfleet_io.console import count_of
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import superlink_pb2
 
@@ -28,26 +33,32 @@ class Keeper:
 
     Args:
         endpoint: the coordinator, and the folder with the identity.
-        certificate: of the SuperLink's TLS; None where the user brings another.
+        certificate: of the SuperLink's TLS, or the files of another one that the user brings.
         access: who may use the Control API.
         registry: the registered SuperNodes.
-        reload_tls: uses the renewed certificate from the next connection on.
+        stored: the list of the last time, for a start while the coordinator is away.
+        reload_tls: uses the new certificate from the next connection on.
         every_s: the pause between two looks, while everything is well.
+        now: the time.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
-        certificate: ServerCertificate | None,
+        certificate: ServerCertificate | WatchedFiles,
         access: ControlAccess,
         registry: NodeRegistry,
+        stored: StoredList,
         reload_tls: Callable[[], None],
         every_s: float,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._endpoint = endpoint
         self._certificate = certificate
         self._access = access
         self._registry = registry
+        self._stored = stored
+        self._now = now
         self._reload_tls = reload_tls
         self._every_s = every_s
         self._pause_s = every_s
@@ -57,6 +68,29 @@ class Keeper:
         self._looks_left = 0
         self._authority = b""
         self._problems: dict[str, str] = {}
+
+    def restore(self) -> None:
+        """Take the list of the last time, until the coordinator answers."""
+        try:
+            found = self._stored.read()
+            if found is not None:
+                self._take(found[0])
+        except (WattfleetError, ValueError) as error:  # or a key in it is unreadable
+            log(WARNING, "wattfleet-superlink: until the coordinator answers, no revocation is known: %s", error)
+            return
+        if found is None:
+            log(INFO, "wattfleet-superlink: until the coordinator answers, no revocation is known: no list is stored")
+            return
+        enrolled, at = found
+        log(
+            INFO,
+            "wattfleet-superlink: until the coordinator answers, its list of %s UTC is used, which is %s old: %s and"
+            " %s",
+            f"{at:%Y-%m-%d %H:%M}",
+            _age_text((self._now() - at).total_seconds()),
+            count_of(len(enrolled.supernodes), "SuperNode"),
+            count_of(len(enrolled.revoked), "revoked certificate"),
+        )
 
     def run(self) -> None:
         """Look, and pause, until the process ends; pauses grow while something fails."""
@@ -90,12 +124,32 @@ class Keeper:
             return self._note("coordinator", f"the coordinator does not tell which SuperNodes are enrolled: {error}")
         first = parts[0]
         self._authority = first.authority
+        enrolled = None
         if not first.is_unchanged:
-            self._access.revoke(first.revoked_serials)
-            views = [view for part in parts for view in part.supernodes]
-            self._enrolled = {flower_key(view.public_key): view.device_id for view in views}
-            self._revision, self._is_known, self._looks_left = first.revision, True, 0
+            supernodes = {view.public_key: view.device_id for part in parts for view in part.supernodes}
+            enrolled = EnrolmentList(supernodes, tuple(first.revoked_serials))
+            self._take(enrolled)
+            self._revision = first.revision
+        self._store(enrolled)
         return self._settled("coordinator", "the coordinator answers again")
+
+    def _take(self, enrolled: EnrolmentList) -> None:
+        """Refuse the revoked from now on, and have the SuperNodes registered at the next step."""
+        self._access.revoke(enrolled.revoked)
+        self._enrolled = {flower_key(key): device_id for key, device_id in enrolled.supernodes.items()}
+        self._is_known, self._looks_left = True, 0
+
+    def _store(self, enrolled: EnrolmentList | None) -> None:
+        """Store a list, or that the former one holds."""
+        try:
+            if enrolled is None:
+                self._stored.confirm(self._now())
+            else:
+                self._stored.write(enrolled, self._now())
+        except OSError as error:
+            self._note("list", f"the list of revocations cannot be stored for the next start: {error}")
+        else:
+            self._settled("list", "the list of revocations is stored again")
 
     def _register(self) -> bool:
         """Register and unregister SuperNodes; returns whether the SuperLink has those that are enrolled."""
@@ -119,7 +173,9 @@ class Keeper:
         return self._note("identity", problem) if problem else self._settled("identity", "the identity is renewed")
 
     def _renew_certificate(self) -> bool:
-        if self._certificate is None or not self._authority:
+        if isinstance(self._certificate, WatchedFiles):
+            return self._use_replaced(self._certificate)
+        if not self._authority:
             return True
         try:
             if not self._certificate.is_due(self._authority):
@@ -131,6 +187,19 @@ class Keeper:
         log(INFO, "The SuperLink's TLS certificate is renewed")
         return self._settled("certificate", "")
 
+    def _use_replaced(self, files: WatchedFiles) -> bool:
+        try:
+            if (state := files.replaced()) is None:
+                return self._settled("certificate", "the TLS files are those in use again")
+            self._reload_tls()
+        except OSError as error:
+            problem = f"the replaced TLS files cannot be used: {error}. Those of before stay in use; trying again"
+            return self._note("certificate", problem)
+        files.use(state)
+        self._settled("certificate", "")
+        log(INFO, "The TLS files were replaced, and are used from the next connection on")
+        return True
+
     def _note(self, what: str, problem: str) -> bool:
         if self._problems.get(what) != problem:
             log(WARNING, "wattfleet-superlink: %s", problem)
@@ -141,3 +210,11 @@ class Keeper:
         if self._problems.pop(what, "") and news:
             log(INFO, "wattfleet-superlink: %s", news)
         return True
+
+
+def _age_text(seconds: float) -> str:
+    """How old something is, such as "3 h"."""
+    for unit, unit_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import flwr
 from flwr.common import log
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
 from wattfleet.errors import WattfleetError
+from wattfleet_flower.flower_version import unknown_version
 from wattfleet_flower.supernode.own_options import (
     DEFAULT_FOLDER,
     ENVIRONMENT_VARIABLE,
@@ -32,7 +32,6 @@ from wattfleet_flower.supernode.polling import FLOWER_POLL_S, Receiver
 from wattfleet_io.cli import exit_code
 from wattfleet_io.clock import SystemClock
 
-_KNOWN_VERSIONS = ("1.41.",)
 _CONNECTION = "flwr.supernode.fleet_http_connection"
 _TASK_POLL_S = 0.2
 _REPLY_POLL_S = 0.1
@@ -108,9 +107,8 @@ def _poll_s(text: str) -> float:
 
 def _unsupported() -> str:
     """Why this Flower can only be run as it is; empty if it can be changed."""
-    if not flwr.__version__.startswith(_KNOWN_VERSIONS):
-        known = ", ".join(f"{version}x" for version in _KNOWN_VERSIONS)
-        return f"it knows Flower {known}, and this is {flwr.__version__}"
+    if versions := unknown_version():
+        return f"it knows {versions}"
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
     executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")

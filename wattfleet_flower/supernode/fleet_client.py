@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from logging import ERROR, INFO, WARNING
@@ -36,6 +37,8 @@ _REVOKED = (
 class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not typed for strict checking
     """Flower's client of the SuperLink, for a device that is enrolled."""
 
+    _client: httpx.Client  # of Flower's class
+
     def __init__(
         self,
         address: str,
@@ -48,7 +51,7 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
 
         Args:
             address: the SuperLink's host:port.
-            trusted: the file with the authorities to trust, which is read again when it changes.
+            trusted: the file with the authorities to trust, which is read for each request.
             interceptors: Flower's.
             clock: measures and waits; None for the machine's.
             now: the time of this machine.
@@ -57,11 +60,13 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         self._trusted = trusted
         self._clock = clock or SystemClock()
         self._now = now
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._trusted_pem = b""
         self._problem = ""
+        self._lock = threading.Lock()  # heartbeats have a thread of their own
+        self._requests = 0
+        self._retired: list[httpx.Client] = []
+        super().__init__(f"https://{address}", interceptors=interceptors, verify=_trusting(b""))
         self._trust()
-        super().__init__(f"https://{address}", interceptors=interceptors, verify=self._context)
 
     def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - named by Flower
         """Activate the SuperNode, as soon as the SuperLink accepts its key.
@@ -84,8 +89,25 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
             self._clock.sleep_s(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._close_retired()
+        super().close()
+
     def _send(self, context: ProtobufRequestContext, *, stream: bool = False) -> httpx.Response:
         self._trust()
+        with self._lock:
+            self._requests += 1
+        try:
+            return self._answered(context, stream)
+        finally:
+            with self._lock:
+                self._requests -= 1
+                if not self._requests:
+                    self._close_retired()
+
+    def _answered(self, context: ProtobufRequestContext, stream: bool) -> httpx.Response:
         try:
             response: httpx.Response = super()._send(context, stream=stream)
         except httpx.ConnectError as error:
@@ -101,14 +123,25 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         return response
 
     def _trust(self) -> None:
-        """Trust the authorities in the file, from the next connection on."""
-        try:
-            trusted_pem = self._trusted.read_bytes()
-            if trusted_pem != self._trusted_pem:
-                self._context.load_verify_locations(cadata=trusted_pem.decode())
-                self._trusted_pem = trusted_pem
-        except (OSError, ValueError, ssl.SSLError) as error:
-            self._note(WARNING, f"the authorities in {self._trusted} cannot be read: {error}")
+        """Trust exactly the authorities in the file, also of connections that are open."""
+        with self._lock:
+            try:
+                trusted_pem = self._trusted.read_bytes()
+                if trusted_pem == self._trusted_pem:
+                    return
+                context = _trusting(trusted_pem)
+            except (OSError, ValueError, ssl.SSLError) as error:
+                self._note(WARNING, f"the authorities in {self._trusted} cannot be read: {error}")
+                return
+            # A context cannot forget an authority, and an open connection is not verified again.
+            self._retired.append(self._client)
+            self._client = httpx.Client(verify=context, timeout=self._client.timeout, follow_redirects=True)
+            self._trusted_pem = trusted_pem
+
+    def _close_retired(self) -> None:
+        for client in self._retired:
+            client.close()
+        self._retired.clear()
 
     def _why(self, error: httpx.ConnectError) -> str | None:
         """Why the SuperLink is not accepted; None if TLS is not the reason."""
@@ -146,6 +179,19 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         if problem != self._problem:
             log(level, "wattfleet-supernode: %s", problem)
         self._problem = problem
+
+
+def _trusting(authorities_pem: bytes) -> ssl.SSLContext:
+    """A context that trusts some authorities, or nobody if there are none.
+
+    Raises:
+        ValueError: they are no certificates.
+        ssl.SSLError: as ValueError.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if authorities_pem:
+        context.load_verify_locations(cadata=authorities_pem.decode())
+    return context
 
 
 def _is_unknown(error: httpx.HTTPStatusError) -> bool:

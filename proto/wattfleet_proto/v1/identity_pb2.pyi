@@ -29,7 +29,7 @@ class InviteRequest(_message.Message):
     USES_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """device, flower, operator or viewer"""
+    """device, flower, superlink, operator or viewer"""
     name: _builtins.str
     """empty: a device names itself"""
     site: _builtins.str
@@ -295,7 +295,7 @@ class IssueCertificateRequest(_message.Message):
     request_pem: _builtins.bytes
     """PKCS #10; only its key counts"""
     role: _builtins.str
-    """flower, operator or viewer"""
+    """flower, superlink, operator or viewer"""
     name: _builtins.str
     lifetime_s: _builtins.float
     """0: as the coordinator's setting says"""

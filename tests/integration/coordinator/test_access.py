@@ -28,11 +28,6 @@ _TRIES = 20
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
-
-
-@pytest.fixture
 def secured(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorSettings:
     return certified(config, fleet.authority.folder)
 

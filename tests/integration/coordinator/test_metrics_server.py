@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from prometheus_client import Metric
 from coordinator.metrics import FleetCollector
 from coordinator.metrics_server import serve_metrics
 from coordinator.settings import ServerSettings
-from tests.fakes.polling import until
+from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.served import Agent
 from tests.fakes.small_fleet import small_fleet
 from wattfleet_io.addresses import split_address
@@ -114,19 +111,13 @@ def test_a_connection_that_is_idle_or_slow_is_closed(quick_to_stop: None) -> Non
 
 
 async def test_agents_connect_while_idle_connections_to_metrics_abound(tmp_path: Path) -> None:
-    announced = tmp_path / "addresses.json"
-    process = subprocess.Popen(
-        [
-            # Not a function before the exec: this process has threads of gRPC, which a fork would break.
-            *("sh", "-c", f'ulimit -n {_DESCRIPTORS}; exec "$@"', "sh"),
-            *(sys.executable, "-c", "from wattfleet_io.cli import main; main()", "coordinator", "serve"),
-            *("--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0", "--site-budget-w", "100"),
-            *("--store", str(tmp_path / "coordinator.db"), "--announce", str(announced)),
-        ],
-    )
+    # Not a function before the exec: this process has threads of gRPC, which a fork would break.
+    limited = ("sh", "-c", f'ulimit -n {_DESCRIPTORS}; exec "$@"', "sh")
+    store = tmp_path / "coordinator.db"
+    coordinator = CoordinatorProcess(tmp_path, store, "--site-budget-w", "100", wrapper=limited)
+    await coordinator.start()
     try:
-        until(announced.exists)
-        addresses = json.loads(announced.read_text())
+        addresses = coordinator.addresses
         with ExitStack() as opened:
             _, port = split_address(addresses["metrics_address"])
             connect(opened, port, _IDLE)
@@ -134,5 +125,4 @@ async def test_agents_connect_while_idle_connections_to_metrics_abound(tmp_path:
                 await Agent(session_pb2_grpc.SessionServiceStub(channel)).hello("orin")
             assert "wattfleet_devices" in scrape(port)
     finally:
-        process.terminate()
-        assert process.wait(_WITHIN_S) == 0
+        assert coordinator.stop() == 0

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.polling import until
 
 _LIMIT_S = 1
-_GENEROUS_S = 60.0
 
 # The real command, of which a part hangs for an hour.
 _HANGING = """
@@ -22,7 +21,6 @@ def hang(*_, **__):
     print("it hangs", flush=True)
     time.sleep(3600)
 
-hangs = sys.argv.pop(1)
 if hangs == "names":
     look_up = socket.getaddrinfo
     def sometimes(host, *rest, **more):
@@ -60,8 +58,8 @@ main()
 """
 
 
-def serving(tmp_path: Path, hangs: str) -> list[str]:
-    """The command of a coordinator of which a part hangs."""
+def hanging(tmp_path: Path, hangs: str, stderr: int | None = None) -> CoordinatorProcess:
+    """A coordinator of which a part hangs."""
     (tmp_path / "site.toml").write_text(
         '[supplies.site]\nbudget = { query = "watts", url = "http://prometheus.example:9090", fallback_w = 60 }\n'
     )
@@ -69,28 +67,20 @@ def serving(tmp_path: Path, hangs: str) -> list[str]:
         f"[server]\nstop_grace_s = 0.1\nstop_limit_s = {_LIMIT_S}\n"
         "[site]\nquery_timeout_s = 0.2\n[store]\nowner_check_s = 0.01\n"
     )
-    return [
-        *(sys.executable, "-c", _HANGING, hangs, "coordinator", "serve"),
-        *("--config", str(tmp_path / "settings.toml"), "--site-file", str(tmp_path / "site.toml")),
-        *("--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"),
-        *("--store", str(tmp_path / "coordinator.db"), "--announce", str(tmp_path / "addresses.json")),
-    ]
+    options = ("--config", str(tmp_path / "settings.toml"), "--site-file", str(tmp_path / "site.toml"))
+    code = f"hangs = {hangs!r}\n{_HANGING}"
+    return CoordinatorProcess(tmp_path, tmp_path / "coordinator.db", *options, code=code, stderr=stderr)
 
 
 @pytest.mark.parametrize("hangs", ["names", "a thread", "the store", "a task"])
 def test_sigterm_ends_a_coordinator_of_which_something_hangs(tmp_path: Path, hangs: str) -> None:
-    announced, log = tmp_path / "addresses.json", tmp_path / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(serving(tmp_path, hangs), stdout=out, stderr=out)
-        try:
-            until(lambda: (announced.exists() and "it hangs" in log.read_text()) or process.poll() is not None)
-            assert process.poll() is None, log.read_text()
-            process.terminate()
-            status = process.wait(_GENEROUS_S)
-        finally:
-            process.kill()
-            process.wait()
-    said = log.read_text()
+    coordinator = hanging(tmp_path, hangs)
+    coordinator.begin()
+    try:
+        until(lambda: coordinator.serves and "it hangs" in coordinator.log.read_text())
+    finally:
+        status = coordinator.stop()
+    said = coordinator.log.read_text()
     assert "Traceback" not in said
     if hangs == "names":
         assert status == 0, said
@@ -100,16 +90,12 @@ def test_sigterm_ends_a_coordinator_of_which_something_hangs(tmp_path: Path, han
 
 
 def test_sigterm_ends_a_coordinator_whose_log_nobody_reads(tmp_path: Path) -> None:
-    announced = tmp_path / "addresses.json"
-    process = subprocess.Popen(
-        serving(tmp_path, "the log"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0
-    )
+    coordinator = hanging(tmp_path, "the log", subprocess.PIPE)
+    coordinator.begin()
     try:
-        until(lambda: announced.exists() or process.poll() is not None)
+        until(lambda: coordinator.serves)
         time.sleep(0.5)  # the pipe fills within milliseconds
-        assert process.poll() is None
-        process.terminate()
-        assert process.wait(_GENEROUS_S) == 1
+        assert coordinator.serves
     finally:
-        process.kill()
-        process.communicate()
+        status = coordinator.stop()
+    assert status == 1

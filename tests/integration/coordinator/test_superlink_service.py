@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,11 +30,6 @@ from wattfleet_proto.v1 import (
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
-
-
-@pytest.fixture
 def settings(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorSettings:
     told = {"address": "site.example:8000", "hosts": ("10.0.0.5",)}
     return certified(config, fleet.authority.folder).with_values(superlink=told)
@@ -60,7 +54,7 @@ async def test_enrolled_supernodes_are_listed_until_they_are_revoked_or_forgotte
     async with (
         serving(settings) as served,
         calling(served, fleet.identity(Role.OPERATOR)) as operator,
-        calling(served, fleet.identity(Role.FLOWER)) as superlink,
+        calling(served, fleet.identity(Role.SUPERLINK)) as superlink,
     ):
         for name, key in keys.items():
             identity = await enrolled_with(key, operator, name)
@@ -89,7 +83,7 @@ async def test_a_forgotten_device_has_to_enrol_again(settings: CoordinatorSettin
     async with (
         serving(settings) as served,
         calling(served, fleet.identity(Role.OPERATOR)) as operator,
-        calling(served, fleet.identity(Role.FLOWER)) as superlink,
+        calling(served, fleet.identity(Role.SUPERLINK)) as superlink,
     ):
         identity = await enrolled_with(SuperNodeKey.create(), operator, "nano-1")
         async with calling(served, identity) as device:
@@ -113,7 +107,7 @@ async def test_the_certificate_is_for_the_superlinks_addresses_only(
 ) -> None:
     key = new_key()
     request = superlink_pb2.IssueServerCertificateRequest(request_pem=request_certificate(key), hosts=["10.0.0.5"])
-    async with serving(settings) as served, calling(served, fleet.identity(Role.FLOWER)) as superlink:
+    async with serving(settings) as served, calling(served, fleet.identity(Role.SUPERLINK)) as superlink:
         service = superlink_pb2_grpc.SuperLinkServiceStub(superlink.channel)
         answer = await service.IssueServerCertificate(request)
         hosts = Certificate.from_pem(answer.certificate_pem).hosts
@@ -127,11 +121,30 @@ async def test_the_certificate_is_for_the_superlinks_addresses_only(
                 await service.IssueServerCertificate(request)
 
 
+async def test_only_a_superlink_gets_a_certificate_and_the_audit_log_says_who(
+    settings: CoordinatorSettings, fleet: CertifiedFleet
+) -> None:
+    request = superlink_pb2.IssueServerCertificateRequest(request_pem=request_certificate(new_key()))
+    async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
+        for role, name in ((Role.FLOWER, "anna"), (Role.OPERATOR, "bea"), (Role.SUPERLINK, "rack")):
+            async with calling(served, fleet.identity(role, name)) as caller:
+                issuing = superlink_pb2_grpc.SuperLinkServiceStub(caller.channel).IssueServerCertificate(request)
+                if role is Role.SUPERLINK:
+                    assert (await issuing).certificate_pem
+                    continue
+                with pytest.raises(grpc.aio.AioRpcError, match="may not call .*: use one of the role superlink"):
+                    await issuing
+        log = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        entries = [e async for part in log.ReadAuditLog(identity_pb2.ReadAuditLogRequest()) for e in part.entries]
+    found = {each.caller: each.outcome for each in entries if each.method == "IssueServerCertificate"}
+    assert found["superlink rack"] == "" and found["flower anna"].startswith("refused: ")
+
+
 async def test_a_coordinator_that_was_not_told_says_how(config: CoordinatorSettings, fleet: CertifiedFleet) -> None:
     request = superlink_pb2.IssueServerCertificateRequest(request_pem=request_certificate(new_key()))
     async with (
         serving(certified(config, fleet.authority.folder)) as served,
-        calling(served, fleet.identity(Role.FLOWER)) as superlink,
+        calling(served, fleet.identity(Role.SUPERLINK)) as superlink,
     ):
         service = superlink_pb2_grpc.SuperLinkServiceStub(superlink.channel)
         with pytest.raises(grpc.aio.AioRpcError, match="restart it with --superlink-address HOST:PORT"):

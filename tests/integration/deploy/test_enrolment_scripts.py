@@ -22,7 +22,7 @@ from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_ident
 from wattfleet_io.clock import utc_now
 
 IMAGE = Path(__file__).parents[3] / "deploy" / "image"
-MACHINES = [("device", "orin-0"), ("flower", "superlink")]
+MACHINES = [("device", "orin-0"), ("superlink", "superlink")]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_machines_enrol_once_with_the_invites_that_were_made(
         assert "[device]" in agent.stdout, "the command has run after the enrolment"
         flower = await start(Path("superlink"), "superlink", "wattfleet", "--help")
         assert flower.returncode == 0, flower.stderr
-        assert str(require_identity(tmp_path / "superlink" / "identity").peer) == "flower superlink"
+        assert str(require_identity(tmp_path / "superlink" / "identity").peer) == "superlink superlink"
         serial = require_identity(state / "identity").certificate.serial
         assert list(invites.iterdir()) == []
 

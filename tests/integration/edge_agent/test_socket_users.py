@@ -107,7 +107,7 @@ def test_only_root_the_agents_user_and_members_train(tmp_path: Path, monkeypatch
 
 def test_grpcs_own_socket_is_for_the_agent_alone(agent: Agent) -> None:
     """A connection that does not come through the acceptor has no known user, and is refused even for root."""
-    folder = agent.socket.with_suffix(".d")
+    folder = agent.socket.with_name(f"{agent.socket.name}.d")
     assert folder.stat().st_mode & 0o777 == 0o700
     with grpc.insecure_channel(f"unix:{folder}/grpc") as channel:
         app = App(channel)

@@ -104,7 +104,9 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         served = parts.start("coordinator", [program("wattfleet"), "coordinator", "serve", *serve], made.environment)
         until("the coordinator serves", lambda: "coordinator serves" in served.log.read_text())
         identity = tmp_path / "superlink"
-        made.done("wattfleet", "join", "--identity", str(identity), line=made.invite("--role", "flower", "--name", "s"))
+        made.done(
+            "wattfleet", "join", "--identity", str(identity), line=made.invite("--role", "superlink", "--name", "s")
+        )
         command = ["wattfleet-superlink", "--identity", str(identity), "--check-s", "0.5"]
         options = ["--host", HOST, "--port", str(superlink_port), "--disable-runtime-dependency-installation"]
         parts.start("superlink", [program(command[0]), *command[1:], *options], made.environment)

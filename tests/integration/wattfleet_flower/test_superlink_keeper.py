@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from tests.fakes.certified import LIFETIME, CertifiedFleet, calling, certified, 
 from tests.fakes.served import serving
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.superlink.control_access import ControlAccess
+from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
 from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate
+from wattfleet_flower.superlink.tls_files import WatchedFiles
 from wattfleet_identity.certificates import matches
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.identity_folder import write_identity
@@ -55,21 +59,24 @@ class Nodes:
 class SuperLink:
     """The parts of a SuperLink beside Flower's own."""
 
-    def __init__(self, address: str, fleet: CertifiedFleet, folder: Path) -> None:
-        write_identity(folder, fleet.identity(Role.FLOWER, "superlink"))
+    def __init__(self, address: str, fleet: CertifiedFleet, folder: Path, files: WatchedFiles | None = None) -> None:
+        write_identity(folder, fleet.identity(Role.SUPERLINK, "superlink"))
         endpoint = Endpoint.of(address, folder)
         self.nodes = Nodes()
         self.certificate = ServerCertificate(endpoint)
-        access = ControlAccess(fleet.authority.authority.fleet, folder / "trusted.pem")
+        self.access = ControlAccess(fleet.authority.authority.fleet, folder / "trusted.pem")
         self.reloads: list[str] = []
+        self.now = utc_now()
         self.keeper = Keeper(
-            endpoint, self.certificate, access, NodeRegistry(self.nodes), lambda: self.reloads.append("TLS"), EVERY_S
+            endpoint,
+            files or self.certificate,
+            self.access,
+            NodeRegistry(self.nodes),
+            StoredList(self.certificate.folder),
+            lambda: self.reloads.append("TLS"),
+            EVERY_S,
+            lambda: self.now,
         )
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
 
 
 @pytest.fixture
@@ -105,6 +112,50 @@ async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
         await asyncio.to_thread(fresh.certificate.prepare)
 
 
+async def test_a_start_without_the_coordinator_knows_the_revocations_of_before(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
+        first = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        await asyncio.to_thread(first.keeper.restore)
+        assert "no list is stored" in caplog.text
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        anna = await joined(service, Role.FLOWER, Applicant(), "anna")
+        for name in ("nano-1", "nano-2"):
+            await joined(service, Role.DEVICE, Applicant(name, "orin-nano", "6f0c"), name, SuperNodeKey.create().public)
+        for name in ("anna", "nano-1"):
+            await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial=name))
+        await asyncio.to_thread(first.keeper.look)
+    stored = first.certificate.folder / "enrolled.json"
+    assert stored.stat().st_mode & 0o777 == 0o600
+    second = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+    second.now += timedelta(hours=3)
+    await asyncio.to_thread(second.keeper.restore)
+    assert "which is 3 h old: 1 SuperNode and 1 revoked certificate" in caplog.text
+    with pytest.raises(FlowerError, match="flower anna was revoked"):
+        second.access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof_of(anna, FOR_SUPERLINK, utc_now()))])
+    await asyncio.to_thread(second.keeper.look)
+    assert list(second.nodes.named.values()) == ["nano-2"]
+    stored.write_text("{}")
+    await asyncio.to_thread(SuperLink(served.bound.address, fleet, tmp_path / "superlink").keeper.restore)
+    assert "enrolled.json is damaged: remove it" in caplog.text
+
+
+async def test_a_list_that_still_holds_is_not_old(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    async with serving(settings) as served:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        await asyncio.to_thread(superlink.keeper.look)
+        superlink.now += timedelta(hours=3)
+        await asyncio.to_thread(superlink.keeper.look)
+        superlink.now += timedelta(minutes=10)
+        await asyncio.to_thread(superlink.keeper.restore)
+    assert "which is 10 min old" in caplog.text
+
+
 async def test_an_unexpected_error_ends_no_later_look(
     settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +183,7 @@ async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
         second = superlink.certificate.certificate_file.read_bytes()
         assert fleet.authority.authority.has_issued(second), "not everybody trusts the new authority yet"
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
-            Role.FLOWER, "superlink", served.bound.address, LIFETIME, utc_now()
+            Role.SUPERLINK, "superlink", served.bound.address, LIFETIME, utc_now()
         )
         write_identity(tmp_path / "superlink", renewed)
         await service.FinishRotation(identity_pb2.FinishRotationRequest())
@@ -155,9 +206,9 @@ async def test_the_superlink_trusts_whom_the_coordinator_trusts_now(
         await service.BeginRotation(identity_pb2.BeginRotationRequest())
         await asyncio.to_thread(superlink.keeper.look)
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
-            Role.FLOWER, "superlink", served.bound.address, LIFETIME, utc_now()
+            Role.SUPERLINK, "superlink", served.bound.address, LIFETIME, utc_now()
         )
-        proofs = [proof_of(each, FOR_SUPERLINK) for each in (fleet.identity(Role.OPERATOR), renewed)]
+        proofs = [proof_of(each, FOR_SUPERLINK, utc_now()) for each in (fleet.identity(Role.OPERATOR), renewed)]
         for proof in proofs:
             assert access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof)])[0]
         write_identity(tmp_path / "superlink", renewed)
@@ -175,3 +226,25 @@ async def test_what_the_coordinator_refuses_is_said(
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
         with pytest.raises(RefusedError, match="restart it with --superlink-address HOST:PORT"):
             await asyncio.to_thread(superlink.certificate.prepare)
+
+
+async def test_tls_files_of_the_user_are_used_when_they_are_replaced(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    pem, key = tmp_path / "live.pem", tmp_path / "live.key"
+    pem.symlink_to(tmp_path / "first.pem")  # as certbot does
+    for path in (tmp_path / "first.pem", tmp_path / "second.pem", key):
+        path.write_text(path.name)
+    async with serving(settings) as served:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink", WatchedFiles(pem, key))
+        assert await asyncio.to_thread(superlink.keeper.look) == EVERY_S
+        assert superlink.reloads == [] and not superlink.certificate.certificate_file.exists()
+        pem.unlink()
+        assert await asyncio.to_thread(superlink.keeper.look) == 2 * EVERY_S
+        assert "Those of before stay in use; trying again" in caplog.text
+        pem.symlink_to(tmp_path / "second.pem")
+        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.look)
+        assert superlink.reloads == ["TLS"]
+    assert caplog.text.count("used from the next connection on") == 1

@@ -104,8 +104,19 @@ def test_the_help_shows_its_own_options_and_flowers() -> None:
         assert option in done.stdout
 
 
+WITHOUT_FLOWER = """
+import sys
+class Absent:
+    def find_spec(self, name, *others):
+        if name == "flwr":
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Absent())
+from wattfleet_flower.supernode.__main__ import main
+main()
+"""
+
+
 def test_without_flower_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['flwr'] = None; from wattfleet_flower.supernode.__main__ import main; main()"
-    done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done: Any = subprocess.run([sys.executable, "-c", WITHOUT_FLOWER], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "wattfleet-supernode: Flower is not installed: pip install 'wattfleet[flower]'\n"

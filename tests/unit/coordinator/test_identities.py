@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -43,12 +44,20 @@ class Enrolling:
 
     def redeem(self, token: str, application: Application = ORIN, now: datetime = NOW) -> Admission:
         admission = self.identities.redeem(token, application, FLEET, now)
-        self.issue(admission.peer, now)
+        self.issue(admission.peer, now, flower_key=application.flower_key)
+        self.identities.admitted(admission)
         return admission
 
-    def issue(self, peer: Peer, now: datetime = NOW, issuer: str = "old") -> CertificateRecord:
+    def unstored(self, token: str, application: Application = ORIN) -> Callable[[], object]:
+        """Enrol a machine whose enrolment is not stored yet; returns what takes it back."""
+        admission = self.identities.redeem(token, application, FLEET, NOW)
+        record = self.issue(admission.peer)
+        return lambda: self.identities.take_back(admission, record, NOW)
+
+    def issue(self, peer: Peer, now: datetime = NOW, issuer: str = "old", flower_key: str = "") -> CertificateRecord:
         self.count += 1
-        return self.identities.issued(CertificateRecord(f"{self.count:x}", peer, issuer, now, now + MONTH))
+        record = CertificateRecord(f"{self.count:x}", peer, issuer, now, now + MONTH, flower_key=flower_key)
+        return self.identities.issued(record)
 
     def valid(self, now: datetime = NOW) -> list[str]:
         return [each.serial for each in self.identities.certificates(now) if each.revoked_at is None]
@@ -163,6 +172,24 @@ def test_an_invite_with_the_name_replaces_the_device() -> None:
     assert enrolling.identities.is_revoked("1") and enrolling.valid() == ["2"]
 
 
+def test_the_key_of_a_supernode_is_enrolled_once() -> None:
+    enrolling = Enrolling()
+    enrolling.invite("many", uses=5)
+    enrolling.redeem("many", Application("orin-3", flower_key="ecdsa AAAA"))
+    for name in ("orin-3", "orin-4"):
+        with pytest.raises(AlreadyEnrolledError, match="the key of this SuperNode was enrolled before"):
+            enrolling.redeem("many", Application(name, flower_key="ecdsa AAAA"))
+    assert enrolling.valid() == ["1"] and enrolling.identities.invites(NOW)[0].uses_left == 4
+    enrolling.redeem("many", Application("orin-4"))
+    enrolling.redeem("many", Application("orin-5"))
+    enrolling.identities.revoke("orin-3", "stolen", NOW)
+    with pytest.raises(AlreadyEnrolledError):
+        enrolling.redeem("many", Application("orin-6", flower_key="ecdsa AAAA"))
+    enrolling.identities.expire(NOW + MONTH)
+    enrolling.invite("later", now=NOW + MONTH)
+    enrolling.redeem("later", Application("orin-6", flower_key="ecdsa AAAA"), NOW + MONTH)
+
+
 def test_the_same_installation_may_enrol_again_and_its_lost_key_is_revoked() -> None:
     enrolling = Enrolling()
     enrolling.invite("two", uses=2)
@@ -191,6 +218,61 @@ def test_an_admission_that_was_not_stored_leaves_everything_as_it_was() -> None:
     assert enrolling.valid() == ["1"] and enrolling.identities.is_revoked("2")
     assert [each.uses_left for each in enrolling.identities.invites(NOW)] == [1]
     assert len(stored) == 3
+
+
+@pytest.mark.parametrize("named", ["orin-3", "device orin-3", "1"])
+def test_a_revocation_meanwhile_is_not_taken_back(named: str) -> None:
+    enrolling = Enrolling()
+    enrolling.invite("two", uses=2)
+    enrolling.redeem("two")
+    take_back = enrolling.unstored("two")
+    assert "1" in [each.serial for each in enrolling.identities.revoke(named, "stolen", NOW)]
+    take_back()
+    assert enrolling.valid() == []
+    first = enrolling.identities.find("1")
+    assert first is not None and first.reason == "stolen"
+
+
+def test_a_forgotten_device_does_not_come_back() -> None:
+    enrolling = Enrolling()
+    enrolling.invite("two", uses=2)
+    enrolling.redeem("two")
+    take_back = enrolling.unstored("two")
+    enrolling.identities.forget(["orin-3"], NOW)
+    take_back()
+    assert enrolling.valid() == []
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_cancelled_invite_stays_closed(uses: int) -> None:
+    enrolling = Enrolling()
+    enrolling.invite("seen", uses=uses)
+    take_back = enrolling.unstored("seen")
+    enrolling.identities.cancel(token_hash("seen")[:12])
+    take_back()
+    assert enrolling.identities.invites(NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "valid"), [(True, False, ["2"]), (False, True, ["3"]), (False, False, ["1"])]
+)
+def test_of_two_machines_that_enrol_at_once_only_stored_ones_count(first: bool, second: bool, valid: list[str]) -> None:
+    """Machines 2 and 3 replace machine 1; what the stored one has replaced does not come back."""
+    enrolling = Enrolling()
+    for token in ("old", "a", "b"):
+        enrolling.invite(token, name="orin-3")
+    enrolling.redeem("old")
+    identities = enrolling.identities
+    enrolments = []
+    for token in ("a", "b"):
+        admission = identities.redeem(token, ORIN, FLEET, NOW)
+        enrolments.append((admission, enrolling.issue(admission.peer)))
+    for (admission, record), is_stored in zip(enrolments, (first, second), strict=True):
+        if is_stored:
+            identities.admitted(admission)
+        else:
+            identities.take_back(admission, record, NOW)
+    assert enrolling.valid() == valid
 
 
 # --- certificates -------------------------------------------------------------------------------------------------

@@ -66,7 +66,6 @@ def test_an_outbox_behind_a_link_is_not_copied_to_where_others_can_read_it(shado
 
 def test_an_installation_name_behind_a_link_is_replaced(shadow: Path, state: Path) -> None:
     (state / "installation").symlink_to(shadow)
-    (state / ".installation.draft").symlink_to(shadow)
     name = installation_name(state / "installation")
     assert installation_name(state / "installation") == name
     assert shadow.read_text() == SECRET

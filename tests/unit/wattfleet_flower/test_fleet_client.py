@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,6 @@ from tests.fakes.certified import CertifiedFleet
 from wattfleet_flower.supernode.fleet_client import ACCEPTED_WITHIN_S, EnrolledClient
 from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_io.clock import VirtualClock, utc_now
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
 
 
 def client_of(fleet: CertifiedFleet, address: str = "localhost:1", clock: VirtualClock | None = None) -> EnrolledClient:
@@ -74,32 +69,49 @@ def test_other_errors_are_not_waited_for(fleet: CertifiedFleet) -> None:
     assert superlink.requests == 1 and clock.now_s() == 0
 
 
+class Answering(BaseHTTPRequestHandler):
+    """Activates every SuperNode, and keeps connections open."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # noqa: N802 - named by Python
+        self.rfile.read(int(self.headers["content-length"]))
+        content = ActivateNodeResponse(node_id=7).SerializeToString()
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
 @contextmanager
 def tls_server(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Iterator[str]:
-    """A server that shows a certificate and says nothing; yields its address on loopback."""
+    """A SuperLink that shows a certificate, and activates every SuperNode; yields its address on loopback."""
     (folder / "server.pem").write_bytes(certificate_pem)
     (folder / "server.key").write_bytes(key_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    try:
-                        context.wrap_socket(connection, server_side=True).close()
-                    except OSError:
-                        continue
-
-        thread = threading.Thread(target=serve)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
-        listening.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def superlink_certificate(fleet: CertifiedFleet, key_pem: bytes) -> bytes:
+    """A certificate of the fleet's authority for a SuperLink on loopback."""
+    return fleet.authority.authority.issue_superlink(
+        request_certificate(key_pem), ["127.0.0.1"], timedelta(days=1), utc_now()
+    )
+
+
+REQUEST = ActivateNodeRequest(public_key=b"key", heartbeat_interval=30)
 
 
 @pytest.mark.parametrize(
@@ -129,17 +141,31 @@ def test_a_superlink_with_a_wrong_certificate_is_explained(
 
 def test_a_replaced_authority_is_trusted_without_a_restart(fleet: CertifiedFleet, tmp_path: Path) -> None:
     new = CertifiedFleet.create(tmp_path / "new")
-    key_pem = new_key()
-    pem = new.authority.authority.issue_superlink(
-        request_certificate(key_pem), ["127.0.0.1"], timedelta(days=1), utc_now()
-    )
-    trusted = tmp_path / "trusted.pem"
+    key_pem, trusted = new_key(), tmp_path / "trusted.pem"
     trusted.write_bytes(fleet.authority.trusted_pem)
-    request = ActivateNodeRequest(public_key=b"key", heartbeat_interval=30)
-    with tls_server(tmp_path, pem, key_pem) as address, EnrolledClient(address, trusted) as client:
+    with (
+        tls_server(tmp_path, superlink_certificate(new, key_pem), key_pem) as address,
+        EnrolledClient(address, trusted) as client,
+    ):
         with pytest.raises(httpx.ConnectError):
-            client.ActivateNode(request)
+            client.ActivateNode(REQUEST)
         trusted.write_bytes(fleet.authority.trusted_pem + new.authority.trusted_pem)
-        with pytest.raises(httpx.TransportError) as ended:  # the server says nothing, but is accepted
-            client.ActivateNode(request)
-        assert not isinstance(ended.value, httpx.ConnectError)
+        assert client.ActivateNode(REQUEST).node_id == 7
+
+
+def test_a_removed_authority_is_not_trusted_any_more(fleet: CertifiedFleet, tmp_path: Path) -> None:
+    new = CertifiedFleet.create(tmp_path / "new")
+    key_pem, trusted = new_key(), tmp_path / "trusted.pem"
+    trusted.write_bytes(fleet.authority.trusted_pem + new.authority.trusted_pem)
+    with (
+        tls_server(tmp_path, superlink_certificate(fleet, key_pem), key_pem) as address,
+        EnrolledClient(address, trusted) as client,
+    ):
+        assert client.ActivateNode(REQUEST).node_id == 7
+        trusted.write_bytes(new.authority.trusted_pem)
+        # Not even over the connection that is open.
+        with pytest.raises(httpx.ConnectError, match="was not accepted"):
+            client.ActivateNode(REQUEST)
+        trusted.write_bytes(b"damaged")
+        with pytest.raises(httpx.ConnectError, match="was not accepted"):
+            client.ActivateNode(REQUEST)

@@ -15,13 +15,9 @@ from wattfleet_flower.superlink.command import serving_config
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
 from wattfleet_identity.peers import Role
 from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
+from wattfleet_io.clock import utc_now
 
 _TASKS = "/v1/runtime/acquire-task"
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
 
 
 @pytest.fixture
@@ -33,9 +29,9 @@ def account(access: ControlAccess, token: str) -> tuple[bool, Any]:
     return access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, token)])
 
 
-@pytest.mark.parametrize("role", [Role.FLOWER, Role.OPERATOR])
+@pytest.mark.parametrize("role", [Role.FLOWER, Role.SUPERLINK, Role.OPERATOR])
 def test_apps_and_operators_share_flowers_account(role: Role, fleet: CertifiedFleet, access: ControlAccess) -> None:
-    is_valid, info = account(access, proof_of(fleet.identity(role), FOR_SUPERLINK))
+    is_valid, info = account(access, proof_of(fleet.identity(role), FOR_SUPERLINK, utc_now()))
     assert is_valid and info.flwr_aid == NOOP_FLWR_AID
     assert account(access, access.own_token)[0]
 
@@ -43,13 +39,13 @@ def test_apps_and_operators_share_flowers_account(role: Role, fleet: CertifiedFl
 @pytest.mark.parametrize("role", [Role.DEVICE, Role.VIEWER])
 def test_other_roles_are_refused(role: Role, fleet: CertifiedFleet, access: ControlAccess) -> None:
     with pytest.raises(FlowerError) as refused:
-        account(access, proof_of(fleet.identity(role), FOR_SUPERLINK))
+        account(access, proof_of(fleet.identity(role), FOR_SUPERLINK, utc_now()))
     assert f"role {role.value} may not use" in str(refused.value.public_details)
 
 
 def test_nobody_is_let_in_without_a_proof(access: ControlAccess, tmp_path: Path) -> None:
     stranger = CertifiedFleet.create(tmp_path / "other").identity(Role.OPERATOR)
-    for token in ("", "guessed", proof_of(stranger, FOR_SUPERLINK)):
+    for token in ("", "guessed", proof_of(stranger, FOR_SUPERLINK, utc_now())):
         with pytest.raises(FlowerError) as refused:
             account(access, token)
         assert "run `wattfleet flower connect`" in str(refused.value.public_details)
@@ -57,7 +53,7 @@ def test_nobody_is_let_in_without_a_proof(access: ControlAccess, tmp_path: Path)
 
 def test_a_revoked_certificate_is_refused(fleet: CertifiedFleet, access: ControlAccess) -> None:
     own = fleet.identity(Role.FLOWER, "app")
-    proof = proof_of(own, FOR_SUPERLINK)
+    proof = proof_of(own, FOR_SUPERLINK, utc_now())
     assert account(access, proof)[0]
     access.revoke([own.certificate.serial])
     with pytest.raises(FlowerError) as refused:

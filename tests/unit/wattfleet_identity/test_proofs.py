@@ -15,45 +15,56 @@ from wattfleet_identity.peers import Role
 from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proof_of, proven
 from wattfleet_io.clock import utc_now
 
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> CertifiedFleet:
-    return CertifiedFleet.create(tmp_path / "authority")
+DAY = timedelta(days=1)
 
 
 def test_a_proof_names_its_maker(fleet: CertifiedFleet) -> None:
     own = fleet.identity(Role.FLOWER, "app")
-    found = proven(proof_of(own, FOR_SUPERLINK), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+    found = proven(proof_of(own, FOR_SUPERLINK, utc_now()), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
     assert found.serial == own.certificate.serial and str(found.peer) == "flower app"
 
 
 @pytest.mark.parametrize(
-    ("audience", "later", "why"),
+    ("audience", "later", "lifetime", "why"),
     [
-        ("another", timedelta(0), "meant for somebody else"),
-        (FOR_SUPERLINK, timedelta(days=31), "the certificate expired on"),
+        ("another", timedelta(0), DAY, "meant for somebody else"),
+        (FOR_SUPERLINK, timedelta(hours=2), timedelta(hours=1), "the certificate expired on"),
+        (FOR_SUPERLINK, timedelta(hours=13), DAY, "the proof of identity expired at .*: make a new one"),
+        (FOR_SUPERLINK, timedelta(hours=-2), DAY, "is from the future: check the clocks"),
     ],
 )
 def test_a_proof_for_another_or_of_the_past_proves_nothing(
-    fleet: CertifiedFleet, audience: str, later: timedelta, why: str
+    fleet: CertifiedFleet, audience: str, later: timedelta, lifetime: timedelta, why: str
 ) -> None:
-    proof = proof_of(fleet.identity(Role.FLOWER), audience)
+    proof = proof_of(fleet.identity(Role.FLOWER, lifetime=lifetime), audience, utc_now())
     with pytest.raises(InvalidProofError, match=why):
         proven(proof, FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now() + later)
+
+
+def test_a_proof_holds_for_half_a_day_and_not_for_ever(fleet: CertifiedFleet) -> None:
+    own, now = fleet.identity(Role.FLOWER, "app"), utc_now()
+    proof = proof_of(own, FOR_SUPERLINK, now)
+    assert proven(proof, FOR_SUPERLINK, fleet.authority.trusted_pem, now + timedelta(hours=11))
+    # Nobody makes one that holds for longer.
+    lasting = proof_of(own, FOR_SUPERLINK, now + timedelta(days=20))
+    with pytest.raises(InvalidProofError, match="make a new one"):
+        proven(lasting, FOR_SUPERLINK, fleet.authority.trusted_pem, now)
 
 
 def test_a_proof_of_another_authority_proves_nothing(fleet: CertifiedFleet, tmp_path: Path) -> None:
     stranger = CertifiedFleet.create(tmp_path / "other").identity(Role.OPERATOR)
     with pytest.raises(InvalidProofError, match="authority that is not trusted"):
-        proven(proof_of(stranger, FOR_SUPERLINK), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+        proven(proof_of(stranger, FOR_SUPERLINK, utc_now()), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
 
 
 def test_a_certificate_of_somebody_else_needs_its_key(fleet: CertifiedFleet) -> None:
     victim = fleet.identity(Role.OPERATOR)
     thief = CertifiedFleet(fleet.authority).identity(Role.VIEWER)
-    claim = json.dumps({"certificate": victim.certificate_pem.decode(), "audience": FOR_SUPERLINK}).encode()
+    claim = json.dumps(
+        {"certificate": victim.certificate_pem.decode(), "audience": FOR_SUPERLINK, "expires_unix_s": 9e9}
+    ).encode()
     forged = base64.urlsafe_b64encode(claim).decode().rstrip("=")
-    signature = proof_of(thief, FOR_SUPERLINK).split(".")[1]
+    signature = proof_of(thief, FOR_SUPERLINK, utc_now()).split(".")[1]
     with pytest.raises(InvalidProofError, match="damaged"):
         proven(f"{forged}.{signature}", FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
 
@@ -79,4 +90,4 @@ def test_a_servers_certificate_proves_nobody(fleet: CertifiedFleet) -> None:
     pem = authority.issue_superlink(request_certificate(key), ["localhost"], timedelta(days=1), utc_now())
     server = Identity(key, pem, fleet.authority.trusted_pem)
     with pytest.raises(InvalidProofError, match="authority that is not trusted"):
-        proven(proof_of(server, FOR_SUPERLINK), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+        proven(proof_of(server, FOR_SUPERLINK, utc_now()), FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())

@@ -24,16 +24,53 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-@pytest.mark.parametrize("name", ["outbox.jsonl", ".outbox.jsonl.draft"])
-def test_a_file_is_replaced_without_following_a_planted_link(
-    precious: Path, folder: Path, name: str, link: object
-) -> None:
+def test_a_file_is_replaced_without_following_a_planted_link(precious: Path, folder: Path, link: object) -> None:
     assert callable(link)
-    link(precious, folder / name)
+    link(precious, folder / "outbox.jsonl")
     replace_file(folder / "outbox.jsonl", b"new")
     assert precious.read_text() == "of root"
     assert (folder / "outbox.jsonl").read_bytes() == b"new" and not (folder / "outbox.jsonl").is_symlink()
     assert [path.name for path in folder.iterdir()] == ["outbox.jsonl"]
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_in_place_of_the_draft_is_not_followed(
+    precious: Path, folder: Path, link: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert callable(link)
+    monkeypatch.setattr("wattfleet_io.atomic_files.secrets.token_hex", lambda count: "guessed")
+    link(precious, folder / ".outbox.jsonl.guessed.draft")
+    with pytest.raises(FileExistsError):
+        replace_file(folder / "outbox.jsonl", b"new")
+    assert precious.read_text() == "of root"
+
+
+def test_two_writers_do_not_mix(folder: Path) -> None:
+    path, contents = folder / "outbox.jsonl", {"first": b"first " * 100, "second": b"second " * 100}
+
+    def interrupted(descriptor: int, content: bytes) -> int:
+        """Write a part; another writer comes in between."""
+        if len(content) == len(contents["first"]):
+            replace_file(path, contents["second"], part)
+        return part(descriptor, content)
+
+    def part(descriptor: int, content: bytes) -> int:
+        return os.write(descriptor, content[:50])
+
+    replace_file(path, contents["first"], interrupted)
+    assert path.read_bytes() == contents["first"]
+    assert [each.name for each in folder.iterdir()] == ["outbox.jsonl"]
+
+
+def test_the_draft_of_a_killed_writer_is_removed_and_that_of_a_live_one_is_not(folder: Path) -> None:
+    killed, live = folder / ".outbox.jsonl.0a0a0a0a.draft", folder / ".outbox.jsonl.0b0b0b0b.draft"
+    for each in (killed, live, folder / ".other.0a0a0a0a.draft"):
+        each.write_text("half")
+    for each in (killed, folder / ".other.0a0a0a0a.draft"):
+        os.utime(each, (0, 0))
+    replace_file(folder / "outbox.jsonl", b"new")
+    assert not killed.exists()
+    assert sorted(each.name for each in folder.iterdir()) == [".other.0a0a0a0a.draft", live.name, "outbox.jsonl"]
 
 
 def test_a_link_is_neither_read_nor_opened(precious: Path, folder: Path) -> None:

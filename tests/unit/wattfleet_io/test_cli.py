@@ -46,6 +46,12 @@ def test_every_group_has_help(group: str) -> None:
     assert f"wattfleet {group}" in shown.stdout
 
 
+@pytest.mark.parametrize("words", [("join",), ("agent", "join")], ids=" ".join)
+def test_the_usage_of_a_command_without_arguments_names_none(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.wattfleet, [*words, "--help"], prog_name="wattfleet")
+    assert f"Usage: wattfleet {' '.join(words)} [OPTIONS] " in result.output and "[]" not in result.output
+
+
 def test_the_version_is_the_installed_one() -> None:
     assert run("--version").stdout.startswith("wattfleet, version 0.")
 

@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge_agent.devices import selection
 from edge_agent.devices.mode_names import mode_argument
@@ -39,19 +41,19 @@ class Bench:
     write_takes_s: float = 0.0
 
     @property
-    def root(self):
+    def root(self) -> Path:
         return self.folder / "root"
 
     @property
-    def device_folder(self):
+    def device_folder(self) -> Path:
         return selection.folder_of_device(self.spec, self.folder)
 
     @property
-    def spec(self):
+    def spec(self) -> str:
         return f"sysfs:{self.root}"
 
     @contextmanager
-    def outside_of_the_kernel(self):
+    def outside_of_the_kernel(self) -> Iterator[None]:
         """Keeps an agent from entering its next write: a process that dies in one dies when it has been done."""
         with open(self.folder / KERNEL_LOCK, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -61,21 +63,21 @@ class Bench:
 class Steps:
     """Counts what changes files or the board, and dies before the step of a number."""
 
-    def __init__(self, bench, fatal):
+    def __init__(self, bench: Bench, fatal: int | None) -> None:
         self.taken = 0
         self._fatal = fatal
         self._folder = str(bench.device_folder)
         self._begun = bench.folder / BEGUN_FILE
         sys.addaudithook(self._look)
 
-    def take(self):
+    def take(self) -> None:
         if self.taken == self._fatal:
             os.kill(os.getpid(), signal.SIGKILL)
         self.taken += 1
         if self.taken == 1:
             self._begun.touch()
 
-    def _look(self, event, arguments):
+    def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _FILE_STEPS and str(arguments[0]).startswith(self._folder):
             self.take()
 
@@ -83,28 +85,28 @@ class Steps:
 class SteppedJetson(FakedJetson):
     """A board on which each write, and each order to the fan's service, is a step."""
 
-    def __init__(self, bench, steps):
+    def __init__(self, bench: Bench, steps: Steps) -> None:
         super().__init__(bench.root, bench.board)
         self._bench = bench
         self._steps = steps
 
-    def write(self, path, text):
+    def write(self, path: Any, text: Any) -> None:
         with self._step():
             super().write(path, text)
 
-    def run(self, command, answer):
+    def run(self, command: Any, answer: Any) -> Any:
         with self._step():
             return super().run(command, answer)
 
     @contextmanager
-    def _step(self):
+    def _step(self) -> Iterator[None]:
         self._steps.take()
         time.sleep(self._bench.write_takes_s)
         with self._bench.outside_of_the_kernel():
             yield
 
 
-def agent(bench, work, fatal=None):
+def agent(bench: Bench, work: Callable[[Bench, SteppedJetson], object], fatal: int | None = None) -> None:
     """The process: does one of the works below, and dies before the step `fatal`; else it leaves their number."""
     output = os.open(bench.folder / OUTPUT_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
@@ -116,17 +118,17 @@ def agent(bench, work, fatal=None):
     (bench.folder / FOUND_FILE).write_text(json.dumps({"steps": steps.taken, "found": found}))
 
 
-def apply(bench, jetson):
+def apply(bench: Bench, jetson: SteppedJetson) -> None:
     """`wattfleet agent apply` of the lowest mode."""
     _command("apply", mode_argument(_opened(jetson).space.lowest), "--device", bench.spec)
 
 
-def restore(bench, jetson):
+def restore(bench: Bench, jetson: SteppedJetson) -> None:
     """`wattfleet agent restore`."""
     _command("restore", "--device", bench.spec)
 
 
-def train(bench, jetson):
+def train(bench: Bench, jetson: SteppedJetson) -> None:
     """What the daemon does to the board in a round in which a mode is measured, from its start to its end."""
     device = _opened(jetson)
     highest = device.space.highest
@@ -140,17 +142,17 @@ def train(bench, jetson):
         watch.abandon()
 
 
-def start(bench, jetson):
+def start(bench: Bench, jetson: SteppedJetson) -> Any:
     """The daemon's start: what it finds in force once the board is its own."""
     with backed_up(_opened(jetson), bench.device_folder):
         return jetson.everything()
 
 
-def _opened(jetson):
+def _opened(jetson: SteppedJetson) -> SysfsDevice:
     return SysfsDevice(jetson, SystemClock(), jetson.run)
 
 
-def _command(*arguments):
+def _command(*arguments: str) -> None:
     sys.argv = ["wattfleet", "agent", *arguments]
     try:
         cli.main()

@@ -1,4 +1,4 @@
-"""An agent in a process of its own, on a simulated board that outlives it: `python -m tests.chaos.lasting_agent`.
+"""An agent in a process of its own, on a simulated board that outlives it: `python -m tests.fakes.lasting_agent`.
 
 Below its folder, `mode.json` is the mode that the board is in, as a real one keeps it, and `board_named.log` tells what
 was done to it, one JSON object a line.
