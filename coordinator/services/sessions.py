@@ -15,6 +15,7 @@ from coordinator.errors import ForeignDeviceError, UnknownRecordError
 from coordinator.identity.callers import certificate_of
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.event_log import log_connected, log_offline, log_state
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.peer_quotas import host_of
 from coordinator.services.pending_reports import PendingReports
@@ -186,7 +187,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         this = asyncio.current_task()
         assert this is not None, "a handler is a task"
         self._handlers[lease] = this
-        _log.debug("%s connected", lease.device_id)
+        log_connected(connected)
         # A Welcome acknowledges nothing that must be on disk: agents can connect while the disk is full.
         self._repository.save_soon(connected)
         return lease
@@ -329,7 +330,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             state = state_from_message(request.state.state)
             if state is DeviceState.OFFLINE:
                 raise InvalidInputError(f"{device_id}: a device cannot report that it is offline")
-            return self._fleet.agents.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
+            before = self._fleet.agents.get(device_id)
+            after = self._fleet.agents.report_state(
+                device_id, state, request.state.profiled_modes, request.state.detail
+            )
+            log_state(before, after)
+            return after
         if body == "front":
             report = request.front
             workload = workload_from_message(report.workload) if report.HasField("workload") else None
@@ -379,9 +385,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         # When this coordinator stops, its devices stay stored as connected: the next one expects them back.
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for this record, so it goes with the next transaction.
-            self._repository.save_soon(self._fleet.agents.disconnect(lease.device_id))
+            disconnected = self._fleet.agents.disconnect(lease.device_id)
+            self._repository.save_soon(disconnected)
             self._fleet.duties.report(lease.device_id, None)
-            _log.debug("%s disconnected", lease.device_id)
+            log_offline(disconnected)
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
         handler = self._handlers.get(lease)
