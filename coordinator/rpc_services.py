@@ -21,6 +21,7 @@ from coordinator.services.operations import OperatorServicer
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
+from coordinator.services.state_times import StateTimes
 from coordinator.services.superlink import SuperLinkServicer
 from coordinator.services.views import ViewServicer
 from wattfleet_io.clock import utc_now
@@ -78,12 +79,14 @@ class RpcServices:
         settings, identities, repository = preparation.settings, preparation.identities, serving.repository
         leases, orders, references = serving.leases, serving.orders, serving.references
         self.healthy = HealthServicer()
+        state_times = StateTimes(repository.fleet.agents.devices, settings.profiling.modes)
         self.sessions = SessionServicer(
             repository,
             leases,
             orders,
             references,
             settings.profiling.modes,
+            state_times,
             settings=settings.sessions,
             peers=settings.peers,
             metadata=serving.metadata,
@@ -91,7 +94,7 @@ class RpcServices:
         )
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
         self._planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
-        self._viewer = ViewServicer(repository)
+        self._viewer = ViewServicer(repository, state_times)
         reconnect_all = self.sessions.reconnect_all
         self._operator = OperatorServicer(
             repository,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from wattfleet.planning.policies import POLICIES
+from wattfleet_io.settings.log import LogSettings
 from wattfleet_io.settings.model import Group, Names, Settings, setting
 from wattfleet_proto.session_limits import LEASE_S, MAX_SHARED_MODES, PROFILE_MODES
 
@@ -460,3 +461,4 @@ class CoordinatorSettings(Settings):
     claims: ClaimSettings = ClaimSettings()
     peers: PeerSettings = PeerSettings()
     rounds: RoundSettings = RoundSettings()
+    log: LogSettings = LogSettings()

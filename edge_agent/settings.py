@@ -10,6 +10,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import LARGEST_COUNT
 from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
 from wattfleet_identity.peers import Role
+from wattfleet_io.settings.log import LogSettings
 from wattfleet_io.settings.model import Group, Settings, setting
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
@@ -212,6 +213,7 @@ class AgentSettings(Settings):
     workload: WorkloadSettings = WorkloadSettings()
     session: SessionSettings = SessionSettings()
     recovery: RecoverySettings = RecoverySettings()
+    log: LogSettings = LogSettings()
 
     @property
     def identity_folder(self) -> Path:

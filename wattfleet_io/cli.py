@@ -11,6 +11,7 @@ import typer
 
 from wattfleet.errors import WattfleetError
 from wattfleet_io.console import plain_text, print_line
+from wattfleet_io.version import show_version
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
@@ -29,14 +30,14 @@ class InstalledCommands(click.Group):
         return {entry.name: entry for entry in entry_points(group="wattfleet.commands")}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all registered commands."""
-        return sorted(self._entry_points())
+        """Names of all registered commands, and of those that every installation has."""
+        return sorted([*self._entry_points(), *super().list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; if its dependencies are missing, calling it tells how to install them."""
         entry = self._entry_points().get(cmd_name)
         if entry is None:
-            return None
+            return super().get_command(ctx, cmd_name)
         try:
             command: click.Command = typer.main.get_command(entry.load())
         except ModuleNotFoundError as error:
@@ -76,6 +77,9 @@ def _not_installed(name: str, module: str) -> click.Command:
 @click.version_option(package_name="wattfleet")
 def wattfleet() -> None:
     """Federated learning on a fleet of NVIDIA Jetsons under a power budget."""
+
+
+wattfleet.add_command(show_version)
 
 
 def main() -> None:

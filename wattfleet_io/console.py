@@ -110,3 +110,12 @@ def duration_text(seconds: float | None) -> str:
         return f"{seconds:,.1f} s"
     minutes, hours = round(seconds / 60), seconds / 3600
     return f"{minutes} min" if minutes < 120 else f"{hours:,.1f} h"
+
+
+def energy_text(joules: float | None) -> str:
+    """An energy, such as "950 J", "12.5 kJ" or "1.25 MJ"; a dash if it is unknown."""
+    if joules is None:
+        return "-"
+    if joules < 1e3:
+        return f"{joules:,.0f} J"
+    return f"{joules / 1e3:,.1f} kJ" if joules < 1e6 else f"{joules / 1e6:,.2f} MJ"

@@ -1,4 +1,4 @@
-"""The log of a service on standard error: plain text, limited in length, and in rate for each logging statement.
+"""The log of a service on standard error: plain text or JSON, limited in length, and in rate for each statement.
 
 What a peer sends may be in a line, and may be the reason for one. Neither must fill a disk.
 """
@@ -6,13 +6,17 @@ What a peer sends may be in a line, and may be the reason for one. Neither must 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO, get_args
 
-from wattfleet_io.console import plain_text
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.console import json_text, plain_text
+from wattfleet_io.log_choices import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel
 from wattfleet_io.token_bucket import TokenBucket
 
 MAX_LINE_BYTES = 10_000
@@ -24,7 +28,14 @@ LINES_AT_ONCE = 20
 LINES_PER_S = 1.0
 """Lines that one logging statement may write each second in the long run."""
 
-_FORMAT = "%(asctime)s %(name)s: %(message)s"
+DEVICE_LINES_AT_ONCE = 1_000
+"""Lines about devices that one logging statement may write at once."""
+
+DEVICE_LINES_PER_S = 20.0
+"""Lines about devices that one logging statement may write each second in the long run."""
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_FIELDS = "wattfleet_fields"
 
 _OF_DAMAGED_ANSWERS = "grpc._common"
 """gRPC's logger that writes a traceback for each damaged answer; whoever made the call tells of it in one line."""
@@ -36,19 +47,71 @@ _CLIENT_GONE = "ExecuteBatchError"
 _ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-def start_logging() -> None:
-    """Log to standard error from now on, within the limits."""
-    logging.basicConfig(level=logging.INFO, handlers=[service_handler()])
+def fields(**values: Any) -> dict[str, Any]:
+    """The argument `extra` of a logging statement whose line has fields in JSON, such as `device` or `run`.
+
+    The message says the same in words, since text has no fields. A line with the field `device` has the limits of lines
+    about devices.
+
+    Args:
+        **values: plain values; None leaves a field out.
+    """
+    return {_FIELDS: {name: value for name, value in values.items() if value is not None}}
+
+
+def start_logging(form: LogFormat | None = None, level: LogLevel | None = None) -> None:
+    """Log to standard error from now on, within the limits; processes that this one starts do the same.
+
+    Args:
+        form: the format; None takes that of the environment, else text.
+        level: the least level; None takes that of the environment, else info.
+
+    Raises:
+        InvalidInputError: the environment names an unknown format or level.
+    """
+    for variable, value in ((FORMAT_VARIABLE, form), (LEVEL_VARIABLE, level)):
+        if value is not None:
+            os.environ[variable] = value
+    logging.basicConfig(level=log_level(), handlers=[service_handler()])
+
+
+def log_format() -> str:
+    """The format that the environment names, else text.
+
+    Raises:
+        InvalidInputError: it names an unknown one.
+    """
+    return _from_environment(FORMAT_VARIABLE, get_args(LogFormat), "text")
+
+
+def log_level() -> int:
+    """The least level that the environment names, as `logging` counts it, else that of info.
+
+    Raises:
+        InvalidInputError: it names an unknown one.
+    """
+    level: int = getattr(logging, _from_environment(LEVEL_VARIABLE, get_args(LogLevel), "info").upper())
+    return level
+
+
+def _from_environment(variable: str, choices: tuple[str, ...], default: str) -> str:
+    value = os.environ.get(variable) or default
+    if value not in choices:
+        raise InvalidInputError(f"{variable} is {value!r}: set it to {', '.join(choices[:-1])} or {choices[-1]}")
+    return value
 
 
 def service_handler(stream: TextIO | None = None) -> logging.Handler:
-    """What writes the log of a service, within the limits.
+    """What writes the log of a service, within the limits, in the environment's format.
 
     Args:
         stream: where it writes; None is standard error.
+
+    Raises:
+        InvalidInputError: the environment names an unknown format.
     """
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(BoundedPlainText(_FORMAT))
+    handler.setFormatter(BoundedJson() if log_format() == "json" else BoundedPlainText(_FORMAT))
     handler.addFilter(is_worth_a_line)
     handler.addFilter(RateLimit())
     return handler
@@ -74,16 +137,52 @@ class BoundedPlainText(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's text, within the limit."""
-        text = super().format(record)
-        if len(text) * 4 <= MAX_LINE_BYTES:  # a character has up to four bytes
-            return text
-        whole = text.encode(errors="backslashreplace")
-        if len(whole) <= MAX_LINE_BYTES:
-            return text
-        end = f" ... (cut: {len(whole):,} bytes in all)"
-        half = (MAX_LINE_BYTES - len(end) - len(" ... ")) // 2
-        head, tail = (part.decode(errors="ignore") for part in (whole[:half], whole[-half:]))
-        return f"{head} ... {tail}{end}"
+        return _cut(super().format(record), MAX_LINE_BYTES)
+
+
+class BoundedJson(logging.Formatter):
+    """One JSON object for each record: time (UTC), level, logger, message, its fields, and traceback if there is one.
+
+    Long texts are cut in their middle.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's object on one line, within the limit."""
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        content = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": plain_text(record.getMessage()),
+            **{name: plain_text(str(v)) if isinstance(v, str) else v for name, v in _fields_of(record).items()},
+        }
+        if isinstance(record.exc_info, tuple) and record.exc_info[0] is not None:
+            content["traceback"] = plain_text(self.formatException(record.exc_info), keep_newlines=True)
+        line = json_text(content)
+        texts = [name for name, value in content.items() if isinstance(value, str)]
+        longest = MAX_LINE_BYTES // 2
+        while len(line) > MAX_LINE_BYTES:  # JSON is ASCII here, and may write one character as twelve
+            content.update({name: _cut(content[name], longest) for name in texts})
+            line, longest = json_text(content), longest // 2
+        return line
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(record, _FIELDS, {})
+    return found
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    """A text within a limit: of a longer one, the middle is left out."""
+    if len(text) * 4 <= max_bytes:  # a character has up to four bytes
+        return text
+    whole = text.encode(errors="backslashreplace")
+    if len(whole) <= max_bytes:
+        return text
+    end = f" ... (cut: {len(whole):,} bytes in all)"
+    half = max(0, max_bytes - len(end) - len(" ... ")) // 2
+    head, tail = (part.decode(errors="ignore") for part in (whole[:half], whole[len(whole) - half :]))
+    return f"{head} ... {tail}{end}"
 
 
 @dataclass(slots=True)
@@ -118,7 +217,11 @@ class RateLimit(logging.Filter):
         key = record.pathname, record.lineno
         place = self._places.get(key)
         if place is None:
-            place = self._places[key] = _Place(TokenBucket.full(LINES_PER_S, LINES_AT_ONCE, now_s))
+            is_of_device = "device" in _fields_of(record)
+            per_s, at_once = (
+                (DEVICE_LINES_PER_S, DEVICE_LINES_AT_ONCE) if is_of_device else (LINES_PER_S, LINES_AT_ONCE)
+            )
+            place = self._places[key] = _Place(TokenBucket.full(per_s, at_once, now_s))
         if not place.allowed.take(now_s):
             place.left_out += 1
             return False

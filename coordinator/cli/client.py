@@ -136,6 +136,20 @@ class CoordinatorClient:
         request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=with_times)
         return self._streamed(self._view.StreamRounds, request)
 
+    def round(self, run_id: str, number: int) -> view_pb2.RoundView:
+        """One round of a run with everything about its devices.
+
+        Raises:
+            RequestRefusedError: the run has no such round.
+            WattfleetError: as for `operate`.
+        """
+        request = view_pb2.StreamRoundsRequest(run_id=run_id, with_times=True, round=number)
+        for view in self._streamed(self._view.StreamRounds, request):
+            found: view_pb2.RoundView = view
+            if found.round == number:  # a coordinator before protocol 2.7 sends all
+                return found
+        raise RequestRefusedError(f"run {run_id} has no round {number}")
+
     def deleted_runs(self, run_ids: Iterable[str], end: bool) -> Iterator[str]:
         """Delete runs, and give the id of each that was deleted; errors as for `operate`."""
         request = operator_pb2.DeleteRunsRequest(run_ids=run_ids, end=end)

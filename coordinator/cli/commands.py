@@ -19,7 +19,9 @@ from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
 from coordinator.cli.removal import delete, forget
+from coordinator.cli.round import round_
 from coordinator.cli.rounds import rounds
+from coordinator.cli.runs import runs
 from coordinator.cli.store import app as store_commands
 from coordinator.cli.workloads import profile, workloads
 from wattfleet_io.settings.command import SettingsCommand, effective
@@ -58,7 +60,7 @@ def serve(ctx: typer.Context) -> None:
     announce = settings.server.announce
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is not a directory")
-    start_logging()
+    start_logging(settings.log.format, settings.log.level)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # the store logs its own migrations
 
     def on_ready(bound: BoundAddresses) -> None:
@@ -85,8 +87,22 @@ def serve(ctx: typer.Context) -> None:
 
 
 # `serve` first, then commands in the order in which an operator meets them.
-for command in (devices, device, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
-    app.command(cls=ClientCommand)(command)
+for command in (
+    devices,
+    device,
+    workloads,
+    runs,
+    rounds,
+    round_,
+    plan,
+    profile,
+    tag,
+    drain,
+    forget,
+    delete,
+    export,
+):
+    app.command(command.__name__.rstrip("_"), cls=ClientCommand)(command)
 app.command()(init)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
     app.command(identity_command.__name__.replace("_", "-"), cls=ClientCommand)(identity_command)

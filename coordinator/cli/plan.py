@@ -11,6 +11,7 @@ from coordinator.cli.options import (
     connected,
 )
 from coordinator.cli.output.wording import MODE_LEGEND, number
+from coordinator.cli.run_names import RUN_HELP, run_ids_of
 from wattfleet_io.console import count_of, duration_text, print_json, terminal
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ def plan(
     ] = False,
     run: Annotated[
         str | None,
-        typer.Option(
-            "--run", help="Plan for the run with this Flower id. Default: the newest active run, or a new one."
-        ),
+        typer.Option("--run", help=f"Plan for this run: {RUN_HELP}. Default: the newest active run, or a new one."),
     ] = None,
     epochs: Annotated[
         float | None,
@@ -49,10 +48,13 @@ def plan(
         raise InvalidInputError("pass --dry-run: this command only previews a round; Flower's server starts it")
     if epochs is not None and not 0 < epochs < float("inf"):
         raise InvalidInputError(f"--epochs must be above 0 and finite, not {epochs:g}")
-    request = operator_pb2.PreviewPlanRequest(
-        run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices, workload=workload or ""
-    )
     with connected() as client:
+        request = operator_pb2.PreviewPlanRequest(
+            run_id=run_ids_of(client, [run])[0] if run else "",
+            epochs=epochs or 0.0,
+            all_devices=all_devices,
+            workload=workload or "",
+        )
         content = _content(client.operate("PreviewPlan", request))
     if json_:
         print_json(content)

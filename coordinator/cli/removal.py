@@ -8,6 +8,7 @@ import typer
 
 from coordinator.cli.options import JsonOption, connected
 from coordinator.cli.overrides import DevicesArgument
+from coordinator.cli.run_names import run_ids_of
 from wattfleet_io.console import print_json
 
 
@@ -28,7 +29,7 @@ def forget(
 
 
 def delete(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Flower ids of the runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Flower's ids of the runs, or their beginnings.")],
     end: Annotated[
         bool, typer.Option("--end", help="End the runs that are running first. Default: refuse them.")
     ] = False,
@@ -37,7 +38,7 @@ def delete(
     """Delete finished runs with their rounds."""
     deleted = []
     with connected() as client:
-        for run_id in client.deleted_runs(runs, end):
+        for run_id in client.deleted_runs(run_ids_of(client, runs), end):
             deleted.append(run_id)
             if not json_:
                 print(f"run {run_id}: deleted")

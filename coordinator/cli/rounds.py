@@ -15,7 +15,8 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.cli.output.wording import number
-from wattfleet_io.console import count_of, duration_text, rounds_text
+from coordinator.cli.run_names import NO_RUNS, RUN_HELP, run_id_of
+from wattfleet_io.console import count_of, duration_text, energy_text, rounds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
     from coordinator.cli.output.layout import Layout
 
-RunOption = Annotated[
-    str | None, typer.Option("--run", help="Show the run with this Flower id. Default: the newest run.")
-]
+RunOption = Annotated[str | None, typer.Option("--run", help=f"Show this run: {RUN_HELP}. Default: the newest run.")]
 
 
 def rounds(
@@ -35,17 +34,13 @@ def rounds(
 ) -> None:
     """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
     from coordinator.cli.output.view_values import round_values, run_values
-    from wattfleet.errors import InvalidInputError
 
     with connected() as client:
 
         def content() -> dict[str, Any]:
             runs = client.runs(with_times=json_)
-            chosen = [each for each in runs if run is None or each.run_id == run][-1:]
-            if run is not None and not chosen:
-                known = ", ".join(each.run_id for each in runs[-5:])
-                newest = f"the newest runs are {known}" if runs else "there are no runs yet"
-                raise InvalidInputError(f"unknown run {run!r}; {newest}")
+            run_id = None if run is None else run_id_of([each.run_id for each in runs], run)
+            chosen = [each for each in runs if run_id in (None, each.run_id)][-1:]
             if not chosen:
                 return {"run_id": None, "rounds": []}
             views = client.rounds(chosen[0].run_id, with_devices=False, with_times=json_)
@@ -61,7 +56,7 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from coordinator.cli.output.layout import Fitting
 
     if content["run_id"] is None:
-        return Text("no runs yet")
+        return Text(NO_RUNS)
     done = "finished" if content["finished"] else "running"
     asked_for = count_of(content["rounds_asked_for"], "round")
     lines: list[RenderableType] = [
@@ -74,22 +69,39 @@ def _table(content: dict[str, Any]) -> RenderableType:
     if content["error"]:
         lines.append(Text(content["error"], style="red"))
     if not content["rounds"]:
-        return Group(*lines, Text("no rounds yet"))
+        next_step = (
+            "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` says what the next one would be"
+        )
+        return Group(*lines, Text(f"no rounds yet{next_step}"))
     names = sorted({name for each in content["rounds"] for name in each["metrics"]})
-    lines.append(Fitting(*(partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1))))
+    layouts = [partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1)]
+    lines.append(Fitting(*layouts, partial(_with_metrics, content["rounds"], names, 0, has_energy=False)))
     lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
     if unplanned := [each["round"] for each in content["rounds"] if each["unplanned"]]:
         lines.append(Text(f"{rounds_text(unplanned)} unplanned: no budget was kept", style="bold red"))
+    joules = [each["training_j"] for each in content["rounds"] if each["training_j"] is not None]
+    if joules:
+        of_rounds = f" in {len(joules):,} of {count_of(len(content['rounds']), 'round')}"
+        lines.append(Text(f"energy of the trainings: {energy_text(sum(joules))}{of_rounds}", style="dim"))
     return Group(*lines)
 
 
-def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int) -> Layout:
-    """The rounds with the first `count` of their metrics."""
+def _with_metrics(
+    rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int, has_energy: bool = True
+) -> Layout:
+    """The rounds with the first `count` of their metrics, and with their energy."""
     from rich.text import Text
 
     from coordinator.cli.output.layout import Layout, columns
 
-    heads = ("W\nallowed", "W\nplanned", "W\nused", "time\nplanned", "time\ntaken")
+    heads = (
+        "W\nallowed",
+        "W\nplanned",
+        "W\nused",
+        "time\nplanned",
+        "time\ntaken",
+        *(["\nenergy"] if has_energy else []),
+    )
     table = columns(right=("\nround", "\ndevices", *heads))
     for name in names[:count]:
         table.add_column(Text("\n" + name), justify="right", no_wrap=True)
@@ -103,6 +115,7 @@ def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count:
             number(each["observed_site_w"]),
             duration_text(each["planned_s"]),
             "running" if is_running else duration_text(each["wall_s" if each["unplanned"] else "observed_s"]),
+            *([energy_text(each["training_j"])] if has_energy else []),
             *(number(each["metrics"].get(name), 3) for name in names[:count]),
         )
     left_out = Text(f"--json also prints {', '.join(names[count:])}", style="dim")

@@ -12,6 +12,7 @@ from typing import Any
 from coordinator.errors import UnknownRecordError
 from coordinator.identity.callers import peer_of
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.event_log import log_finished, log_run_finished, log_run_started
 from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import RoundSettings
@@ -79,6 +80,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         )
         await self._repository.save(started)
         self._planning.run_started(request.run_id)
+        log_run_started(started)
         self._orders.announce_workloads()
         return planning_pb2.StartRunResponse()
 
@@ -156,7 +158,10 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._flower.require_owner(run_of(request.plan_id), request.run_token, peer_of(context))
         await self._repository.load_round(request.plan_id)
         _log_implausible(request.plan_id, results, request.results)
+        is_first = self._rounds.get(request.plan_id).wall_s is None
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
+        if is_first:
+            log_finished(finished)
         self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(finished)
         return planning_pb2.FinishRoundResponse()
@@ -198,6 +203,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Finish a Flower run."""
         self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
         finished = self._flower.finish_run(request.run_id, request.error)
+        self._planning.run_finished(request.run_id)
+        log_run_finished(finished)
         self._orders.send_due()
         await self._repository.save(finished)
         return planning_pb2.FinishRunResponse()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.errors import FleetReturningError, NoDevicesError
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.event_log import log_cannot_plan, log_planned
 from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
@@ -59,6 +60,7 @@ class RoundPlanning:
         self._settings = settings
         self._in_flight_since_s: dict[str, float] = {}
         self._fronts_until_s: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}
         self._lock = asyncio.Lock()
         self._abandon_overdue(self._fleet)
 
@@ -82,8 +84,9 @@ class RoundPlanning:
             async with self._lock:  # each plan depends on the one before
                 try:
                     await self._plan(run_id, number, node_ids, epochs)
-                except (NoDevicesError, NoCandidatesError, InfeasibleBudgetError):
+                except (NoDevicesError, NoCandidatesError, InfeasibleBudgetError) as error:
                     self._fleet.flower.refused(run_id, node_ids)
+                    self._log_refusal(run_id, number, str(error))
                     raise
         record = self._fleet.rounds.get(plan_id_of(run_id, number))
         await self._repository.save(record)
@@ -94,6 +97,11 @@ class RoundPlanning:
     def run_started(self, run_id: str) -> None:
         """Let the plans of a run that has just started wait for the devices' fronts of its workload."""
         self._fronts_until_s[run_id] = self._now_s() + _STARTING_S
+
+    def run_finished(self, run_id: str) -> None:
+        """Forget what was kept of a run, since it plans no more rounds."""
+        self._fronts_until_s.pop(run_id, None)
+        self._refusals.pop(run_id, None)
 
     async def predict(self, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePrediction]:
         """The next round of a run on each node.
@@ -156,6 +164,8 @@ class RoundPlanning:
         self._fleet.flower.accept_plan(request, record)
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._in_flight_since_s[record.plan_id] = self._now_s()
+        self._refusals.pop(run_id, None)
+        log_planned(record)
 
     @staticmethod
     def _planned(
@@ -163,6 +173,12 @@ class RoundPlanning:
     ) -> tuple[RoundRequest, RoundRecord]:
         request = fleet.flower.request_round(run_id, number, node_ids, epochs)
         return request, request.planned()
+
+    def _log_refusal(self, run_id: str, number: int, reason: str) -> None:
+        """Log why a round cannot be planned, once: Flower's server asks again until it can be."""
+        if self._refusals.get(run_id) != reason:
+            self._refusals[run_id] = reason
+            log_cannot_plan(run_id, number, reason)
 
     async def _await_fronts(self, run_id: str, node_ids: Sequence[int]) -> None:
         """Wait shortly for the devices' fronts of a workload that was just announced to them.

@@ -15,9 +15,11 @@ from coordinator.errors import ForeignDeviceError, UnknownRecordError
 from coordinator.identity.callers import certificate_of
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.event_log import log_connected, log_offline, log_state
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.peer_quotas import host_of
 from coordinator.services.pending_reports import PendingReports
+from coordinator.services.state_times import StateTimes
 from coordinator.settings import PeerSettings, SessionSettings
 from coordinator.state.enrolments import Enrolments
 from coordinator.state.leases import Lease, Leases
@@ -65,6 +67,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         orders: Orders,
         references: ReferenceShelf,
         profile_modes: int,
+        state_times: StateTimes,
         now_s: Callable[[], float] = time.monotonic,
         settings: SessionSettings = SessionSettings(),
         peers: PeerSettings = PeerSettings(),
@@ -79,6 +82,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             orders: sends orders to devices.
             references: the published predictors, one of which agents transfer from.
             profile_modes: modes that each agent measures at most.
+            state_times: notes since when devices are in their states.
             now_s: the clock of the leases.
             settings: timeouts and limits.
             peers: the limits on the messages of one session.
@@ -91,6 +95,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._orders = orders
         self._references = references
         self._profile_modes = profile_modes
+        self._state_times = state_times
         self._now_s = now_s
         self._settings = settings
         self._enrolments = Enrolments(settings.max_new_devices_per_connection, settings.max_new_devices_per_host)
@@ -186,7 +191,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         this = asyncio.current_task()
         assert this is not None, "a handler is a task"
         self._handlers[lease] = this
-        _log.debug("%s connected", lease.device_id)
+        self._state_times.note(connected)
+        log_connected(connected)
         # A Welcome acknowledges nothing that must be on disk: agents can connect while the disk is full.
         self._repository.save_soon(connected)
         return lease
@@ -329,7 +335,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             state = state_from_message(request.state.state)
             if state is DeviceState.OFFLINE:
                 raise InvalidInputError(f"{device_id}: a device cannot report that it is offline")
-            return self._fleet.agents.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
+            before = self._fleet.agents.get(device_id)
+            after = self._fleet.agents.report_state(
+                device_id, state, request.state.profiled_modes, request.state.detail
+            )
+            self._state_times.note(after)
+            log_state(before, after)
+            return after
         if body == "front":
             report = request.front
             workload = workload_from_message(report.workload) if report.HasField("workload") else None
@@ -379,9 +391,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         # When this coordinator stops, its devices stay stored as connected: the next one expects them back.
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for this record, so it goes with the next transaction.
-            self._repository.save_soon(self._fleet.agents.disconnect(lease.device_id))
+            disconnected = self._fleet.agents.disconnect(lease.device_id)
+            self._repository.save_soon(disconnected)
             self._fleet.duties.report(lease.device_id, None)
-            _log.debug("%s disconnected", lease.device_id)
+            self._state_times.note(disconnected)
+            log_offline(disconnected)
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
         handler = self._handlers.get(lease)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.event_log import log_trimmed
 from coordinator.services.orders import Orders
 from coordinator.settings import SiteSettings
 from coordinator.state.records import RoundRecord
@@ -65,3 +66,5 @@ class Trimmer:
     def _put_in_force(self, trimmed: Sequence[RoundRecord]) -> None:
         self._orders.send_due()  # before anything is stored, since the budget has changed already
         self._repository.save_soon(*trimmed)
+        for record in trimmed:
+            log_trimmed(record)

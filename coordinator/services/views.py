@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.state_times import StateTimes
 from coordinator.state.known_workloads import KnownWorkload, known_workloads
 from coordinator.state.names import MAX_METRICS
-from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound
+from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound, plan_id_of
 from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
 from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
 from wattfleet.errors import InvalidInputError
@@ -40,10 +42,16 @@ _WORKLOADS_IN_A_MESSAGE = 100
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     """Translates the fleet into messages for display."""
 
-    def __init__(self, repository: FleetRepository) -> None:
-        """Show one fleet."""
+    def __init__(self, repository: FleetRepository, times: StateTimes) -> None:
+        """Show one fleet.
+
+        Args:
+            repository: the fleet and its store.
+            times: since when devices are in their states.
+        """
         self._repository = repository
         self._fleet = repository.fleet
+        self._state_times = times
 
     async def GetFleet(  # noqa: N802 - named by the protocol
         self, request: view_pb2.GetFleetRequest, context: Any
@@ -101,9 +109,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     async def StreamRounds(  # noqa: N802 - named by the protocol
         self, request: view_pb2.StreamRoundsRequest, context: Any
     ) -> AsyncIterator[view_pb2.RoundView]:
-        """Stream the rounds of one run, oldest first, those without a plan among them."""
+        """Stream the rounds of one run, oldest first, those without a plan among them; or one of them."""
         run_id = self._fleet.flower.run(request.run_id).run_id
         times = await self._repository.times(of_rounds(run_id)) if request.with_times else {}
+        if request.round:
+            yield await self._one_round(request, times)
+            return
         unplanned = deque(self._fleet.unplanned.of_run(run_id))
         async for record in self._repository.rounds_of(run_id):
             while unplanned and unplanned[0] < record.number:
@@ -116,6 +127,28 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         for number in unplanned:
             async for view in self._unplanned_view(number, request):
                 yield view
+
+    async def _one_round(self, request: view_pb2.StreamRoundsRequest, times: Mapping[str, Times]) -> view_pb2.RoundView:
+        """One round of a run, with or without a plan.
+
+        Raises:
+            UnknownRecordError: the run has no such round.
+        """
+        run_id, number = request.run_id, request.round
+        if self._fleet.unplanned.is_known(run_id, number):
+            async for view in self._unplanned_view(number, request):
+                return view
+        plan_id = plan_id_of(run_id, number)
+        await self._repository.load_round(plan_id)
+        try:
+            record = self._fleet.rounds.get(plan_id)
+        except UnknownRecordError:
+            raise UnknownRecordError(
+                f"run {run_id} has no round {number}: list its rounds with `wattfleet coordinator rounds --run"
+                f" {run_id}`"
+            ) from None
+        workload = self._fleet.flower.workload_of(run_id)
+        return _round_view(record, workload, times.get(plan_id, Times()), not request.without_devices)
 
     async def _unplanned_view(
         self, number: int, request: view_pb2.StreamRoundsRequest
@@ -169,6 +202,9 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             left_out=self._fleet.agents.claims.exclusion_reason(record, request.workload or None) or "",
             trust=self._fleet.agents.claims.trust_of(record.device_id, request.workload or None),
             duty=None if kept is None else kept_duty_to_message(kept),
+            state_since_unix_s=self._state_times.since_unix_s(record),
+            target_modes=self._state_times.target_modes(record),
+            profiling_left_s=self._state_times.profiling_left_s(record),
         )
 
     def _device_workload(
@@ -261,6 +297,7 @@ def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: 
         wall_s=record.wall_s,
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
+        training_j=record.observed_training_j,
         results=[_result(result) for result in record.results if with_devices],
         device_count=len(record.plan.original.assignments),
         idle_w=record.idle_w,

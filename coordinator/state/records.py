@@ -294,6 +294,20 @@ class RoundRecord(_WithResults):
         observed_s = {device_id: observed.epoch_s for device_id, observed in self.observations.items()}
         return max(each.warmup_s + each.epochs * observed_s[each.device_id] for each in self.plan.assignments)
 
+    @property
+    def observed_training_j(self) -> float | None:
+        """Joules of the trainings: observed watts, times the warm-up as predicted and the epochs as observed.
+
+        None until every chosen device was observed. Devices that wait or idle are not included.
+        """
+        if not self._is_observed:
+            return None
+        return sum(
+            seen.power_w * (each.warmup_s + each.epochs * seen.epoch_s)
+            for each in self.plan.assignments
+            for seen in [self.observations[each.device_id]]
+        )
+
 
 @dataclass(frozen=True)
 class UnplannedRound(_WithResults):

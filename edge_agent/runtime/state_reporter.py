@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from edge_agent.runtime.states import Action, Decision, Event, ProfileEnded, decide
 from edge_agent.session.coordinator_session import CoordinatorSession
+from wattfleet_io.console import count_of
+from wattfleet_io.logs import fields
 from wattfleet_proto.convert import state_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
 from wattfleet_proto.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
 
 
 class StateReporter:
@@ -45,6 +51,16 @@ class StateReporter:
         """
         if decision.detail is not None:
             detail = f"{decision.detail}; {self.remark}" if self.remark else decision.detail
+            state = decision.state.value
+            level = logging.WARNING if decision.state is DeviceState.DEGRADED else logging.INFO
+            _log.log(
+                level,
+                "%s, %s measured%s",
+                state,
+                count_of(profiled_modes, "mode"),
+                f": {detail}" if detail else "",
+                extra=fields(state=state, profiled_modes=profiled_modes, detail=detail or None),
+            )
             self._session.report_state(
                 session_pb2.StateReport(
                     state=state_to_message(decision.state),

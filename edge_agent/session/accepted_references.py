@@ -121,7 +121,7 @@ class AcceptedReferences:
 
     async def _targets(self, digests: Sequence[str], before: ReferenceStatus) -> NamedTargets | None:
         """What is signed; None while the coordinator is away, if the references were accepted before."""
-        backoff = Backoff()
+        backoff, is_told = Backoff(), False
         while True:
             try:
                 async with self._connect() as stub:
@@ -133,7 +133,9 @@ class AcceptedReferences:
             except CoordinatorAwayError as error:
                 if set(digests) <= set(before.digests):
                     return None
-                _log.warning("%s; retrying", error)
+                if not is_told:
+                    _log.warning("%s; retrying until it answers", error)
+                    is_told = True
             await backoff.pause()
 
     async def _usable(

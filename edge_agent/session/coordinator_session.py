@@ -38,6 +38,8 @@ _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 _LOST = (asyncio.TimeoutError, asyncio.InvalidStateError, grpc.aio.InternalError)
 """What reading and writing raise, besides an error status, once the connection is lost."""
+_AWAY = "away"
+"""The cause of all attempts that reach no coordinator."""
 
 
 class CoordinatorSession:
@@ -149,9 +151,9 @@ class CoordinatorSession:
                     self._yield_to_other_agent(details)
                     welcomed_before = True
                 else:
-                    self._news.failed(f"the coordinator is away ({code.name}: {details}); reconnecting")
+                    self._news.failed(f"the coordinator is away ({code.name}: {details}); reconnecting", _AWAY)
             except _LOST:
-                self._news.failed("the coordinator is away (no answer); reconnecting")
+                self._news.failed("the coordinator is away (no answer); reconnecting", _AWAY)
             except HandshakeError as error:
                 self._news.failed(f"{error}; trying again")
             except (UnusableAnswerError, ProtocolVersionError) as error:

@@ -64,7 +64,7 @@ async def reference_of_digest(
             return _cached(cached, digest, signed)
         except CorruptReferenceError as error:
             _log.warning("%s; fetching it again", error)
-    backoff, fruitless = Backoff(), 0
+    backoff, fruitless, is_told = Backoff(), 0, False
     transfer = _Transfer(digest, signed)
     while True:
         before = len(transfer.weights)
@@ -78,17 +78,22 @@ async def reference_of_digest(
                     f"the coordinator sends no more than {len(transfer.weights):,} bytes of the reference's weights:"
                     " publish it again"
                 )
-            _log.warning("the coordinator ended the reference early; retrying")
+            problem = "the coordinator ended the reference early"
         except grpc.aio.AioRpcError as error:
             details = plain_text(error.details() or error.code().name, MAX_REASON_LENGTH)
             if error.code() not in _AWAY:
                 raise ReferenceRefusedError(f"the coordinator did not send the reference: {details}") from None
-            _log.warning("the coordinator is away (%s); retrying", details)
+            problem = f"the coordinator is away ({details})"
         if len(transfer.weights) > before:
             backoff.reset()
+        if not is_told:
+            _log.warning("the reference %s is not here yet: %s; retrying until it is", digest[:12], problem)
+            is_told = True
         await backoff.pause()
     artefact = transfer.artefact()
     write_artefact(artefact, cached)
+    if is_told:
+        _log.info("the reference %s is here", digest[:12])
     return artefact
 
 

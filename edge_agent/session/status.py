@@ -13,11 +13,13 @@ from pathlib import Path
 from edge_agent.paths import SESSION_FILE
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.console import duration_text
+from wattfleet_io.logs import fields
 from wattfleet_io.parsing import parse_json
 
 _log = logging.getLogger(__name__)
 
-_REPEAT_S = 300.0
+_REPEAT_S = 3600.0
 """A problem that stays the same is logged again after this time."""
 
 _LINES_PER_MINUTE = 6
@@ -64,30 +66,43 @@ class SessionNews:
         self._now_s = now_s
         self._logged_s: deque[float] = deque(maxlen=_LINES_PER_MINUTE)
         self._shown: str | None = None
+        self._cause: str | None = None
+        self._failed_s = 0.0
         self._noted = False
 
     def connected(self) -> None:
         """Note that the coordinator has welcomed this device."""
         if self._shown is not None:
-            _log.info("the coordinator at %s is back", self._address)
+            lasted_s = self._now_s() - self._failed_s
+            _log.info(
+                "the coordinator at %s is back after %s",
+                self._address,
+                duration_text(lasted_s),
+                extra=fields(coordinator=self._address, outage_s=round(lasted_s, 1)),
+            )
+            self._cause = None
         if self._shown is not None or not self._noted:
             self._shown = None
             self._note()
 
-    def failed(self, problem: str) -> None:
+    def failed(self, problem: str, cause: str | None = None) -> None:
         """Note why there is no session.
 
         Args:
             problem: plain text, and what the agent does about it.
+            cause: the same for all attempts that fail for one reason, although their texts differ; None for the text.
         """
-        now_s, changed = self._now_s(), problem != self._shown
+        now_s, cause = self._now_s(), cause or problem
+        if self._cause is None:
+            self._failed_s = now_s
+        changed = cause != self._cause
         if len(self._logged_s) == _LINES_PER_MINUTE and now_s - self._logged_s[0] < 60:
             return
         if not changed and now_s - self._logged_s[-1] < _REPEAT_S:
             return
         self._logged_s.append(now_s)
-        _log.warning("%s", problem)
-        self._shown = problem
+        _log.warning("%s", problem, extra=fields(coordinator=self._address))
+        self._cause, self._shown = cause, problem
         if changed:
             self._note()
 

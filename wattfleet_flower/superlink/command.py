@@ -23,6 +23,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unknown_version
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
 from wattfleet_flower.superlink.enrolment_list import StoredList
@@ -51,6 +52,7 @@ def main() -> None:
             parser.print_help()
             print("\nThe other options are Flower's own:\n", flush=True)
         else:
+            process_log.start(options)
             _secure(options, flowers)
     except WattfleetError as error:
         print(f"wattfleet-superlink: {error}", file=sys.stderr)
@@ -61,7 +63,8 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wattfleet-superlink",
-        usage="%(prog)s [--identity FOLDER] [--coordinator HOST:PORT] [--check-s S] [options of flower-superlink]",
+        usage="%(prog)s [--identity FOLDER] [--coordinator HOST:PORT] [--check-s S] [--log-format FORMAT]"
+        " [--log-level LEVEL] [options of flower-superlink]",
         description="Start a Flower SuperLink with TLS of the fleet's authority, which accepts the SuperNodes and users"
         " that are enrolled. Without an identity, it is flower-superlink.",
         add_help=False,
@@ -83,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="set how often the coordinator is asked who is enrolled, in seconds (default: %(default)g)",
     )
+    process_log.add_options(parser)
     return parser
 
 

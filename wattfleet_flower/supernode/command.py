@@ -20,6 +20,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
 from wattfleet.errors import WattfleetError
+from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unknown_version
 from wattfleet_flower.supernode.own_options import (
     DEFAULT_FOLDER,
@@ -49,6 +50,7 @@ def main() -> None:
         print("\nThe other options are Flower's own:\n", flush=True)
     else:
         try:
+            process_log.start(options)
             enrolled = enrolment(options.enrolled, flowers)
             if enrolled is not None:
                 sys.argv[1:] = further_options(enrolled, flowers)
@@ -67,7 +69,8 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wattfleet-supernode",
-        usage="%(prog)s [--enrolled FOLDER] [--poll-s S] [--warm-imports NAMES] [options of flower-supernode]",
+        usage="%(prog)s [--enrolled FOLDER] [--poll-s S] [--warm-imports NAMES] [--log-format FORMAT]"
+        " [--log-level LEVEL] [options of flower-supernode]",
         description="Start a Flower SuperNode that takes messages up sooner and starts apps faster. On an enrolled"
         " device, it needs no further options.",
         add_help=False,
@@ -95,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"set which modules are imported ahead of messages: '{_LEARNED}' from the app's first message (default), "
         f"names such as 'torch,numpy', or '{_NONE}' to start each message's process as Flower does",
     )
+    process_log.add_options(parser)
     return parser
 
 

@@ -21,6 +21,7 @@ from flwr.common import log
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.superexec.executor import subprocess_executor
 
+from wattfleet_flower import process_log
 from wattfleet_flower.supernode.launching import Launcher
 
 POLL_VARIABLE = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
@@ -32,6 +33,7 @@ _INSTALLS = {"--allow-runtime-dependency-installation"}
 def main() -> None:
     """Run the SuperExec; its first argument is JSON with `learn`, `imports` and `task_poll_s`."""
     settings = json.loads(sys.argv.pop(1))
+    process_log.start()
     if _INSTALLS & set(sys.argv):
         # The app's own version of a library must not lose to one that is imported already.
         settings = {**settings, "learn": False, "imports": []}

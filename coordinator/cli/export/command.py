@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.options import JsonOption, connected
+from coordinator.cli.run_names import RUN_HELP, run_id_of
 from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 
@@ -30,7 +31,8 @@ def export(
         ),
     ] = Format.csv,
     run: Annotated[
-        list[str] | None, typer.Option("--run", help="Export only this run. Repeatable. Default: all runs.")
+        list[str] | None,
+        typer.Option("--run", help=f"Export only this run: {RUN_HELP}. Repeatable. Default: all runs."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -39,17 +41,15 @@ def export(
     Tables: devices, workloads, fronts, runs, rounds, metrics, supplies, assignments, decisions, observations, results.
     """
     from coordinator.cli.export.tables import Tables, require_format, write
-    from wattfleet.errors import InvalidInputError
 
     require_format(format_.value)
     tables = Tables()
     with connected() as client, terminal(to_stderr=True).status("asking the coordinator") as status:
         runs = client.runs(with_times=True)
-        if unknown := sorted(set(run or ()) - {each.run_id for each in runs}):
-            raise InvalidInputError(f"unknown run {unknown[0]!r}: it never started, or was deleted")
+        wanted = {run_id_of([each.run_id for each in runs], given) for given in run or ()}
         tables.add_devices(client.devices(with_fronts=True, with_times=True))
         for each in runs:
-            if not run or each.run_id in run:
+            if not wanted or each.run_id in wanted:
                 status.update(f"run {each.run_id}")
                 tables.add_run(each, client.rounds(each.run_id, with_times=True))
         status.update(f"writing {out}")

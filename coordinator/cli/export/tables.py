@@ -109,6 +109,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "planned_s": _NUMBER,
         "observed_s": _NUMBER,
         "wall_s": _NUMBER,
+        "training_j": _NUMBER,
         "deadline_s": _NUMBER,
         "in_other_mode": _COUNT,
         "stopped": _COUNT,

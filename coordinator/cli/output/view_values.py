@@ -53,6 +53,9 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "granted_w": known(view, "granted_w"),
         "confirmed_w": known(view, "confirmed_w"),
         "observed_w": known(view, "observed_w"),
+        "state_since_unix_s": known(view, "state_since_unix_s"),
+        "target_modes": view.target_modes or None,
+        "profiling_left_s": known(view, "profiling_left_s"),
         "duty": asdict(kept_duty_from_message(view.duty)) if view.HasField("duty") else None,
     }
 
@@ -137,6 +140,7 @@ def round_values(view: view_pb2.RoundView) -> Values:
         "planned_s": None if unplanned else first.duration_s,
         "observed_s": known(view, "observed_duration_s"),
         "wall_s": known(view, "wall_s"),
+        "training_j": known(view, "training_j"),
         "deadline_s": view.plan.deadline_s or None,
         "in_other_mode": view.other_mode_count,
         "stopped": view.stopped_count,

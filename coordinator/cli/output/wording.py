@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timezone
 
 MODE_LEGEND = "mode: CPU cores, then CPU/GPU/memory clocks in GHz"
 
@@ -23,3 +23,8 @@ def moment(when: datetime) -> str:
     if local.date() == now.date():
         return local.strftime("%H:%M:%S")
     return local.strftime("%b %d %H:%M" if abs((local - now).days) < 300 else "%Y-%m-%d")
+
+
+def moment_of(unix_s: float | None) -> str:
+    """As `moment`, of seconds since 1970; a dash if they are unknown."""
+    return "-" if unix_s is None else moment(datetime.fromtimestamp(unix_s, timezone.utc))

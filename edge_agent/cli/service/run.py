@@ -29,7 +29,7 @@ def run(ctx: typer.Context) -> None:
 
     settings: AgentSettings = effective(ctx)
     give_memory_back_early()
-    start_logging()
+    start_logging(settings.log.format, settings.log.level)
     settings.endpoint()  # before the device is opened
     spec, state_dir = settings.device.spec, settings.device.state_dir
     board = open_named(spec, state_dir, settings.device.seed)

@@ -53,6 +53,9 @@ class DeviceView(_message.Message):
     DUTY_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
+    STATE_SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
+    TARGET_MODES_FIELD_NUMBER: _builtins.int
+    PROFILING_LEFT_S_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     provenance: _power_pb2.Provenance.ValueType
@@ -90,6 +93,12 @@ class DeviceView(_message.Message):
     """why its own reports keep it out of rounds; empty: they do not"""
     trust: _builtins.float
     """1: no recent prediction was contradicted, 0: all; absent: no observed training"""
+    state_since_unix_s: _builtins.float
+    """when its state began; absent: before this coordinator started"""
+    target_modes: _builtins.int
+    """that it measures at most; 0: unknown, as before protocol 2.7"""
+    profiling_left_s: _builtins.float
+    """about, at most; absent: it does not profile, or its pace is unknown"""
     @_builtins.property
     def front(self) -> _power_pb2.Front:
         """of the workload below, as the device reported it"""
@@ -140,10 +149,13 @@ class DeviceView(_message.Message):
         duty: _duty_pb2.DutyFigures | None = ...,
         left_out: _builtins.str = ...,
         trust: _builtins.float | None = ...,
+        state_since_unix_s: _builtins.float | None = ...,
+        target_modes: _builtins.int = ...,
+        profiling_left_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_w", b"observed_w", "trust", b"trust"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_w", b"observed_w", "profiling_left_s", b"profiling_left_s", "state_since_unix_s", b"state_since_unix_s", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
     _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
@@ -161,6 +173,10 @@ class DeviceView(_message.Message):
     _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
     _WhichOneofReturnType__observed_w: _TypeAlias = _typing.Literal["observed_w"]  # noqa: Y015
     _WhichOneofArgType__observed_w: _TypeAlias = _typing.Literal["_observed_w", b"_observed_w"]  # noqa: Y015
+    _WhichOneofReturnType__profiling_left_s: _TypeAlias = _typing.Literal["profiling_left_s"]  # noqa: Y015
+    _WhichOneofArgType__profiling_left_s: _TypeAlias = _typing.Literal["_profiling_left_s", b"_profiling_left_s"]  # noqa: Y015
+    _WhichOneofReturnType__state_since_unix_s: _TypeAlias = _typing.Literal["state_since_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__state_since_unix_s: _TypeAlias = _typing.Literal["_state_since_unix_s", b"_state_since_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
     _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
     @_typing.overload
@@ -179,6 +195,10 @@ class DeviceView(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_w) -> _WhichOneofReturnType__observed_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profiling_left_s) -> _WhichOneofReturnType__profiling_left_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_since_unix_s) -> _WhichOneofReturnType__state_since_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
@@ -590,6 +610,7 @@ class RoundView(_message.Message):
     STOPPED_COUNT_FIELD_NUMBER: _builtins.int
     UNPLANNED_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    TRAINING_J_FIELD_NUMBER: _builtins.int
     LATE_DEVICE_IDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
@@ -617,6 +638,8 @@ class RoundView(_message.Message):
     """
     workload: _builtins.str
     """name of what the run trains"""
+    training_j: _builtins.float
+    """observed joules of its trainings; absent until every selected device reported"""
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
@@ -656,11 +679,12 @@ class RoundView(_message.Message):
         stopped_count: _builtins.int = ...,
         unplanned: _builtins.bool = ...,
         workload: _builtins.str = ...,
+        training_j: _builtins.float | None = ...,
         late_device_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "wall_s", b"wall_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "training_j", b"training_j", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
@@ -670,6 +694,8 @@ class RoundView(_message.Message):
     _WhichOneofArgType__observed_site_w: _TypeAlias = _typing.Literal["_observed_site_w", b"_observed_site_w"]  # noqa: Y015
     _WhichOneofReturnType__planned_unix_s: _TypeAlias = _typing.Literal["planned_unix_s"]  # noqa: Y015
     _WhichOneofArgType__planned_unix_s: _TypeAlias = _typing.Literal["_planned_unix_s", b"_planned_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__training_j: _TypeAlias = _typing.Literal["training_j"]  # noqa: Y015
+    _WhichOneofArgType__training_j: _TypeAlias = _typing.Literal["_training_j", b"_training_j"]  # noqa: Y015
     _WhichOneofReturnType__wall_s: _TypeAlias = _typing.Literal["wall_s"]  # noqa: Y015
     _WhichOneofArgType__wall_s: _TypeAlias = _typing.Literal["_wall_s", b"_wall_s"]  # noqa: Y015
     @_typing.overload
@@ -680,6 +706,8 @@ class RoundView(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_site_w) -> _WhichOneofReturnType__observed_site_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_unix_s) -> _WhichOneofReturnType__planned_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__training_j) -> _WhichOneofReturnType__training_j | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_s) -> _WhichOneofReturnType__wall_s | None: ...
 
@@ -721,20 +749,24 @@ class StreamRoundsRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     WITHOUT_DEVICES_FIELD_NUMBER: _builtins.int
     WITH_TIMES_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     without_devices: _builtins.bool
     """omits assignments, decisions, observations and results"""
     with_times: _builtins.bool
+    round: _builtins.int
+    """only this one; 0: all, as before protocol 2.7"""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         without_devices: _builtins.bool = ...,
         with_times: _builtins.bool = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "with_times", b"with_times", "without_devices", b"without_devices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "run_id", b"run_id", "with_times", b"with_times", "without_devices", b"without_devices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -152,7 +152,7 @@ async def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorS
         assert {row["run_id"] for name in ("runs", "rounds", "assignments") for row in tables[name]} == {"1"}
         assert tables["metrics"] == [{"run_id": "1", "round": 0, "metric": "accuracy", "value": 0.1}]
         assert len(tables["devices"]) == 2
-        with pytest.raises(InvalidInputError, match="unknown run '7': it never started, or was deleted$"):
+        with pytest.raises(InvalidInputError, match="unknown run '7': it never started, or was deleted; "):
             await shell("export", "--out", str(tmp_path / "none"), "--run", "7")
         assert not (tmp_path / "none").exists()
 

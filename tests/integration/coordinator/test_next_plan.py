@@ -99,7 +99,7 @@ async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSetti
         assert not (await client.rounds()).rounds
         with pytest.raises(InvalidInputError, match="--epochs must be above 0 and finite"):
             await shell("plan", "--dry-run", "--epochs", "-1")
-        with pytest.raises(RequestRefusedError, match="unknown run 'x': it never started"):
+        with pytest.raises(InvalidInputError, match="unknown run 'x': it never started"):
             await shell("plan", "--dry-run", "--run", "x")
         await shell("budget", "set", "site", "9")
         with pytest.raises(RequestRefusedError, match="is not enough to train one device"):

@@ -99,29 +99,32 @@ async def test_names_of_devices_are_no_markup(config: CoordinatorSettings) -> No
 async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSettings) -> None:
 
     async with served_with_shell(config) as (client, shell):
-        assert (await shell("rounds")).stdout == "no runs yet\n"
+        assert (await shell("rounds")).stdout.startswith("no runs yet: start a Flower app")
         orin, nano = await client.two_ready()
         assert "no rounds yet" in (await shell("rounds")).stdout
         plan = await a_round(client, orin)
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.plan(2)
-        title, _, head, first, second, more = (await shell("rounds")).stdout.splitlines()
+        title, _, head, first, second, more, total = (await shell("rounds", columns=90)).stdout.splitlines()
+        assert total == "energy of the trainings: 1.2 kJ in 1 of 2 rounds"
         assert title == f"run {RUN}: FedAvg, workload unnamed, 3 rounds requested, running"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json also prints recall"
         row = first.split()
         assert row[:7] == ["1", "1", "of", "2", "100.0", f"{plan.planned_w:.1f}", "46.0"]
-        assert row[7:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "0.667", "0.500", "1.500"]
-        assert second.split()[-4:] == ["running", "-", "-", "-"]
+        assert row[7:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "1.2", "kJ", "0.667", "0.500", "1.500"]
+        assert second.split()[-5:] == ["running", "-", "-", "-", "-"]
         content = await asked(shell, "rounds", "--run", RUN)
         assert content["rounds"][0]["failed"] == ["nano"]
         assert content["rounds"][0]["metrics"] == {"accuracy": 2 / 3, "f1": 0.5, "loss": 1.5, "recall": 0.25}
         assert content["rounds"][1]["observed_s"] is None
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="ValueError: [no]"))
         assert (await shell("rounds")).stdout.splitlines()[1].strip() == "ValueError: [no]"
-        with pytest.raises(InvalidInputError, match=f"unknown run 'x'; the newest runs are {RUN}"):
+        with pytest.raises(
+            InvalidInputError, match=f"unknown run 'x': it never started, or was deleted; the newest runs are {RUN}"
+        ):
             await shell("rounds", "--run", "x")
         brief = (await shell("rounds", columns=60)).stdout.splitlines()
-        assert brief[4].split()[-1] == "taken" and brief[-1] == "--json also prints accuracy, f1, loss, recall"
+        assert brief[4].split()[-1] == "taken" and brief[-2] == "--json also prints accuracy, f1, loss, recall"
 
 
 async def test_what_is_no_number_is_null_in_json(config: CoordinatorSettings) -> None:
@@ -138,7 +141,7 @@ async def test_what_is_no_number_is_null_in_json(config: CoordinatorSettings) ->
             "loss": None,
             "recall": 0.25,
         }
-        assert " nan\n" in (await shell("rounds")).stdout
+        assert " nan\n" in (await shell("rounds", columns=90)).stdout
 
 
 async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(

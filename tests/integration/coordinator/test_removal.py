@@ -161,7 +161,7 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
         assert (await shell("delete", RUN)).stdout == f"run {RUN}: deleted\n"
         assert "wattfleet_unplanned_rounds 0.0" in await metrics(client)
         assert [run.run_id for run in await client.runs()] == ["other"]
-        with pytest.raises(RequestRefusedError, match=f"unknown run '{RUN}'"):
+        with pytest.raises(InvalidInputError, match=f"unknown run '{RUN}'"):
             await shell("delete", RUN)
         with pytest.raises(InvalidInputError, match=f"unknown run '{RUN}'"):
             await shell("rounds", "--run", RUN)

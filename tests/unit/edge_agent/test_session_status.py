@@ -30,10 +30,30 @@ def news(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> Sess
     return SessionNews("fleet:7070", tmp_path / SESSION_FILE, clock)
 
 
-def test_a_problem_that_stays_is_logged_again_after_five_minutes(
+def test_an_outage_is_one_line_an_hour_whatever_the_attempts_say_and_its_end_is_one(
     news: SessionNews, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(601):
+    for k in range(599):
+        news.failed(f"the coordinator is away (attempt {k})", "away")
+        clock.now_s += 1
+    assert caplog.messages == ["the coordinator is away (attempt 0)"]
+    news.connected()
+    assert caplog.messages[1:] == ["the coordinator at fleet:7070 is back after 599.0 s"]
+    news.failed("the coordinator is away (again)", "away")
+    assert caplog.messages[2:] == ["the coordinator is away (again)"]
+
+
+def test_a_refusal_during_an_outage_is_told(news: SessionNews, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    news.failed("the coordinator is away", "away")
+    clock.now_s += 10
+    news.failed("the coordinator refused this device")
+    assert caplog.messages == ["the coordinator is away", "the coordinator refused this device"]
+
+
+def test_a_problem_that_stays_is_logged_again_after_an_hour(
+    news: SessionNews, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(7201):
         news.failed("the coordinator is away")
         clock.now_s += 1
     assert len(caplog.messages) == 3
@@ -61,4 +81,4 @@ def test_the_file_follows_the_session(news: SessionNews, tmp_path: Path, caplog:
     assert away is not None and connected is not None
     assert (away.address, away.problem) == ("fleet:7070", "the coordinator is away")
     assert (connected.address, connected.problem) == ("fleet:7070", None)
-    assert caplog.messages[-1] == "the coordinator at fleet:7070 is back"
+    assert caplog.messages[-1] == "the coordinator at fleet:7070 is back after 0.0 s"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from wattfleet_io import cli
 needs_coordinator = pytest.mark.skipif(
     find_spec("prometheus_client") is None, reason="the extra `coordinator` is not installed"
 )
-GROUPS = ["advise", "agent", "coordinator", "evaluate", "flower", "join", "reference", "simulate"]
+GROUPS = ["advise", "agent", "coordinator", "evaluate", "flower", "join", "reference", "simulate", "version"]
 
 
 def run(*arguments: str) -> Result:
@@ -54,6 +56,23 @@ def test_the_usage_of_a_command_without_arguments_names_none(words: tuple[str, .
 
 def test_the_version_is_the_installed_one() -> None:
     assert run("--version").stdout.startswith("wattfleet, version 0.")
+
+
+def test_version_names_what_matters_when_two_machines_do_not_get_along() -> None:
+    found = json.loads(run("version", "--json").stdout)
+    assert list(found) == ["wattfleet", "protocol", "python", "flwr", "torch"]
+    assert found["wattfleet"].startswith("0.") and found["python"].startswith("3.")
+    assert [line.split()[0] for line in run("version").stdout.splitlines()] == list(found)
+
+
+def test_version_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "torch":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("wattfleet_io.version.version", version)
+    assert run("version").stdout.splitlines()[-1].split() == ["torch", "not", "installed"]
 
 
 @needs_coordinator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import subprocess
 import sys
@@ -10,7 +11,19 @@ import time
 
 import pytest
 
-from wattfleet_io.logs import LINES_AT_ONCE, LINES_PER_S, MAX_LINE_BYTES, BoundedPlainText, RateLimit, service_handler
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.log_choices import FORMAT_VARIABLE, LEVEL_VARIABLE
+from wattfleet_io.logs import (
+    DEVICE_LINES_AT_ONCE,
+    LINES_AT_ONCE,
+    LINES_PER_S,
+    MAX_LINE_BYTES,
+    BoundedPlainText,
+    RateLimit,
+    fields,
+    log_level,
+    service_handler,
+)
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\n2026-01-01 coordinator: all is well"
 
@@ -140,3 +153,59 @@ def test_a_traceback_keeps_its_lines_and_has_no_escapes(log: logging.Logger, wri
     lines = written.getvalue().splitlines()
     assert lines[:2] == ["test: failed", "Traceback (most recent call last):"]
     assert all(line.isprintable() for line in lines) and len(lines) >= 5
+
+
+@pytest.fixture
+def json_log(written: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    monkeypatch.setenv(FORMAT_VARIABLE, "json")
+    logger = logging.Logger("test")
+    logger.addHandler(service_handler(written))
+    return logger
+
+
+def test_json_has_the_message_in_words_and_its_fields(json_log: logging.Logger, written: io.StringIO) -> None:
+    json_log.warning("%s is ready", "orin-1", extra=fields(device="orin-1", modes=12, detail=None))
+    content = json.loads(written.getvalue())
+    assert content.pop("time").endswith("Z")
+    assert content == {
+        "level": "warning", "logger": "test", "message": "orin-1 is ready", "device": "orin-1", "modes": 12,
+    }  # fmt: skip
+
+
+def test_json_is_one_short_line_of_plain_text_whatever_is_logged(
+    json_log: logging.Logger, written: io.StringIO
+) -> None:
+    for text in (HOSTILE, "ä" * 100_000, "\U0001f600" * 100_000, '"' * 100_000):
+        try:
+            raise ValueError(text)
+        except ValueError:
+            json_log.exception("refused: %s", text, extra=fields(detail=text))
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 4 and all(len(line.encode()) <= MAX_LINE_BYTES for line in lines)
+    assert all(json.loads(line)["traceback"].startswith("Traceback") for line in lines)
+    assert json.loads(lines[0])["message"].isprintable()
+
+
+def test_a_fleet_that_starts_at_once_has_a_line_for_each_device(json_log: logging.Logger, written: io.StringIO) -> None:
+    for k in range(10 * DEVICE_LINES_AT_ONCE):
+        json_log.info("%d is ready", k, extra=fields(device=str(k)))
+    assert DEVICE_LINES_AT_ONCE <= len(written.getvalue().splitlines()) < 2 * DEVICE_LINES_AT_ONCE
+
+
+@pytest.mark.parametrize("variable", [FORMAT_VARIABLE, LEVEL_VARIABLE])
+def test_an_unknown_choice_in_the_environment_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "loud")
+    with pytest.raises(InvalidInputError, match=f"{variable} is 'loud': set it to "):
+        (service_handler if variable == FORMAT_VARIABLE else log_level)()
+
+
+def test_a_process_that_a_service_starts_logs_as_the_service_does() -> None:
+    child = (
+        "import logging; from wattfleet_io.logs import start_logging; start_logging(); logging.debug('of the child')"
+    )
+    program = (
+        "import subprocess, sys; from wattfleet_io.logs import start_logging; start_logging('json', 'debug')\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [json.loads(line)["message"] for line in done.stderr.splitlines()] == ["of the child"]

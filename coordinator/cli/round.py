@@ -1,0 +1,120 @@
+"""`wattfleet coordinator round`: one round in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.options import JsonOption, connected
+from coordinator.cli.output.wording import MODE_LEGEND, moment_of, number
+from coordinator.cli.run_names import RUN_HELP, run_ids_of
+from wattfleet_io.console import count_of, duration_text, energy_text, plain_text, print_json, terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+_STYLES = {"failed": "bold red", "late": "yellow", "in part": "yellow", "stopped": "yellow", "trained": "green"}
+
+
+def round_(
+    run: Annotated[str, typer.Argument(metavar="RUN", help=f"{RUN_HELP}.")],
+    number_: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the round, from 1.")],
+    json_: JsonOption = False,
+) -> None:
+    """Show one round: who trained, in which mode, why, and what failed."""
+    from coordinator.cli.output.round_details import round_details
+
+    with connected() as client:
+        [run_id] = run_ids_of(client, [run])
+        content = round_details(client.round(run_id, number_))
+    if json_:
+        print_json(content)
+    else:
+        _print(content)
+
+
+def _print(content: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from coordinator.cli.output.layout import grouped
+
+    console = terminal()
+    console.print(_title(content))
+    for line in _totals(content):
+        console.print(Text(line))
+    if content["selected"]:
+        console.print()
+        console.print(_selected(content))
+    if failed := [(each["device_id"], plain_text(each["failure"])) for each in content["selected"] if each["failure"]]:
+        console.print(Text("\nfailed", style="bold red"))
+        console.print(grouped(failed, style="red"))
+    if why := [(each["device_id"], each["reason"]) for each in content["selected"] if each["reason"]]:
+        console.print(Text("\nwhy they were selected"))
+        console.print(grouped(why))
+    if content["not_selected"]:
+        console.print(Text(f"\n{count_of(len(content['not_selected']), 'device')} not selected"))
+        console.print(grouped(((each["device_id"], each["reason"]) for each in content["not_selected"]), style="dim"))
+    if not content["unplanned"]:
+        console.print(Text(f"\n{MODE_LEGEND}", style="dim"))
+
+
+def _title(content: dict[str, Any]) -> Text:
+    from rich.text import Text
+
+    state = "running" if content["wall_s"] is None else f"finished in {duration_text(content['wall_s'])}"
+    began = "" if content["planned_unix_s"] is None else f", began {moment_of(content['planned_unix_s'])}"
+    workload = f", workload {content['workload']}" if content["workload"] else ""
+    return Text(f"round {content['round']} of run {content['run_id']}: {state}{began}{workload}", style="bold")
+
+
+def _totals(content: dict[str, Any]) -> list[str]:
+    if content["unplanned"]:
+        return ["trained without a plan, since the coordinator was away: no budget was kept"]
+    lines = [
+        f"power   {number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
+        f" {number(content['observed_site_w'])} W observed",
+        f"time    {duration_text(content['planned_s'])} planned, {duration_text(content['observed_s'])} observed",
+        f"energy  {energy_text(content['training_j'])} for the trainings",
+    ]
+    if content["trimmed_planned_w"] is not None:
+        lines.append(
+            f"trim    to {number(content['trimmed_planned_w'])} of {number(content['trimmed_site_budget_w'])} W:"
+            f" {content['in_other_mode']:,} in another mode, {content['stopped']:,} stopped"
+        )
+    if metrics := ", ".join(f"{name} {number(value, 3)}" for name, value in content["metrics"].items()):
+        lines.append(f"metrics {metrics}")
+    return lines
+
+
+def _selected(content: dict[str, Any]) -> Table:
+    from rich.text import Text
+
+    from coordinator.cli.output.layout import columns
+    from wattfleet.modes import PowerMode
+
+    if content["unplanned"]:
+        table = columns(("device", "outcome"))
+    else:
+        table = columns(
+            ("device", "outcome", "mode"), ("batch", "epochs", "W\nplanned", "W\nused", "time\nplanned", "time\ntaken")
+        )
+    for each in content["selected"]:
+        word = each["outcome"] if each["outcome"] != "in part" else f"{each['share']:.0%}"
+        names = (Text(each["device_id"]), Text(word, style=_STYLES.get(each["outcome"], "")))
+        if content["unplanned"]:
+            table.add_row(*names)
+            continue
+        mode = PowerMode(**each["mode"]).label()
+        table.add_row(
+            *names,
+            f"{mode} ({each['became']})" if each["became"] else mode,
+            number(each["batch"], 0),
+            "-" if each["epochs"] is None else f"{each['epochs']:g}",
+            number(each["planned_w"]),
+            number(each["observed_w"]),
+            duration_text(each["predicted_s"]),
+            duration_text(each["observed_s"]),
+        )
+    return table

@@ -1,0 +1,95 @@
+"""`wattfleet coordinator runs`: all runs, and what each has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.options import JsonOption, WatchOption, connected, show
+from coordinator.cli.output.wording import moment_of
+from coordinator.cli.run_names import NO_RUNS
+from wattfleet_io.console import count_of, duration_text, energy_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from coordinator.cli.client import CoordinatorClient
+
+_SHOWN = 20
+
+
+def runs(
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help=f"Show at most this many runs, the newest. Default: {_SHOWN}.")
+    ] = _SHOWN,
+    watch: WatchOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """List runs, the newest last: what each trains, how far it is, and what it has cost."""
+    with connected() as client:
+        show(lambda: newest_runs(client, limit), _table, json_, watch)
+
+
+def newest_runs(client: CoordinatorClient, limit: int) -> dict[str, Any]:
+    """The newest runs with the totals of their rounds.
+
+    Returns:
+        `runs`: a dictionary for each run, the newest last; `older`: how many are left out.
+    """
+    from coordinator.cli.output.view_values import round_values, run_values
+
+    views = client.runs(with_times=True)
+    found = []
+    for view in views[-limit:]:
+        rounds = [round_values(each) for each in client.rounds(view.run_id, with_devices=False)]
+        joules = [each["training_j"] for each in rounds if each["training_j"] is not None]
+        found.append(
+            {
+                **run_values(view),
+                "rounds_done": sum(each["wall_s"] is not None for each in rounds),
+                "wall_s": sum(each["wall_s"] or 0.0 for each in rounds),
+                "failed_trainings": sum(len(each["failed"]) for each in rounds),
+                "training_j": sum(joules) if joules else None,
+                "rounds_with_energy": len(joules),
+            }
+        )
+    return {"runs": found, "older": max(0, len(views) - limit)}
+
+
+def _table(content: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from coordinator.cli.output.layout import columns
+
+    found: Sequence[dict[str, Any]] = content["runs"]
+    if not found:
+        return Text(NO_RUNS)
+    table = columns(("run", "state"), ("rounds", "time", "energy", "failed"), ("started",))
+    table.add_column("workload", overflow="fold")
+    for each in found:
+        state = "failed" if each["error"] else "finished" if each["finished"] else "running"
+        style = {"failed": "bold red", "running": "bold green"}.get(state, "")
+        table.add_row(
+            Text(each["run_id"]),
+            Text(state, style=style),
+            f"{each['rounds_done']:,} of {each['rounds_asked_for']:,}",
+            duration_text(each["wall_s"] or None),
+            energy_text(each["training_j"]),
+            f"{each['failed_trainings']:,}",
+            moment_of(each["started_unix_s"]),
+            Text(each["workload"] or "-"),
+        )
+    parts: list[RenderableType] = [table]
+    if content["older"]:
+        older = count_of(content["older"], "older run")
+        parts.append(Text(f"{older} not shown: --limit {len(found) + content['older']} shows all", style="dim"))
+    parts += [
+        Text(f"run {each['run_id']}: {each['error']}", style="red", overflow="fold") for each in found if each["error"]
+    ]
+    parts.append(
+        Text("next: `rounds --run RUN`, then `round RUN N`; the beginning of a run's id is enough", style="dim")
+    )
+    return Group(*parts)

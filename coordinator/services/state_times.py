@@ -1,0 +1,77 @@
+"""Since when each device has been in its state, and how long its profiling still takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from coordinator.state.records import DeviceRecord
+from wattfleet_io.clock import unix_now_s
+from wattfleet_proto.device_state import DeviceState
+
+
+@dataclass
+class _InState:
+    """A device in one state.
+
+    Attributes:
+        state: the state.
+        since_unix_s: when it began, as far as this coordinator has seen.
+        modes: measured modes at that time.
+        grown_unix_s: when the newest mode was reported.
+        grown_modes: measured modes then.
+    """
+
+    state: DeviceState
+    since_unix_s: float
+    modes: int
+    grown_unix_s: float
+    grown_modes: int
+
+
+class StateTimes:
+    """What this coordinator has seen of devices' states; a restarted one begins anew.
+
+    Args:
+        known: the ids of the devices of the fleet; others are let go.
+        target_modes: modes that each device measures at most.
+        now_unix_s: the time, seconds since 1970.
+    """
+
+    def __init__(self, known: Collection[str], target_modes: int, now_unix_s: Callable[[], float] = unix_now_s) -> None:
+        self._known = known
+        self._target_modes = target_modes
+        self._now_unix_s = now_unix_s
+        self._devices: dict[str, _InState] = {}
+
+    def note(self, device: DeviceRecord) -> None:
+        """Note a device's state and progress, as it has just reported them."""
+        now, modes = self._now_unix_s(), device.profiled_modes
+        seen = self._devices.get(device.device_id)
+        if seen is None or seen.state is not device.state or modes < seen.grown_modes:
+            self._devices[device.device_id] = _InState(device.state, now, modes, now, modes)
+            if len(self._devices) > len(self._known):
+                self._devices = {name: each for name, each in self._devices.items() if name in self._known}
+        elif modes > seen.grown_modes:
+            seen.grown_unix_s, seen.grown_modes = now, modes
+
+    def since_unix_s(self, device: DeviceRecord) -> float | None:
+        """When a device's state began, seconds since 1970; None if this coordinator has not seen it."""
+        seen = self._devices.get(device.device_id)
+        return seen.since_unix_s if seen is not None and seen.state is device.state else None
+
+    def target_modes(self, device: DeviceRecord) -> int:
+        """The modes that a device measures at most."""
+        return min(self._target_modes, device.mode_count)
+
+    def profiling_left_s(self, device: DeviceRecord) -> float | None:
+        """About how long a device's profiling still takes at most, seconds; it may end early.
+
+        None if the device is not profiling, or has not measured a mode since it began.
+        """
+        seen = self._devices.get(device.device_id)
+        if seen is None or not seen.state is device.state is DeviceState.PROFILING or seen.grown_modes == seen.modes:
+            return None
+        mode_s = (seen.grown_unix_s - seen.since_unix_s) / (seen.grown_modes - seen.modes)
+        left = max(0, self.target_modes(device) - seen.grown_modes)
+        return max(0.0, seen.grown_unix_s + left * mode_s - self._now_unix_s())
