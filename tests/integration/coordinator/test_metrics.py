@@ -15,6 +15,7 @@ from coordinator.metrics_server import serve_metrics
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
 from tests.fakes.fronts import front
+from tests.fakes.promtool import promtool
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.duties import KeptDuty
@@ -299,6 +300,16 @@ def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) ->
     assert scrape() == scraped(fleet) | {("wattfleet_exposed_plaintext_addresses",): 0.0}
     fleet.agents.disconnect("nano")
     assert scrape()["wattfleet_device_state", "agx-orin", "nano", "offline"] == 1
+
+
+def test_prometheus_finds_no_fault_with_the_metrics() -> None:
+    server = serve_metrics(trained_fleet(), "127.0.0.1", 0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as response:
+            promtool("check", "metrics", text=response.read().decode())
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_port_in_use_is_refused_with_what_to_do() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import yaml
 
 from coordinator.metrics import FleetCollector
 from coordinator.state.fleet import Fleet
+from tests.fakes.promtool import promtool
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import policy_named
 
@@ -76,13 +75,6 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield rule["alert"], rule["expr"]
 
 
-def promtool(*arguments: str | Path) -> None:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is not installed (Debian's package prometheus brings it)")
-    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(("name", "expression"), list(expressions()))
 def test_queries_name_only_what_the_coordinator_serves(name: str, expression: str) -> None:
     for metric, selector in re.findall(r"(wattfleet_\w+)(?:\{([^}]*)\})?", expression):
@@ -98,6 +90,18 @@ def test_every_metric_of_the_coordinator_is_on_the_dashboard() -> None:
 def test_prometheus_accepts_its_configuration() -> None:
     # The certificates are there only once a fleet runs.
     promtool("check", "config", "--syntax-only", PROMETHEUS / "prometheus.yml")
+
+
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    cases = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+    alerts = {rule["alert"] for group in rules for rule in group["rules"]}
+    expected = [(each["alertname"], bool(each.get("exp_alerts"))) for case in cases for each in case["alert_rule_test"]]
+    assert set(expected) == {(alert, fires) for alert in alerts for fires in (True, False)}
+
+
+def test_prometheus_accepts_the_alerts() -> None:
+    promtool("check", "rules", PROMETHEUS / "alerts.yml")
 
 
 def test_alerts_fire_when_they_should() -> None:
