@@ -11,54 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.metrics import FleetCollector
-from coordinator.state.fleet import Fleet
+from tests.fakes.documented_metrics import documented_samples
 from tests.fakes.promtool import promtool
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import policy_named
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
 GRAFANA = DEPLOY / "grafana"
-SERVED = {
-    "wattfleet_device_state": {"device", "board", "state"},
-    "wattfleet_devices": {"state"},
-    "wattfleet_device_budget_watts": {"device"},
-    "wattfleet_device_predicted_epoch_seconds": {"device"},
-    "wattfleet_device_observed_epoch_seconds": {"device"},
-    "wattfleet_device_predicted_power_watts": {"device"},
-    "wattfleet_device_observed_power_watts": {"device"},
-    "wattfleet_device_profiled_modes": {"device"},
-    "wattfleet_device_idle_watts": {"device"},
-    "wattfleet_device_granted_watts": {"device"},
-    "wattfleet_device_confirmed_watts": {"device"},
-    "wattfleet_device_counted_watts": {"device"},
-    "wattfleet_device_trust": {"device"},
-    "wattfleet_device_left_out": {"device"},
-    "wattfleet_round_duration_seconds": {"kind"},
-    "wattfleet_round_number": set(),
-    "wattfleet_site_power_watts": {"kind"},
-    "wattfleet_round_accuracy": set(),
-    "wattfleet_supply_power_watts": {"supply", "kind"},
-    "wattfleet_supply_fallback": {"supply"},
-    "wattfleet_unplanned_rounds": set(),
-    "wattfleet_workload_runs": {"workload"},
-    "wattfleet_workload_devices": {"workload"},
-    "wattfleet_workload_measured_devices": {"workload"},
-    "wattfleet_duty_latency_seconds_bucket": {"device", "le"},
-    "wattfleet_duty_requests_total": {"device"},
-    "wattfleet_duty_missed_total": {"device"},
-    "wattfleet_duty_allowed_missed_share": {"device"},
-    "wattfleet_duty_arrivals_per_second": {"device"},
-    "wattfleet_duty_training_share": {"device"},
-}
-_SAMPLES = {"histogram": "_bucket", "counter": "_total", "gauge": ""}
-"""What the name of a metric's samples ends with."""
-
-
-def test_the_list_above_is_what_the_coordinator_serves() -> None:
-    fleet = Fleet(Allowance.of_site(100.0), policy_named("all"))
-    assert {family.name + _SAMPLES[family.type] for family in FleetCollector(fleet).collect()} == set(SERVED)
+SERVED = documented_samples()
 
 
 def panels() -> list[dict[str, Any]]:
