@@ -20,7 +20,7 @@ from time import process_time
 
 import numpy as np
 
-from edge_agent.devices.device import Conditions, Knobs, Provenance
+from edge_agent.devices.device import Activity, Conditions, Knobs, Provenance
 from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.profiling.journal import Journal, JournalHeader
@@ -65,6 +65,10 @@ class ThisMachine(PhysicalBoard):
     def conditions(self) -> Conditions:
         """The file's value as a temperature."""
         return Conditions(self._read() / _POWER_MW * 50, 0)
+
+    def activity(self) -> Activity:
+        """The file's value as a power."""
+        return Activity(self._read())
 
     def measuring(self) -> AbstractContextManager[None]:
         """No fan."""

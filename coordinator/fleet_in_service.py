@@ -16,6 +16,7 @@ from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
+from coordinator.service_figures import ServiceFigures
 from coordinator.services.orders import Orders
 from coordinator.services.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
@@ -42,6 +43,7 @@ class FleetInService:
         orders: sends orders to devices.
         trimmer: changes rounds in flight when budgets fall.
         budgets: the budgets in force.
+        figures: how the coordinator itself does.
     """
 
     fleet: Fleet
@@ -53,6 +55,7 @@ class FleetInService:
     orders: Orders
     trimmer: Trimmer
     budgets: BudgetWatch
+    figures: ServiceFigures
 
     @classmethod
     async def opened(cls, preparation: Preparation, held: AsyncExitStack) -> FleetInService:
@@ -88,7 +91,8 @@ class FleetInService:
         store.save(GrantLifetime(fleet.rounds.grants.unstored.lifetime_s))
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
-        writer = Writer(store, settings=settings.store)
+        figures = ServiceFigures()
+        writer = Writer(store, settings=settings.store, figures=figures)
         held.push_async_callback(writer.close)
         orders = Orders(fleet, settings.sessions.max_workloads, SharedModes(settings.sessions.share_modes))
         held.push_async_callback(orders.close)
@@ -104,7 +108,7 @@ class FleetInService:
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
-        return cls(fleet, writer, repository, references, metadata, leases, orders, trimmer, budgets)
+        return cls(fleet, writer, repository, references, metadata, leases, orders, trimmer, budgets, figures)
 
 
 def _metadata_in(folder: Path | None) -> ReferenceMetadata | None:

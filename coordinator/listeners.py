@@ -22,6 +22,7 @@ from coordinator.services.error_statuses import STATUS
 from coordinator.services.issuing import PublicAddresses
 from coordinator.services.peer_quotas import PeerQuotas
 from coordinator.services.request_limits import RequestLimits
+from coordinator.services.rpc_latencies import RpcLatencies
 from coordinator.settings import CoordinatorSettings
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
@@ -164,6 +165,7 @@ class Listeners:
         listeners: list[Listener],
         quotas: PeerQuotas,
         audit: AuditLog,
+        latencies: RpcLatencies,
         add_services: Callable[[Any], None],
         idle_s: float,
     ) -> None:
@@ -173,6 +175,7 @@ class Listeners:
             listeners: the addresses, the main one first.
             quotas: the limits of all callers together.
             audit: notes what operators change.
+            latencies: times the RPCs.
             add_services: adds the services to a server.
             idle_s: close a connection without a request for this long.
         """
@@ -180,7 +183,12 @@ class Listeners:
         self._servers = []
         for each in listeners:
             server = grpc.aio.server(
-                interceptors=[ErrorInterceptor(STATUS, _admission(quotas, each.access, audit)), RequestLimits(), audit],
+                interceptors=[
+                    latencies,
+                    ErrorInterceptor(STATUS, _admission(quotas, each.access, audit)),
+                    RequestLimits(),
+                    audit,
+                ],
                 options=[*OPTIONS, ("grpc.max_connection_idle_ms", round(1e3 * idle_s))],
             )
             add_services(server)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -76,6 +76,13 @@ class Preparation:
     def addresses(self) -> list[str]:
         """All addresses to listen on."""
         return [*(listener.address for listener in self.listeners), self.settings.server.metrics_address]
+
+    def expiries(self, now: datetime) -> dict[str, datetime]:
+        """When the first valid certificate of each role expires; of an owner's certificates, the newest counts."""
+        if self.credentials is None:
+            return {}
+        server = self.credentials.folder.server.not_after
+        return {"coordinator": server, **self.identities.expiries(now)}
 
     @property
     def access(self) -> Access | None:

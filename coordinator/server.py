@@ -17,17 +17,19 @@ from coordinator.fleet_in_service import FleetInService
 from coordinator.identity.callers import certificate_of
 from coordinator.identity.http_access import HttpAccess
 from coordinator.listeners import Listeners, exposed_plaintext, public_addresses
-from coordinator.metrics_server import serve_metrics
+from coordinator.metrics.server import serve_metrics
 from coordinator.preparation import Preparation
 from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
 from coordinator.rpc_services import RpcServices
 from coordinator.services.audit import AuditLog
 from coordinator.services.peer_quotas import PeerQuotas
+from coordinator.services.rpc_latencies import RpcLatencies
 from coordinator.settings import CoordinatorSettings
 from coordinator.stopping import stop_on_signals
 from coordinator.store.errors import NotOwnerError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import run_until_first
 
 
@@ -72,7 +74,8 @@ async def serve(
         audit = AuditLog(serving.repository, certificate_of)
         quotas = PeerQuotas(settings.peers)
         idle_s = settings.server.idle_connection_s
-        servers = Listeners(preparation.listeners, quotas, audit, services.add_to, idle_s)
+        latencies = RpcLatencies(serving.figures)
+        servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
         # Before the writer is closed, so that the end of a session is still stored; after the sessions' end.
         held.push_async_callback(servers.stop, settings.server.stop_grace_s)
         held.push_async_callback(services.sessions.close)
@@ -98,7 +101,16 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
         guard = HttpAccess(preparation.credentials, preparation.access)
     settings = preparation.settings
     exposed = exposed_plaintext(settings, preparation.credentials is not None)
-    metrics = serve_metrics(serving.fleet, host, port, settings.server, guard, len(exposed))
+    metrics = serve_metrics(
+        serving.fleet,
+        host,
+        port,
+        settings.server,
+        guard,
+        len(exposed),
+        serving.figures,
+        lambda: preparation.expiries(utc_now()),
+    )
     held.callback(metrics.server_close)
     held.callback(metrics.shutdown)
     return f"{host}:{metrics.server_port}"

@@ -33,6 +33,13 @@ class ServerSettings(Group):
     metrics_timeout_s: float = setting(
         10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
     )
+    metrics_devices: Names = setting(
+        (),
+        "Export metrics of single devices for these only: id:NAME, tag:NAME or site:NAME. Repeatable; id:none exports"
+        " none. Metrics of the whole fleet count every device.",
+        option="--metrics-devices",
+        unset="all devices",
+    )
     idle_connection_s: float = setting(
         300.0,
         "Close a gRPC connection without a request for this long; an agent's session is one request.",

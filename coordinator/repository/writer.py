@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
+from coordinator.service_figures import ServiceFigures, timed
 from coordinator.settings import StoreSettings
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
@@ -154,6 +155,7 @@ class Writer:
         store: RecordStore,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         settings: StoreSettings = StoreSettings(),
+        figures: ServiceFigures | None = None,
     ) -> None:
         """Write to a store and read from it; nothing else may use the store until `close`.
 
@@ -161,11 +163,13 @@ class Writer:
             store: the store.
             sleep: waits for some seconds.
             settings: when a failed write is retried, and ownership checked.
+            figures: take how long transactions last, and whether they fail.
         """
         self.ownership_lost = asyncio.Event()
         self._store = store
         self._sleep = sleep
         self._settings = settings
+        self._figures = figures or ServiceFigures()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         # Reading a run's rounds may take seconds, which must not delay writes.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
@@ -351,7 +355,8 @@ class Writer:
         failed: Exception | None = None
         unstorable: dict[_Key, Exception] = {}
         try:
-            unstorable = await self._as_owner(lambda: self._save(list(batch.items())))
+            with timed(self._figures.store_s):
+                unstorable = await self._as_owner(lambda: self._save(list(batch.items())))
         except NotOwnerError as error:
             failed = error
         except StoreUnavailableError as error:
@@ -375,6 +380,7 @@ class Writer:
         elif failed is None and self._is_failing:
             _log.info("records can be stored again")
         self._is_failing = failed is not None
+        self._figures.stored(self._is_failing)
 
     def _save(self, records: Sequence[tuple[_Key, StoredRecord]]) -> dict[_Key, Exception]:
         """Save in one transaction; if a record cannot be stored, save the others in as few transactions as needed.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.errors import FleetReturningError, NoDevicesError
 from coordinator.repository.repository import FleetRepository
+from coordinator.service_figures import ServiceFigures, timed
 from coordinator.services.event_log import log_cannot_plan, log_planned
 from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
@@ -42,6 +43,7 @@ class RoundPlanning:
         orders: Orders,
         now_s: Callable[[], float] = time.monotonic,
         settings: RoundSettings = RoundSettings(),
+        figures: ServiceFigures | None = None,
     ) -> None:
         """Plan for one fleet.
 
@@ -51,6 +53,7 @@ class RoundPlanning:
             orders: sends devices their grants.
             now_s: the clock of the leases.
             settings: when a round is overdue. Flower's servers wait as many times as long, and by default 90 s beyond.
+            figures: take how long plans are computed.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -58,6 +61,7 @@ class RoundPlanning:
         self._orders = orders
         self._now_s = now_s
         self._settings = settings
+        self._figures = figures or ServiceFigures()
         self._in_flight_since_s: dict[str, float] = {}
         self._fronts_until_s: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
@@ -150,9 +154,10 @@ class RoundPlanning:
         self._prepare(self._fleet, node_ids)
         await self._release(run_id, node_ids)
         for _ in range(_ATTEMPTS):
-            request, record = await asyncio.to_thread(
-                self._planned, self._fleet.copy(), run_id, number, node_ids, epochs
-            )
+            with timed(self._figures.plan_s):
+                request, record = await asyncio.to_thread(
+                    self._planned, self._fleet.copy(), run_id, number, node_ids, epochs
+                )
             # Another reference may have been pinned meanwhile, which makes devices reconnect.
             self._require_connected(self._fleet, node_ids)
             # Nothing is granted that has become too much meanwhile: budgets fall, devices begin to profile.

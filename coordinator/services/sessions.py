@@ -31,6 +31,7 @@ from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet_identity.certificates import Certificate
 from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import (
+    board_sample_from_message,
     front_from_message,
     kept_duty_from_message,
     measured_from_messages,
@@ -254,6 +255,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 lease_number, is_renewed = request.lease.number, False
                 if request.HasField("lease"):
                     self._take_duty(lease.device_id, request.lease)
+                    self._take_sample(lease.device_id, request.lease)
                     is_renewed = self._take_lease(lease.device_id, request.lease)
                 del request
                 is_report = record is not None or number
@@ -316,6 +318,15 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             return
         if self._fleet.duties.report(device_id, kept):
             self._fleet.rounds.is_trim_due = True  # its front beside the duty may have arrived before
+
+    def _take_sample(self, device_id: str, lease: session_pb2.Lease) -> None:
+        """Take what a board's sensors said; agents before protocol 2.7 send no sample."""
+        if not lease.HasField("sample"):
+            return
+        try:
+            self._fleet.samples.report(device_id, board_sample_from_message(lease.sample))
+        except InvalidInputError as error:
+            _log.debug("%s: a sample is left out: %s", device_id, error)
 
     def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
         """Take a device's word on which grant is in force; returns whether this grant is renewed."""
@@ -396,6 +407,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._fleet.duties.report(lease.device_id, None)
             self._state_times.note(disconnected)
             log_offline(disconnected)
+            self._fleet.samples.forget([lease.device_id])
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
         handler = self._handlers.get(lease)

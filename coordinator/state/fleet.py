@@ -13,6 +13,7 @@ from coordinator.state.claims import Claims
 from coordinator.state.contention import Contention
 from coordinator.state.flower import FlowerRuns
 from coordinator.state.kept_duties import KeptDuties
+from coordinator.state.live_samples import LiveSamples
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
 from coordinator.state.power_draw import PowerDraw
@@ -58,6 +59,7 @@ class Fleet:
         unplanned: the rounds without a plan.
         draw: the watts of every device.
         duties: how devices keep the duties that they answer requests for.
+        samples: what the boards' sensors said last.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Fleet:
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
         self.duties = KeptDuties()
+        self.samples = LiveSamples()
         waiting = WaitingRuns(now_s, weights)
         contention = Contention(waiting, self.agents, self.operator, self.rounds.grants, self.draw)
         self.flower = FlowerRuns(
@@ -219,7 +222,7 @@ class Fleet:
                     f"round {plan_id} still holds watts for {device_id}: wait until the round is over, or end its run"
                     f" with `wattfleet coordinator delete {run_of(plan_id)} --end`"
                 )
-        for part in (self.agents, self.operator, self.flower, self.rounds, self.duties):
+        for part in (self.agents, self.operator, self.flower, self.rounds, self.duties, self.samples):
             part.forget(ids)
         return [ForgottenDevice(device_id) for device_id in ids]
 

@@ -65,6 +65,17 @@ class Identities:
         unexpired.sort(key=lambda each: each.issued_at, reverse=True)
         return sorted(unexpired, key=lambda each: (each.peer.role.value, each.peer.name))
 
+    def expiries(self, now: datetime) -> dict[str, datetime]:
+        """When the first valid certificate of each role expires; of an owner's certificates, the last one counts."""
+        last: dict[Peer, datetime] = {}
+        for each in list(self._certificates.values()):
+            if each.is_valid(now):
+                last[each.peer] = max(each.not_after, last.get(each.peer, each.not_after))
+        first: dict[str, datetime] = {}
+        for peer, not_after in last.items():
+            first[peer.role.value] = min(not_after, first.get(peer.role.value, not_after))
+        return first
+
     def is_revoked(self, serial: str) -> bool:
         """Whether a certificate was revoked; one that is unknown was not."""
         found = self._certificates.get(serial)

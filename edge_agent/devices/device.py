@@ -52,6 +52,23 @@ class Conditions:
     throttle_events: int | None
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What a board does at one moment. None is what it does not report.
+
+    Attributes:
+        power_mw: its power, mW; NaN if it cannot be read.
+        fan_share: speed of its fan, 0 to 1.
+        gpu_use_share: use of its GPU in the last moments, 0 to 1.
+        energy_mj: millijoules drawn since a fixed moment, where the board itself counts them.
+    """
+
+    power_mw: float
+    fan_share: float | None = None
+    gpu_use_share: float | None = None
+    energy_mj: float | None = None
+
+
 Knobs = Mapping[str, str]
 """The values of all settings that `apply` and `measuring` may change, as text for storing on disk."""
 
@@ -165,6 +182,10 @@ class Device(Protocol):
 
     def conditions(self) -> Conditions:
         """The current temperature and throttle count."""
+        ...
+
+    def activity(self) -> Activity:
+        """What the board does now. It may be asked from any thread, also while another one measures."""
         ...
 
     def measuring(self) -> AbstractContextManager[None]:

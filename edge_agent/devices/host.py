@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from edge_agent.devices.device import Conditions, Knobs, Provenance
+from edge_agent.devices.device import Activity, Conditions, Knobs, Provenance
 from edge_agent.devices.meters.nvml import Nvml
 from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.meters.rapl import Rapl
@@ -43,6 +43,7 @@ class HostDevice(PhysicalBoard):
         self._clock = clock
         self._nvml = nvml
         self._rapl = Rapl(tree, clock)
+        self._live_power: Callable[[], float] | None = None
         self._modes = modes_to_array([self.current_mode()])
 
     @property
@@ -111,10 +112,14 @@ class HostDevice(PhysicalBoard):
 
     def start_meter(self) -> PolledMeter:
         """Start sampling power; without any source, every sample is missing."""
+        return PolledMeter(self._power_reader(), self._clock)
+
+    def _power_reader(self) -> Callable[[], float]:
+        """Reads the power of all sources, mW; NaN without any. Power by RAPL is the mean since it was read last."""
         sources: list[Callable[[], float]] = [self._nvml.power_mw] if self._nvml else []
         if self._rapl.packages:
             sources.append(self._rapl.reader())
-        return PolledMeter(lambda: sum(read_mw() for read_mw in sources) if sources else math.nan, self._clock)
+        return lambda: sum(read_mw() for read_mw in sources) if sources else math.nan
 
     def conditions(self) -> Conditions:
         """The hottest of CPU and GPUs, and the CPU's thermal throttle count."""
@@ -132,6 +137,12 @@ class HostDevice(PhysicalBoard):
             # Every core reports the count of its package.
             max(counts) if counts else None,
         )
+
+    def activity(self) -> Activity:
+        """The current power, and the use of the GPUs."""
+        if self._live_power is None:
+            self._live_power = self._power_reader()
+        return Activity(self._live_power(), gpu_use_share=self._nvml.use_share() if self._nvml else None)
 
     def measuring(self) -> AbstractContextManager[None]:
         """Change nothing; the machine controls its own fans."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_agent.devices.device import Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
 from edge_agent.devices.physical import PhysicalBoard
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode
@@ -122,6 +122,12 @@ class JtopDevice(PhysicalBoard):
         hottest = [_temperature_c(part) for part in self._client.temperature.values()]
         known = [temperature_c for temperature_c in hottest if temperature_c is not None]
         return Conditions(max(known, default=None), self._board.conditions().throttle_events)
+
+    def activity(self) -> Activity:
+        """The power and the fan speed that jtop published last, and the board's own GPU use."""
+        speeds = [state.speed for state in self._fans().values()]
+        fan_share = max(speeds) / _FULL_SPEED if speeds else None
+        return Activity(_total_mw(self._client.power), fan_share, self._board.activity().gpu_use_share)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from edge_agent.devices.device import Conditions, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Activity, Conditions, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.jetson.cpu import Cpu
 from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
@@ -142,6 +142,10 @@ class SysfsDevice(PhysicalBoard):
     def conditions(self) -> Conditions:
         """The current temperature and throttle count."""
         return read_conditions(self._tree)
+
+    def activity(self) -> Activity:
+        """The current power, fan speed and GPU use."""
+        return Activity(self.power.read_mw(), self.fan.share(), self.gpu.use_share())
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

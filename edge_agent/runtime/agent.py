@@ -13,6 +13,7 @@ from edge_agent.devices.device import Device
 from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SERVED_FILE, SESSION_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.app_trainings import AppTrainings
+from edge_agent.runtime.board_sampler import BoardSampler
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
 from edge_agent.runtime.supernode_news import tell_supernode
@@ -112,6 +113,8 @@ async def _run_with_device(
     keeper = CertificateKeeper(endpoint, renewed)
     trainings = AppTrainings(settings.device.id)
     session.duty_figures = partial(_duty_figures, turns)
+    sampler = BoardSampler(device)
+    session.board_sample = lambda: sampler.latest
     if device.built_in_workload() is None:
         profiled = profiled.in_turns(partial(turns.from_thread, Kind.MINIBATCH))
     servicer = DutyServicer(device, turns, duty_file, rows)
@@ -141,6 +144,7 @@ async def _run_with_device(
             works["simulated requests"] = serving.serve_at_rest(lambda: service.is_resting)
         try:
             works |= {"session": session.run(), "device": service.run(), "certificate": keeper.run()}
+            works["board samples"] = sampler.run()
             await run_until_first(works | {"stop": stop.wait()})
         finally:
             turns.stop()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from edge_agent.devices.device import (
+    Activity,
     AppTraining,
     Conditions,
     Device,
@@ -114,6 +115,10 @@ class DutyDevice:
     def conditions(self) -> Conditions:
         """The current temperature and throttle count."""
         return self._board.conditions()
+
+    def activity(self) -> Activity:
+        """What the board does now."""
+        return self._board.activity()
 
     def measuring(self) -> AbstractContextManager[None]:
         """Keep what would disturb a measurement constant until the block ends, such as the fan."""

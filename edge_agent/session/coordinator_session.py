@@ -25,6 +25,8 @@ from wattfleet_identity.handshakes import HandshakeError
 from wattfleet_io.backoff import MAX_S, Backoff
 from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import stop_tasks, with_timeout
+from wattfleet_proto.board_sample import BoardSample
+from wattfleet_proto.convert import board_sample_to_message
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import duty_pb2, session_pb2
 from wattfleet_proto.version import ProtocolVersionError, common_version
@@ -54,6 +56,7 @@ class CoordinatorSession:
         grants: what the device may draw beyond idling.
         requests: what the coordinator asks for.
         duty_figures: how the device keeps its duty, for the coordinator; None without a duty.
+        board_sample: what the board's sensors said last, for the coordinator; None if they cannot be read.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class CoordinatorSession:
         self.grants.on_change = self._report_grant
         self.requests = CoordinatorRequests()
         self.duty_figures: Callable[[], duty_pb2.DutyFigures | None] = lambda: None
+        self.board_sample: Callable[[], BoardSample | None] = lambda: None
         self._is_lease_due = False
         self._is_to_reconnect = False
         self._pace = Pace()
@@ -274,6 +278,8 @@ class CoordinatorSession:
                 lease = self.grants.lease()
                 if (figures := self.duty_figures()) is not None:
                     lease.duty.CopyFrom(figures)
+                if (sample := self.board_sample()) is not None:
+                    lease.sample.CopyFrom(board_sample_to_message(sample))
                 await call.write(session_pb2.SessionRequest(lease=lease))
                 # Random, so that the leases of many devices do not stay in step.
                 leased_s, share = time.monotonic(), random.uniform(0.5, 0.8)

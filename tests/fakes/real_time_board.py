@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edge_agent.devices.device import Conditions, PowerTrace
+from edge_agent.devices.device import Activity, Conditions, PowerTrace
 from edge_agent.devices.physical import PhysicalBoard
 from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet_io.clock import VirtualClock
@@ -39,6 +39,9 @@ class RealTimeBoard(PhysicalBoard):
 
     def conditions(self) -> Conditions:
         return Conditions(None, None)
+
+    def activity(self) -> Activity:
+        return Activity(9_000.0 if self.mode == OTHER else 12_000.0)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

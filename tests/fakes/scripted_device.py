@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edge_agent.devices.device import Conditions, Knobs, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, Conditions, Knobs, PowerTrace, Provenance
 from edge_agent.devices.physical import PhysicalBoard
 from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet_io.clock import VirtualClock
@@ -43,6 +43,9 @@ class ScriptedDevice(PhysicalBoard):
 
     def conditions(self) -> Conditions:
         return self.conditions_at(self.clock.now_s())
+
+    def activity(self) -> Activity:
+        return Activity(self.power_at(self.clock.now_s()))
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator.state.records import ObservedTraining, RoundRecord
@@ -18,6 +18,7 @@ class ObservedRound:
         run_id: Flower's run.
         number: from 1.
         site_w: observed watts, idling devices included.
+        planned_w: watts that the round's plan set aside, idling devices included.
         allowed_w: watts of the site at that time.
         duration_s: observed seconds of the slowest device.
         predicted_s: seconds of the slowest device by the round's plan.
@@ -26,6 +27,7 @@ class ObservedRound:
     run_id: str
     number: int
     site_w: float
+    planned_w: float
     allowed_w: float
     duration_s: float
     predicted_s: float
@@ -53,6 +55,8 @@ class LatestResults:
         assignments: by device id; of a device that a trim has stopped, the assignment before.
         observations: by device id.
         predictions: of the trainings in `observations`, by device id.
+        assigned_in: the run of each assignment, by device id.
+        observed_in: the run of each observation, by device id.
         observed_round: the newest round with all observations.
         evaluated_round: the newest evaluated round.
     """
@@ -62,12 +66,16 @@ class LatestResults:
         self.assignments: dict[str, Assignment] = {}
         self.observations: dict[str, ObservedTraining] = {}
         self.predictions: dict[str, Assignment] = {}
+        self.assigned_in: dict[str, str] = {}
+        self.observed_in: dict[str, str] = {}
         self.observed_round: ObservedRound | None = None
         self.evaluated_round: EvaluatedRound | None = None
 
-    def assigned(self, assignments: Sequence[Assignment]) -> None:
+    def assigned(self, record: RoundRecord) -> None:
         """Take note of a round that was planned or trimmed."""
-        self.assignments.update({assignment.device_id: assignment for assignment in assignments})
+        for assignment in record.plan.assignments:
+            self.assignments[assignment.device_id] = assignment
+            self.assigned_in[assignment.device_id] = record.run_id
 
     def observed(self, record: RoundRecord, observations: Iterable[ObservedTraining]) -> None:
         """Take note of new observations in a round, which its record includes already."""
@@ -76,11 +84,12 @@ class LatestResults:
         for observed in observations:
             self.observations[observed.device_id] = observed
             self.predictions[observed.device_id] = planned[observed.device_id]
+            self.observed_in[observed.device_id] = record.run_id
         site_w, duration_s = record.observed_site_w, record.observed_duration_s
         if site_w is not None and duration_s is not None and _is_newer(record, self.observed_round):
-            allowed_w, predicted_s = record.plan.site_budget_w, record.plan.duration_s
+            plan = record.plan
             self.observed_round = ObservedRound(
-                record.run_id, record.number, site_w, allowed_w, duration_s, predicted_s
+                record.run_id, record.number, site_w, plan.planned_w, plan.site_budget_w, duration_s, plan.duration_s
             )
 
     def evaluated(self, record: RoundRecord) -> None:
@@ -91,15 +100,15 @@ class LatestResults:
     def forget(self, device_ids: Iterable[str]) -> None:
         """Remove the results of some devices."""
         for device_id in device_ids:
-            self.assignments.pop(device_id, None)
-            self.observations.pop(device_id, None)
-            self.predictions.pop(device_id, None)
+            for known in (self.assignments, self.observations, self.predictions, self.assigned_in, self.observed_in):
+                known.pop(device_id, None)
 
     def copy(self) -> LatestResults:
         """An independent copy."""
         copied = copy.copy(self)
         copied.assignments, copied.observations = self.assignments.copy(), self.observations.copy()
         copied.predictions = self.predictions.copy()
+        copied.assigned_in, copied.observed_in = self.assigned_in.copy(), self.observed_in.copy()
         return copied
 
 

@@ -1,4 +1,4 @@
-"""All rounds, with what follows from each change of one: the cache, the grants and the latest results."""
+"""All rounds, with what follows from each change of one: the cache, grants, latest results and statistics."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from coordinator.state.records import (
 from coordinator.state.rounds.cache import RoundCache
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.latest_results import LatestResults
+from coordinator.state.rounds.round_statistics import RoundStatistics
 from wattfleet.errors import InvalidInputError
 
 
@@ -27,6 +28,7 @@ class RoundLedger:
         cache: rounds in memory; a missing round must be restored before a method here names it.
         grants: what devices may draw beyond idling.
         latest_results: each device's latest assignment and observation.
+        statistics: what the rounds of this process came to.
         is_trim_due: devices may draw more than when rounds were last trimmed.
         trim_count: how often rounds in flight were trimmed.
     """
@@ -47,10 +49,11 @@ class RoundLedger:
         self.cache = RoundCache(rounds, archived)
         self.grants = grants or Grants()
         self.latest_results = LatestResults()
+        self.statistics = RoundStatistics()
         self.is_trim_due = False
         self.trim_count = 0
         for record in rounds:
-            self.latest_results.assigned(record.plan.assignments)
+            self.latest_results.assigned(record)
             self.latest_results.observed(record, record.observations.values())
             self.latest_results.evaluated(record)
 
@@ -82,7 +85,7 @@ class RoundLedger:
         """An independent copy."""
         copied = copy.copy(self)
         copied.cache, copied.grants = self.cache.copy(), self.grants.copy()
-        copied.latest_results = self.latest_results.copy()
+        copied.latest_results, copied.statistics = self.latest_results.copy(), self.statistics.copy()
         return copied
 
     # --- changes ------------------------------------------------------------------------------------------------
@@ -90,7 +93,8 @@ class RoundLedger:
     def add(self, record: RoundRecord) -> RoundRecord:
         """Add a planned round; its watts are granted to its devices from now on."""
         self.grants.commit(record)
-        self.latest_results.assigned(record.plan.assignments)
+        self.latest_results.assigned(record)
+        self.statistics.round_planned(record)
         return self.cache.put(record)
 
     def replace_plan(self, record: RoundRecord, changed_devices: Sequence[str]) -> None:
@@ -101,7 +105,8 @@ class RoundLedger:
             changed_devices: devices whose assignment changed, or that the plan no longer has.
         """
         self.grants.reassign(record, changed_devices)
-        self.latest_results.assigned(record.plan.assignments)
+        self.latest_results.assigned(record)
+        self.statistics.devices_stopped(self.get(record.plan_id), record)
         self.cache.put(record)
 
     def observe(self, plan_id: str, observed: ObservedTraining) -> RoundObservation:
@@ -118,7 +123,9 @@ class RoundLedger:
             return RoundObservation(plan_id, known)
         self.grants.observed(observed.device_id, plan_id)
         observations = {**record.observations, observed.device_id: observed}
-        self.latest_results.observed(self.cache.put(replace(record, observations=observations)), [observed])
+        record = self.cache.put(replace(record, observations=observations))
+        self.latest_results.observed(record, [observed])
+        self.statistics.observed(record, observed)
         return RoundObservation(plan_id, observed)
 
     def finish(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
@@ -136,6 +143,8 @@ class RoundLedger:
         for result in results:
             if result.device_id not in record.nodes:
                 raise UnknownRecordError(f"{result.device_id} is not part of plan {plan_id}")
+        if record.wall_s is None:  # a repeated report counts once
+            self.statistics.round_finished(results)
         record = self.cache.put(replace(record, results=tuple(results), wall_s=wall_s))
         self.grants.end_round(record)
         self.cache.round_finished(record)
@@ -149,7 +158,10 @@ class RoundLedger:
         Raises:
             UnknownRecordError: no such plan.
         """
-        self.grants.give_up_round(self.get(plan_id))
+        record = self.get(plan_id)
+        if record.wall_s is None:
+            self.statistics.round_abandoned()
+        self.grants.give_up_round(record)
 
     def report_metrics(self, plan_id: str, metrics: Mapping[str, float]) -> RoundRecord:
         """Add what the strategy evaluated after a round.
@@ -166,10 +178,12 @@ class RoundLedger:
         """Remove what is known of some devices besides their part in rounds."""
         self.grants.forget(device_ids)
         self.latest_results.forget(device_ids)
+        self.statistics.forget(device_ids)
 
     def runs_finished(self, run_ids: Collection[str]) -> None:
         """Release the devices of finished runs."""
         self.grants.give_up_runs(run_ids)
+        self.statistics.runs_finished(run_ids)
         for run_id in run_ids:
             self.cache.run_finished(run_id)
 

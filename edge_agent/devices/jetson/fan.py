@@ -31,6 +31,15 @@ class Fan:
         """Whether there is a fan that can be set."""
         return self._path is not None
 
+    def share(self) -> float | None:
+        """Its speed, 0 to 1; None without a fan, and where the speed cannot be read."""
+        if self._path is None:
+            return None
+        try:
+            return int(self._tree.read(self._path)) / _FULL_PWM
+        except (OSError, ValueError):
+            return None
+
     def hold_full(self) -> None:
         """Run the fan at full speed.
 

@@ -10,6 +10,7 @@ from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
 _NODE_NAMES = ("gpu", "ga10b", "gv11b")
+_FULL_LOAD = 1000
 
 
 class Gpu:
@@ -35,6 +36,13 @@ class Gpu:
             ModeNotAppliedError: the kernel does not report it.
         """
         return within(self.table_hz, value_of(self._tree, self._limits[1]))
+
+    def use_share(self) -> float | None:
+        """The share of time in which it works, 0 to 1; None where the kernel does not report it."""
+        try:
+            return int(self._tree.read(f"{self.folder}/device/load")) / _FULL_LOAD
+        except (OSError, ValueError):
+            return None
 
     def set(self, hz: int) -> None:
         """Hold the GPU at one frequency.

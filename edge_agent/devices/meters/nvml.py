@@ -38,6 +38,15 @@ class Nvml:
         except self._library.NVMLError:
             return None
 
+    def use_share(self) -> float | None:
+        """The mean use of all GPUs, 0 to 1; None if one does not report it."""
+        try:
+            return float(sum(self._library.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in self._gpus)) / (
+                100 * len(self._gpus)
+            )
+        except self._library.NVMLError:
+            return None
+
     def highest_clocks_hz(self) -> tuple[int, int] | None:
         """The highest clocks of the first GPU and of its memory, Hz; None if it does not report them."""
         try:

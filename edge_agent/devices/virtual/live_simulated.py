@@ -91,6 +91,7 @@ class LiveSimulatedDevice(SimulatedDevice):
     def _draw(self, power_mw: float) -> None:
         # The present is all that a polled meter asks for; a timeline of every turn would grow without end.
         with self._drawing:
+            self._count_energy(power_mw)
             now_s = self.clock.now_s()
             timeline = PowerTimeline(now_s, float(self._timeline.at(np.array([now_s]))[0]))
             timeline.aim(now_s, power_mw)

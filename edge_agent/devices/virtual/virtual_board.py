@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.device import AppTraining, Conditions, Knobs, PowerMeter, Provenance
+from edge_agent.devices.device import Activity, AppTraining, Conditions, Knobs, PowerMeter, Provenance
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
 from edge_agent.devices.virtual.virtual_app_training import VirtualTraining
 from edge_agent.devices.virtual.virtual_meter import VirtualMeter
@@ -112,6 +112,8 @@ class VirtualBoard(ABC):
         self._cold = True
         self._begin_run()
         self._timeline = PowerTimeline(self._clock.now_s(), self._load.idle_mw)
+        # The present power since a moment, and the energy until then: one value, which other threads read.
+        self._drawn = (self._clock.now_s(), self._load.idle_mw, 0.0)
 
     def _new_clock(self) -> Clock:
         return VirtualClock()
@@ -229,6 +231,11 @@ class VirtualBoard(ABC):
         """Nothing is reported: virtual boards have no temperature and never throttle."""
         return Conditions(temperature_c=None, throttle_events=None)
 
+    def activity(self) -> Activity:
+        """The settled power of what it does, and the energy drawn since it was switched on."""
+        since_s, power_mw, energy_mj = self._drawn
+        return Activity(power_mw, energy_mj=energy_mj + power_mw * max(0.0, self._clock.now_s() - since_s))
+
     def measuring(self) -> AbstractContextManager[None]:
         """Do nothing: nothing disturbs a virtual board."""
         return nullcontext()
@@ -285,7 +292,13 @@ class VirtualBoard(ABC):
 
     def _draw(self, power_mw: float) -> None:
         """Approach a power from now on."""
+        self._count_energy(power_mw)
         self._timeline.aim(self._clock.now_s(), power_mw)
+
+    def _count_energy(self, power_mw: float) -> None:
+        """Add the energy drawn since the power changed last, before it changes to another."""
+        now_s, energy_mj = self._clock.now_s(), self.activity().energy_mj
+        self._drawn = (now_s, power_mw, energy_mj or 0.0)
 
     def _begin_run(self) -> None:
         exact = self._load_at(self._mode)

@@ -1,6 +1,8 @@
 from .assignments import assignment_from_start as assignment_from_start
 from .assignments import assignment_to_start as assignment_to_start
 from .assignments import assignments_from_plan as assignments_from_plan
+from .board_samples import board_sample_from_message as board_sample_from_message
+from .board_samples import board_sample_to_message as board_sample_to_message
 from .device_states import phase_from_message as phase_from_message
 from .device_states import phase_to_message as phase_to_message
 from .device_states import state_from_message as state_from_message

@@ -317,6 +317,7 @@ class Lease(_message.Message):
     PLAN_ID_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     DUTY_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """repeated in the acknowledgement"""
     grant_id: _builtins.int
@@ -329,6 +330,10 @@ class Lease(_message.Message):
     def duty(self) -> _duty_pb2.DutyFigures:
         """how the device keeps its duty, from protocol 2.5 on; absent: it has none"""
 
+    @_builtins.property
+    def sample(self) -> Global___BoardSample:
+        """what the board is doing, from protocol 2.7 on"""
+
     def __init__(
         self,
         *,
@@ -337,14 +342,89 @@ class Lease(_message.Message):
         plan_id: _builtins.str = ...,
         phase: Global___GrantPhase.ValueType = ...,
         duty: _duty_pb2.DutyFigures | None = ...,
+        sample: Global___BoardSample | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "grant_id", b"grant_id", "number", b"number", "phase", b"phase", "plan_id", b"plan_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "grant_id", b"grant_id", "number", b"number", "phase", b"phase", "plan_id", b"plan_id", "sample", b"sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lease: _TypeAlias = Lease  # noqa: Y015
+
+@_typing.final
+class BoardSample(_message.Message):
+    """What a board's sensors said shortly before. What the board does not report is absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POWER_W_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_C_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    THROTTLE_EVENTS_FIELD_NUMBER: _builtins.int
+    FAN_SHARE_FIELD_NUMBER: _builtins.int
+    GPU_USE_SHARE_FIELD_NUMBER: _builtins.int
+    ENERGY_J_FIELD_NUMBER: _builtins.int
+    power_w: _builtins.float
+    temperature_c: _builtins.float
+    """of the hottest part of the chip"""
+    throttle_events: _builtins.int
+    """times the board has throttled itself since it booted"""
+    fan_share: _builtins.float
+    """of full speed, 0 to 1"""
+    gpu_use_share: _builtins.float
+    """of the last moments, 0 to 1"""
+    energy_j: _builtins.float
+    """that the board has drawn since its agent started"""
+    @_builtins.property
+    def mode(self) -> _power_pb2.PowerMode:
+        """the clocks in force"""
+
+    def __init__(
+        self,
+        *,
+        power_w: _builtins.float | None = ...,
+        temperature_c: _builtins.float | None = ...,
+        mode: _power_pb2.PowerMode | None = ...,
+        throttle_events: _builtins.int | None = ...,
+        fan_share: _builtins.float | None = ...,
+        gpu_use_share: _builtins.float | None = ...,
+        energy_j: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "_fan_share", b"_fan_share", "_gpu_use_share", b"_gpu_use_share", "_mode", b"_mode", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_throttle_events", b"_throttle_events", "energy_j", b"energy_j", "fan_share", b"fan_share", "gpu_use_share", b"gpu_use_share", "mode", b"mode", "power_w", b"power_w", "temperature_c", b"temperature_c", "throttle_events", b"throttle_events"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "_fan_share", b"_fan_share", "_gpu_use_share", b"_gpu_use_share", "_mode", b"_mode", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_throttle_events", b"_throttle_events", "energy_j", b"energy_j", "fan_share", b"fan_share", "gpu_use_share", b"gpu_use_share", "mode", b"mode", "power_w", b"power_w", "temperature_c", b"temperature_c", "throttle_events", b"throttle_events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__energy_j: _TypeAlias = _typing.Literal["energy_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_j: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j"]  # noqa: Y015
+    _WhichOneofReturnType__fan_share: _TypeAlias = _typing.Literal["fan_share"]  # noqa: Y015
+    _WhichOneofArgType__fan_share: _TypeAlias = _typing.Literal["_fan_share", b"_fan_share"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_use_share: _TypeAlias = _typing.Literal["gpu_use_share"]  # noqa: Y015
+    _WhichOneofArgType__gpu_use_share: _TypeAlias = _typing.Literal["_gpu_use_share", b"_gpu_use_share"]  # noqa: Y015
+    _WhichOneofReturnType__mode: _TypeAlias = _typing.Literal["mode"]  # noqa: Y015
+    _WhichOneofArgType__mode: _TypeAlias = _typing.Literal["_mode", b"_mode"]  # noqa: Y015
+    _WhichOneofReturnType__power_w: _TypeAlias = _typing.Literal["power_w"]  # noqa: Y015
+    _WhichOneofArgType__power_w: _TypeAlias = _typing.Literal["_power_w", b"_power_w"]  # noqa: Y015
+    _WhichOneofReturnType__temperature_c: _TypeAlias = _typing.Literal["temperature_c"]  # noqa: Y015
+    _WhichOneofArgType__temperature_c: _TypeAlias = _typing.Literal["_temperature_c", b"_temperature_c"]  # noqa: Y015
+    _WhichOneofReturnType__throttle_events: _TypeAlias = _typing.Literal["throttle_events"]  # noqa: Y015
+    _WhichOneofArgType__throttle_events: _TypeAlias = _typing.Literal["_throttle_events", b"_throttle_events"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_j) -> _WhichOneofReturnType__energy_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fan_share) -> _WhichOneofReturnType__fan_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_use_share) -> _WhichOneofReturnType__gpu_use_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mode) -> _WhichOneofReturnType__mode | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature_c) -> _WhichOneofReturnType__temperature_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__throttle_events) -> _WhichOneofReturnType__throttle_events | None: ...
+
+Global___BoardSample: _TypeAlias = BoardSample  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):

@@ -5,58 +5,33 @@ from __future__ import annotations
 import socket
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime, timezone
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.metrics import FleetCollector
-from coordinator.metrics_server import serve_metrics
+from coordinator.metrics.exposure_collector import ExposureCollector
+from coordinator.metrics.fleet_collector import FleetCollector
+from coordinator.metrics.server import serve_metrics
+from coordinator.metrics.service_collector import ServiceCollector
+from coordinator.service_figures import ServiceFigures
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
+from tests.fakes.documented_metrics import DocumentedMetric, documented_metrics
 from tests.fakes.fronts import front
+from tests.fakes.promtool import promtool
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.duties import KeptDuty
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload
+from wattfleet.modes import PowerMode, Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import FastestK
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.board_sample import BoardSample
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 
-DOCUMENTED = {
-    "wattfleet_device_state": {"device", "board", "state"},
-    "wattfleet_devices": {"state"},
-    "wattfleet_device_profiled_modes": {"device"},
-    "wattfleet_device_idle_watts": {"device"},
-    "wattfleet_device_trust": {"device"},
-    "wattfleet_device_left_out": {"device"},
-    "wattfleet_device_budget_watts": {"device"},
-    "wattfleet_device_predicted_epoch_seconds": {"device"},
-    "wattfleet_device_observed_epoch_seconds": {"device"},
-    "wattfleet_device_predicted_power_watts": {"device"},
-    "wattfleet_device_observed_power_watts": {"device"},
-    "wattfleet_round_number": set(),
-    "wattfleet_round_duration_seconds": {"kind"},
-    "wattfleet_round_accuracy": set(),
-    "wattfleet_supply_power_watts": {"supply", "kind"},
-    "wattfleet_supply_fallback": {"supply"},
-    "wattfleet_site_power_watts": {"kind"},
-    "wattfleet_unplanned_rounds": set(),
-    "wattfleet_workload_runs": {"workload"},
-    "wattfleet_workload_devices": {"workload"},
-    "wattfleet_workload_measured_devices": {"workload"},
-    "wattfleet_duty_latency_seconds_bucket": {"device", "le"},
-    "wattfleet_duty_latency_seconds_count": {"device"},
-    "wattfleet_duty_latency_seconds_sum": {"device"},
-    "wattfleet_duty_requests_total": {"device"},
-    "wattfleet_duty_missed_total": {"device"},
-    "wattfleet_duty_allowed_missed_share": {"device"},
-    "wattfleet_duty_arrivals_per_second": {"device"},
-    "wattfleet_duty_training_share": {"device"},
-}
-COUNTED = {"wattfleet_duty_latency_seconds", "wattfleet_duty_requests", "wattfleet_duty_missed"}
-"""Histograms and counters; all others are gauges."""
+HOT = BoardSample(42.5, 71.0, PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000), 3, 0.5, 0.9, 1_200.0)
 
 KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1)
 """One answer up to every limit of 500 ms, and one error."""
@@ -68,7 +43,6 @@ Samples = dict[tuple[str, ...], float]
 def parsed(text: str) -> Samples:
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
-        assert family.type == "gauge" or family.name in COUNTED, family.name
         assert family.documentation, family.name
         for sample in family.samples:
             key = (sample.name, *(value for _, value in sorted(sample.labels.items())))
@@ -98,18 +72,49 @@ def trained_fleet() -> Fleet:
     fleet.flower.report_metrics(RUN, 1, {"accuracy": 0.75})
     fleet.set_budget("site", InForce(90.0, "query", True, "the meter is gone"))
     fleet.duties.report("orin", KEPT)
+    fleet.samples.report("orin", HOT)
     return fleet
 
 
-def test_every_documented_metric_is_there_with_its_labels() -> None:
+def exported(fleet: Fleet) -> list[Metric]:
+    """All families of a coordinator that has answered, stored and planned something."""
+    figures = ServiceFigures()
+    figures.rpc("PlanRound").add(0.2)
     registry = CollectorRegistry()
-    registry.register(FleetCollector(trained_fleet()))
-    labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        for sample in family.samples:
-            labels.setdefault(sample.name, set(sample.labels))
-            assert labels[sample.name] == set(sample.labels)
-    assert labels == DOCUMENTED
+    registry.register(FleetCollector(fleet))
+    registry.register(ExposureCollector(1))
+    registry.register(ServiceCollector(figures, lambda: {"device": datetime(2027, 1, 1, tzinfo=timezone.utc)}))
+    return list(text_string_to_metric_families(generate_latest(registry).decode()))
+
+
+def gauges(samples: Samples) -> Samples:
+    """The samples that are no counts since the start."""
+    return {
+        key: value for key, value in samples.items() if not key[0].endswith(("_total", "_bucket", "_sum", "_count"))
+    }
+
+
+def training_fleet() -> Fleet:
+    """The same while it trains in the next round, with the first grant confirmed."""
+    fleet = trained_fleet()
+    fleet.rounds.finish(f"{RUN}/1", [], 80.0)
+    plan_id = fleet.flower.plan(RUN, 2, NODES, 2.0).plan_id
+    for device_id, grant in fleet.take_orders():
+        fleet.rounds.grants.confirm(device_id, grant.grant_id, plan_id, GrantPhase.TRAINING, 0.0)
+    return fleet
+
+
+def test_the_documentation_lists_every_metric_with_its_type_labels_and_text() -> None:
+    found = [
+        DocumentedMetric(
+            family.name + ("_total" if family.type == "counter" else ""),
+            family.type,
+            frozenset(family.samples[0].labels) - {"le"},
+            family.documentation,
+        )
+        for family in exported(training_fleet())
+    ]
+    assert sorted(documented_metrics(), key=lambda each: each.name) == sorted(found, key=lambda each: each.name)
 
 
 def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
@@ -134,6 +139,7 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
         ("allowed",): 90,
         ("planned",): 30 + 15 + 2.5,
         ("observed",): 31 + 14.5 + 2.5,
+        ("planned_then",): 30 + 15 + 2.5,
         ("allowed_then",): 90,
     }
     assert of(samples, "wattfleet_supply_power_watts") == {
@@ -187,8 +193,9 @@ def test_a_device_keeps_its_figures_while_rounds_go_on_without_it() -> None:
 def test_before_the_first_device_only_the_budget_is_known() -> None:
     samples = scraped(Fleet(Allowance.of_site(90.0), FastestK()))
     assert set(of(samples, "wattfleet_devices").values()) == {0}
-    assert {key: value for key, value in samples.items() if key[0] != "wattfleet_devices"} == {
+    assert {key: value for key, value in gauges(samples).items() if key[0] != "wattfleet_devices"} == {
         ("wattfleet_site_power_watts", "allowed"): 90,
+        ("wattfleet_reporting_devices",): 0,
         ("wattfleet_unplanned_rounds",): 0,
     }
 
@@ -196,8 +203,10 @@ def test_before_the_first_device_only_the_budget_is_known() -> None:
 def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
     fleet = Fleet(Allowance.of_site(90.0), FastestK())
     fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
-    assert {key[0] for key in scraped(fleet)} == {
+    assert {key[0] for key in gauges(scraped(fleet))} == {
         "wattfleet_site_power_watts",
+        "wattfleet_reporting_devices",
+        "wattfleet_device_info",
         "wattfleet_device_state",
         "wattfleet_devices",
         "wattfleet_device_profiled_modes",
@@ -296,9 +305,22 @@ def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) ->
             assert response.headers["Content-Type"].startswith("text/plain")
             return parsed(response.read().decode())
 
-    assert scrape() == scraped(fleet) | {("wattfleet_exposed_plaintext_addresses",): 0.0}
+    found = scrape()
+    assert {key: found[key] for key in scraped(fleet)} == scraped(fleet)
+    assert found["wattfleet_exposed_plaintext_addresses",] == 0.0
+    assert found["process_open_fds",] > 0
     fleet.agents.disconnect("nano")
     assert scrape()["wattfleet_device_state", "agx-orin", "nano", "offline"] == 1
+
+
+def test_prometheus_finds_no_fault_with_the_metrics() -> None:
+    server = serve_metrics(trained_fleet(), "127.0.0.1", 0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as response:
+            promtool("check", "metrics", text=response.read().decode())
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_port_in_use_is_refused_with_what_to_do() -> None:

@@ -14,8 +14,8 @@ import grpc
 import pytest
 from prometheus_client import Metric
 
-from coordinator.metrics import FleetCollector
-from coordinator.metrics_server import serve_metrics
+from coordinator.metrics.fleet_collector import FleetCollector
+from coordinator.metrics.server import serve_metrics
 from coordinator.settings import ServerSettings
 from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.served import Agent

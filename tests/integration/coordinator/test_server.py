@@ -65,6 +65,11 @@ async def test_a_round_from_its_plan_to_its_report(config: CoordinatorSettings) 
             planning_pb2.DeviceResult(device_id="orin", num_examples=96.0, share=0.5),
             planning_pb2.DeviceResult(device_id="nano", failure="the node is gone"),
         ]
+        with urllib.request.urlopen(f"http://{client.bound.metrics_address}/metrics", timeout=10) as response:
+            scraped = response.read().decode()
+        assert 'wattfleet_site_power_watts{kind="observed"} 45.5' in scraped
+        assert 'wattfleet_rpc_seconds_count{method="PlanRound"} 1.0' in scraped
+        assert "wattfleet_store_write_seconds_count 0.0" not in scraped
         finish = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, results=results, wall_s=3.5)
         await client.planning.FinishRound(finish)
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="stopped by hand"))
@@ -81,7 +86,7 @@ async def test_a_round_from_its_plan_to_its_report(config: CoordinatorSettings) 
         assert (list(shown.failed_device_ids), dict(shown.metrics)) == (["nano"], {"accuracy": 0.5})
 
         with urllib.request.urlopen(f"http://{client.bound.metrics_address}/metrics", timeout=10) as response:
-            assert 'wattfleet_site_power_watts{kind="observed"} 45.5' in response.read().decode()
+            assert 'wattfleet_site_power_watts{kind="observed"}' not in response.read().decode(), "the run has ended"
 
 
 def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:

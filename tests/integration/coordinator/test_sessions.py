@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import urllib.request
 from typing import Any
 
 import grpc
@@ -26,6 +27,35 @@ from wattfleet_proto.v1 import (
 )
 
 # --- sessions -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_sample_is_exported_until_the_device_disconnects(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        agent = client.agent()
+        await agent.hello("orin")
+        sample = session_pb2.BoardSample(power_w=21.5, mode=power_pb2.PowerMode(cores=4))  # without clocks
+        await agent.send(lease=session_pb2.Lease(number=1, sample=sample))
+        assert "wattfleet_device_power_watts{" not in await asyncio.to_thread(metrics_of, client.bound.metrics_address)
+        sample.ClearField("mode")
+        await agent.send(lease=session_pb2.Lease(number=2, sample=sample))
+        text = await asyncio.to_thread(metrics_of, client.bound.metrics_address)
+        assert 'wattfleet_device_power_watts{device="orin"} 21.5' in text
+        await agent.send(lease=session_pb2.Lease(number=3))  # as from an agent that sends no samples
+        agent.call.cancel()
+
+        def is_gone() -> bool:
+            return "wattfleet_device_power_watts{" not in metrics_of(client.bound.metrics_address)
+
+        for _ in range(200):
+            if await asyncio.to_thread(is_gone):
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail("a disconnected device has a sample")
+
+
+def metrics_of(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        return str(response.read().decode())
 
 
 async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, artefact: Artefact) -> None:
@@ -260,14 +290,14 @@ async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once
         await new.goodbye()
 
 
-@pytest.mark.parametrize("minor", [0, 1, 2, 3, 4, 5, 6, 99])
+@pytest.mark.parametrize("minor", [0, 1, 2, 3, 4, 5, 6, 7, 99])
 async def test_agents_of_neighbouring_versions_are_served(config: CoordinatorSettings, minor: int) -> None:
     theirs = session_pb2.ProtocolVersion(major=2, minor=minor)
 
     async with serving_client(config) as client:
         agent = client.agent()
         welcome = await agent.greet(hello_of("orin", protocol=theirs))
-        assert (welcome.protocol.major, welcome.protocol.minor) == (2, min(minor, 6))
+        assert (welcome.protocol.major, welcome.protocol.minor) == (2, min(minor, 7))
         assert welcome.share_modes == (16 if minor >= 2 else 0)
         newer = session_pb2.SessionRequest.FromString(b"\xa2\x06\x02\x08\x01")  # a report of a kind to come
         newer.sequence = 1

@@ -2,97 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
+import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from coordinator.metrics import FleetCollector
-from coordinator.state.fleet import Fleet
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import policy_named
+from tests.fakes.dashboard_queries import alert_queries, dashboards, panel_queries
+from tests.fakes.documented_metrics import documented_metrics, documented_samples
+from tests.fakes.promtool import promtool
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
 GRAFANA = DEPLOY / "grafana"
-SERVED = {
-    "wattfleet_device_state": {"device", "board", "state"},
-    "wattfleet_devices": {"state"},
-    "wattfleet_device_budget_watts": {"device"},
-    "wattfleet_device_predicted_epoch_seconds": {"device"},
-    "wattfleet_device_observed_epoch_seconds": {"device"},
-    "wattfleet_device_predicted_power_watts": {"device"},
-    "wattfleet_device_observed_power_watts": {"device"},
-    "wattfleet_device_profiled_modes": {"device"},
-    "wattfleet_device_idle_watts": {"device"},
-    "wattfleet_device_granted_watts": {"device"},
-    "wattfleet_device_confirmed_watts": {"device"},
-    "wattfleet_device_counted_watts": {"device"},
-    "wattfleet_device_trust": {"device"},
-    "wattfleet_device_left_out": {"device"},
-    "wattfleet_round_duration_seconds": {"kind"},
-    "wattfleet_round_number": set(),
-    "wattfleet_site_power_watts": {"kind"},
-    "wattfleet_round_accuracy": set(),
-    "wattfleet_supply_power_watts": {"supply", "kind"},
-    "wattfleet_supply_fallback": {"supply"},
-    "wattfleet_unplanned_rounds": set(),
-    "wattfleet_workload_runs": {"workload"},
-    "wattfleet_workload_devices": {"workload"},
-    "wattfleet_workload_measured_devices": {"workload"},
-    "wattfleet_duty_latency_seconds_bucket": {"device", "le"},
-    "wattfleet_duty_requests_total": {"device"},
-    "wattfleet_duty_missed_total": {"device"},
-    "wattfleet_duty_allowed_missed_share": {"device"},
-    "wattfleet_duty_arrivals_per_second": {"device"},
-    "wattfleet_duty_training_share": {"device"},
-}
-_SAMPLES = {"histogram": "_bucket", "counter": "_total", "gauge": ""}
-"""What the name of a metric's samples ends with."""
+SERVED = documented_samples()
 
 
-def test_the_list_above_is_what_the_coordinator_serves() -> None:
-    fleet = Fleet(Allowance.of_site(100.0), policy_named("all"))
-    assert {family.name + _SAMPLES[family.type] for family in FleetCollector(fleet).collect()} == set(SERVED)
+def queries() -> list[tuple[str, str]]:
+    return [*panel_queries(), *alert_queries()]
 
 
-def panels() -> list[dict[str, Any]]:
-    return json.loads((GRAFANA / "dashboards" / "fleet.json").read_text())["panels"]
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    """Every query of the dashboard and of the rules, with a name to tell it by."""
-    for panel in panels():
-        for target in panel["targets"]:
-            yield f"{panel['title']} {target['refId']}", target["expr"]
-    for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            yield rule["alert"], rule["expr"]
-
-
-def promtool(*arguments: str | Path) -> None:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is not installed (Debian's package prometheus brings it)")
-    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(("name", "expression"), list(expressions()))
+@pytest.mark.parametrize(("name", "expression"), queries())
 def test_queries_name_only_what_the_coordinator_serves(name: str, expression: str) -> None:
     for metric, selector in re.findall(r"(wattfleet_\w+)(?:\{([^}]*)\})?", expression):
         assert metric in SERVED, name
         assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= SERVED[metric], name
 
 
-def test_every_metric_of_the_coordinator_is_on_the_dashboard() -> None:
-    queries = " ".join(target["expr"] for panel in panels() for target in panel["targets"])
-    assert set(re.findall(r"wattfleet_\w+", queries)) == set(SERVED)
+def test_every_metric_of_the_coordinator_is_on_a_dashboard() -> None:
+    shown = {metric for _, query in panel_queries() for metric in re.findall(r"wattfleet_\w+", query)}
+    assert [each.name for each in documented_metrics() if not shown & set(each.samples)] == []
 
 
 def test_prometheus_accepts_its_configuration() -> None:
@@ -100,39 +40,74 @@ def test_prometheus_accepts_its_configuration() -> None:
     promtool("check", "config", "--syntax-only", PROMETHEUS / "prometheus.yml")
 
 
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    cases = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+    alerts = {rule["alert"] for group in rules for rule in group["rules"]}
+    expected = [(each["alertname"], bool(each.get("exp_alerts"))) for case in cases for each in case["alert_rule_test"]]
+    assert set(expected) == {(alert, fires) for alert in alerts for fires in (True, False)}
+
+
+def test_prometheus_accepts_the_alerts() -> None:
+    promtool("check", "rules", PROMETHEUS / "alerts.yml")
+
+
 def test_alerts_fire_when_they_should() -> None:
     promtool("test", "rules", PROMETHEUS / "alerts_test.yml")
 
 
 def test_prometheus_can_parse_the_dashboards_queries(tmp_path: Path) -> None:
-    rules = [
-        {"record": f"dashboard:query:{number}", "expr": expression}
-        for number, (_, expression) in enumerate(expressions())
-    ]
+    rules = [{"record": f"dashboard:query:{number}", "expr": query} for number, (_, query) in enumerate(queries())]
     written = tmp_path / "dashboard.yml"
     written.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", written)
 
 
-def test_panels_fill_the_grid_without_overlap() -> None:
+def test_the_dashboards_are_those_that_their_script_writes() -> None:
+    script = runpy.run_path(str(GRAFANA / "make_dashboards.py"))
+    assert {name: script["dashboard"](name) for name in script["DASHBOARDS"]} == dashboards()
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_panels_fill_the_grid_without_overlap(name: str) -> None:
+    panels = dashboards()[name]["panels"]
     cells = [
         (x, y)
-        for panel in panels()
+        for panel in panels
         for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
     ]
-    assert len(cells) == len(set(cells))
-    assert {x for x, _ in cells} == set(range(24))
-    assert len({panel["id"] for panel in panels()}) == len(panels())
+    assert len(cells) == len(set(cells)) == 24 * len({y for _, y in cells})
+    assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-def test_the_dashboard_reads_the_provisioned_source_and_lies_where_grafana_looks() -> None:
-    provisioning = GRAFANA / "provisioning"
-    [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    for panel in panels():
-        assert {target["datasource"]["uid"] for target in panel["targets"]} == {source["uid"]}
+@pytest.mark.parametrize("name", dashboards())
+def test_a_dashboard_can_be_imported_with_another_source_or_provisioned(name: str) -> None:
+    content = dashboards()[name]
+    [asked] = content["__inputs"]
+    variables = {each["name"]: each for each in content["templating"]["list"]}
+    assert set(variables) == {asked["name"], "site", "board", "tag", "device"}
+    sources = [target["datasource"]["uid"] for panel in content["panels"] for target in panel["targets"]]
+    assert set(sources) == {f"${{{asked['name']}}}"}
+    text = (GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text()
+    [source] = yaml.safe_load(text)["datasources"]
+    assert variables[asked["name"]]["current"]["value"] == source["uid"]
 
-    [provider] = yaml.safe_load((provisioning / "dashboards" / "wattfleet.yml").read_text())["providers"]
+
+@pytest.mark.parametrize("name", dashboards())
+def test_what_shows_every_device_shows_a_table_or_only_the_worst(name: str) -> None:
+    """Five hundred lines in a panel help nobody: others show one value, or the devices that are chosen."""
+    for panel in dashboards()[name]["panels"]:
+        for target in panel["targets"]:
+            query = target["expr"]
+            if "wattfleet_device_" not in query.replace("wattfleet_device_info", "") or panel["type"] == "table":
+                continue
+            assert re.match(r"(topk|bottomk|sum|count)\b", query) or 'device=~"$device"' in query, panel["title"]
+
+
+def test_the_dashboards_lie_where_grafana_looks() -> None:
+    text = (GRAFANA / "provisioning" / "dashboards" / "wattfleet.yml").read_text()
+    [provider] = yaml.safe_load(text)["providers"]
     folder = provider["options"]["path"]
     grafana = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]["grafana"]
     assert f"./grafana/dashboards:{folder}:ro" in grafana["volumes"]

@@ -41,6 +41,11 @@ class DeviceContract(ABC):
         assert len(set(modes)) == len(modes) > 0
         assert device.current_mode() in modes
 
+    def test_it_tells_its_power_and_shares_of_fan_and_gpu(self, device):
+        activity = device.activity()
+        assert activity.power_mw > 0
+        assert all(0 <= each <= 1 for each in (activity.fan_share, activity.gpu_use_share) if each is not None)
+
     def test_every_applied_mode_is_read_back(self, device, some_modes):
         for mode in some_modes:
             device.apply(mode)

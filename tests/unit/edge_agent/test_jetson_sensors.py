@@ -5,7 +5,7 @@ import errno
 import numpy as np
 import pytest
 
-from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.device import Activity, ModeNotAppliedError
 from edge_agent.devices.meters.polled_meter import PolledMeter
 from tests.fakes.jetson_boards import (
     AGX_ORIN_JP5,
@@ -86,6 +86,13 @@ def test_a_rail_that_cannot_be_read_makes_the_sample_missing(tmp_path, board, se
     assert np.isnan(meter.stop().power_mw).tolist() == [True] * 5
     del tree.unreadable[sensor]
     assert device.start_meter().stop().power_mw.tolist()[0] == board.power_mw
+
+
+def test_activity_has_the_fan_and_the_gpu_as_far_as_the_kernel_tells(orin):
+    device = open_sysfs(orin)
+    assert device.activity() == Activity(device.power.read_mw(), 80 / 255, None)
+    orin.put(f"{orin.gpu}/device/load", 250)
+    assert device.activity().gpu_use_share == 0.25
 
 
 def test_a_rail_that_is_not_the_boards_does_not_matter(tmp_path):

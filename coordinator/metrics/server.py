@@ -7,15 +7,20 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
 from coordinator.identity.http_access import HttpAccess
-from coordinator.metrics import ExposureCollector, FleetCollector
+from coordinator.metrics.exposure_collector import ExposureCollector
+from coordinator.metrics.fleet_collector import FleetCollector
+from coordinator.metrics.service_collector import ServiceCollector
+from coordinator.service_figures import ServiceFigures
 from coordinator.settings import ServerSettings
 from coordinator.state.fleet import Fleet
 from wattfleet.errors import InvalidInputError
@@ -141,6 +146,8 @@ def serve_metrics(
     settings: ServerSettings | None = None,
     access: HttpAccess | None = None,
     exposed: int = 0,
+    figures: ServiceFigures | None = None,
+    expiries: Callable[[], Mapping[str, datetime]] = dict,
 ) -> WSGIServer:
     """Serve `/metrics` from a thread; port 0 takes a free port.
 
@@ -151,16 +158,21 @@ def serve_metrics(
         settings: limits on the connections.
         access: who may read, over HTTPS; None lets everybody read over HTTP.
         exposed: addresses of the coordinator that other machines reach in plaintext.
+        figures: how the coordinator itself does; None exports zeros.
+        expiries: when the certificate of each role expires first.
 
     Raises:
         InvalidInputError: the address is in use or does not exist.
     """
     registry = CollectorRegistry()
-    registry.register(FleetCollector(fleet))
+    settings = settings or ServerSettings()
+    registry.register(FleetCollector(fleet, settings.metrics_devices))
     registry.register(ExposureCollector(exposed))
+    registry.register(ServiceCollector(figures or ServiceFigures(), expiries))
+    ProcessCollector(registry=registry)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        server = _Server((host, port), family, settings or ServerSettings(), access)
+        server = _Server((host, port), family, settings, access)
     except OSError as error:
         raise InvalidInputError(
             f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"

@@ -1,0 +1,1 @@
+"""What Prometheus reads of a coordinator, and the server of `/metrics`."""

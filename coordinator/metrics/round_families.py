@@ -1,0 +1,115 @@
+"""Rounds, as metric families: the newest ones as gauges, and all of this process as counters and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from coordinator.histograms import Histogram
+from coordinator.state.records import RoundRecord
+from coordinator.state.rounds.latest_results import LatestResults
+from coordinator.state.rounds.round_statistics import RoundStatistics
+
+_NAMED_RUNS = 20
+"""Live runs that have a label of their own: each label is a time series in Prometheus."""
+
+_OTHER_RUNS = "other"
+
+
+def round_families(
+    rounds: Sequence[RoundRecord], newest: LatestResults, site_budget_w: float, live_runs: Set[str]
+) -> Iterator[GaugeMetricFamily]:
+    """The newest planned, the newest observed and the newest evaluated round; they end with their run."""
+    number = GaugeMetricFamily("wattfleet_round_number", "Number of the newest planned round")
+    duration = GaugeMetricFamily(
+        "wattfleet_round_duration_seconds",
+        "Makespan of the round: seconds until its slowest device has finished",
+        labels=["kind"],
+    )
+    site = GaugeMetricFamily(
+        "wattfleet_site_power_watts", "Power of the site in watts, including idle devices", labels=["kind"]
+    )
+    accuracy = GaugeMetricFamily("wattfleet_round_accuracy", "Accuracy after the newest evaluated round")
+    site.add_metric(["allowed"], site_budget_w)
+    if rounds:
+        number.add_metric([], rounds[-1].number)
+        duration.add_metric(["predicted"], rounds[-1].plan.duration_s)
+        site.add_metric(["planned"], rounds[-1].plan.planned_w)
+    if (seen := newest.observed_round) is not None and seen.run_id in live_runs:
+        site.add_metric(["observed"], seen.site_w)
+        # The plan and the budget may have changed since, so those of the observed round are exported beside it.
+        site.add_metric(["planned_then"], seen.planned_w)
+        site.add_metric(["allowed_then"], seen.allowed_w)
+        duration.add_metric(["observed"], seen.duration_s)
+        duration.add_metric(["predicted_then"], seen.predicted_s)
+    if (evaluated := newest.evaluated_round) is not None and evaluated.run_id in live_runs:
+        accuracy.add_metric([], evaluated.accuracy)
+    yield from (number, duration, site, accuracy)
+
+
+def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -> Iterator[Metric]:
+    """What the rounds since the start came to.
+
+    Args:
+        statistics: the counts.
+        live_runs: ids of the runs that have not ended, the newest first.
+    """
+    yield CounterMetricFamily("wattfleet_rounds_planned", "Rounds that were planned", statistics.planned)
+    ended = CounterMetricFamily("wattfleet_rounds_ended", "Rounds that have ended, by how", labels=["reason"])
+    for reason, count in statistics.ended.items():
+        ended.add_metric([reason], count)
+    yield ended
+    yield CounterMetricFamily(
+        "wattfleet_rounds_over_budget",
+        "Rounds whose devices drew more watts than the site's budget at their time",
+        statistics.over_budget,
+    )
+    parts = CounterMetricFamily(
+        "wattfleet_participations", "Devices in rounds, by what came of their part", labels=["reason"]
+    )
+    for reason, count in statistics.participations.items():
+        parts.add_metric([reason], count)
+    yield parts
+    yield _histograms(
+        "wattfleet_observed_to_predicted_ratio",
+        "Observed by predicted seconds and watts of trainings",
+        "quantity",
+        statistics.ratios,
+    )
+    yield _histograms(
+        "wattfleet_prediction_deviations",
+        "Distance of observed from predicted values in predicted standard deviations; 90 % should be below 1.645",
+        "quantity",
+        statistics.deviations,
+    )
+    yield _histograms(
+        "wattfleet_round_seconds", "Seconds of completely observed rounds, by kind", "kind", statistics.round_s
+    )
+    yield _histograms(
+        "wattfleet_round_watts", "Watts of the site in completely observed rounds, by kind", "kind", statistics.round_w
+    )
+    energy = HistogramMetricFamily("wattfleet_round_energy_joules", "Observed joules of the trainings of a round")
+    energy.add_metric([], statistics.round_j.buckets, statistics.round_j.sum)
+    yield energy
+    yield _run_family(statistics.run_j.copy(), live_runs)
+
+
+def _run_family(run_j: Mapping[str, float], live_runs: Sequence[str]) -> GaugeMetricFamily | CounterMetricFamily:
+    """The joules of each live run; those of the oldest have one label together."""
+    family = CounterMetricFamily(
+        "wattfleet_run_energy_joules", "Observed joules of the trainings of a run that has not ended", labels=["run"]
+    )
+    known = [run_id for run_id in live_runs if run_id in run_j]
+    for run_id in known[:_NAMED_RUNS]:
+        family.add_metric([run_id], run_j[run_id])
+    if others := known[_NAMED_RUNS:]:
+        family.add_metric([_OTHER_RUNS], sum(run_j[run_id] for run_id in others))
+    return family
+
+
+def _histograms(name: str, text: str, label: str, histograms: Mapping[str, Histogram]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for value, histogram in histograms.items():
+        family.add_metric([value], histogram.buckets, histogram.sum)
+    return family

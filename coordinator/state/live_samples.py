@@ -1,0 +1,28 @@
+"""What the boards' sensors said, as their sessions last reported it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from wattfleet_proto.board_sample import BoardSample
+
+
+class LiveSamples:
+    """The latest sample of every connected device, and no older one. They are not stored: each lease brings another."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._by_device: dict[str, BoardSample] = {}
+
+    def report(self, device_id: str, sample: BoardSample) -> None:
+        """Take a device's sample in place of the one before."""
+        self._by_device[device_id] = sample
+
+    def of(self, device_id: str) -> BoardSample | None:
+        """A device's latest sample; None while it is disconnected, and from agents before protocol 2.7."""
+        return self._by_device.get(device_id)
+
+    def forget(self, device_ids: Iterable[str]) -> None:
+        """Remove the samples of devices."""
+        for device_id in device_ids:
+            self._by_device.pop(device_id, None)

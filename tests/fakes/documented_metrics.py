@@ -1,0 +1,43 @@
+"""The metrics that the documentation lists: the tests' one list of names, types, labels and texts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+_ROW = re.compile(
+    r"\| `(?P<name>wattfleet_\w+)` \| (?P<type>gauge|counter|histogram) \| (?P<labels>.*?) \| (?P<text>.+) \|"
+)
+
+
+@dataclass(frozen=True)
+class DocumentedMetric:
+    """One row of the page. Counters are listed with their suffix `_total`."""
+
+    name: str
+    type: str
+    labels: frozenset[str]
+    text: str
+
+    @property
+    def samples(self) -> dict[str, frozenset[str]]:
+        """The names of its samples, each with its labels."""
+        if self.type != "histogram":
+            return {self.name: self.labels}
+        beside = dict.fromkeys((f"{self.name}_count", f"{self.name}_sum"), self.labels)
+        return {f"{self.name}_bucket": self.labels | {"le"}, **beside}
+
+
+def documented_metrics() -> list[DocumentedMetric]:
+    """The page's rows, in order."""
+    return [
+        DocumentedMetric(row["name"], row["type"], frozenset(re.findall(r"`(\w+)`", row["labels"])), row["text"])
+        for row in _ROW.finditer(_PAGE.read_text())
+    ]
+
+
+def documented_samples() -> dict[str, frozenset[str]]:
+    """The names of all samples, each with its labels."""
+    return {name: labels for metric in documented_metrics() for name, labels in metric.samples.items()}
