@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TOP_FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+OUTPUT = "out"
+TOP_FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()} - {OUTPUT}
 SOURCE_SUFFIXES = (".py", ".pyi", ".proto")
 SOURCE_KINDS = {"__init__.py", "__init__.pyi", ".pyi", ".proto"}
 """Kinds of files, which pages name without meaning one file."""
