@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.fakes.polling import until
 
@@ -58,7 +57,7 @@ def scraping(metrics_address: str, rules: Path, folder: Path) -> Iterator[Promet
         "scrape_configs": [scraped],
     }
     written = folder / "prometheus.yml"
-    written.write_text(yaml.safe_dump(config))
+    written.write_text(json.dumps(config))  # JSON is YAML
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     found = Prometheus(f"http://127.0.0.1:{port}")
