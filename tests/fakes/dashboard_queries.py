@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]  # its stubs are not installed
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _CHOSEN = {"$__rate_interval": "20s", "$__range": "10m", "$site": ".*", "$board": ".*", "$device": ".*", "$tag": ""}

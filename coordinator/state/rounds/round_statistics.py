@@ -57,7 +57,13 @@ class RoundStatistics:
 
     def copy(self) -> RoundStatistics:
         """An independent copy."""
-        return copy.deepcopy(self)
+        copied = copy.copy(self)
+        copied.ended, copied.participations = self.ended.copy(), self.participations.copy()
+        for name in ("ratios", "deviations", "round_s", "round_w"):
+            setattr(copied, name, {kind: each.copy() for kind, each in getattr(self, name).items()})
+        copied.round_j = self.round_j.copy()
+        copied.device_j, copied.run_j = self.device_j.copy(), self.run_j.copy()
+        return copied
 
     def round_planned(self, record: RoundRecord) -> None:
         """Count a planned round."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 import ssl
 import urllib.request
 from pathlib import Path
@@ -44,7 +45,9 @@ async def test_metrics_for_other_machines_need_a_viewers_certificate(
 
     async with serving(settings) as served:
         port = split_address(served.bound.metrics_address)[1]
-        assert "wattfleet_" in await asyncio.to_thread(scraped, port, fleet.identity(Role.VIEWER, "prometheus"))
+        text = await asyncio.to_thread(scraped, port, fleet.identity(Role.VIEWER, "prometheus"))
+        [expiry] = re.findall(r'wattfleet_certificate_expiry_timestamp_seconds\{role="coordinator"\} (\S+)', text)
+        assert float(expiry) == pytest.approx(fleet.authority.server.not_after.timestamp())
         for refused in (None, fleet.identity(Role.DEVICE, "orin")):
             with pytest.raises((OSError, http.client.HTTPException)):
                 await asyncio.to_thread(scraped, port, refused)

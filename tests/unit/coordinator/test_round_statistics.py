@@ -52,16 +52,17 @@ def test_observed_trainings_are_compared_with_the_prediction_of_their_own_round(
 
 
 def test_deviations_are_in_predicted_standard_deviations() -> None:
-    fleet = observed_fleet()
-    assigned = fleet.rounds.records[f"{RUN}/1"].plan.assignments
-    seen = {"orin": (21.0, 31.0), "nano": (28.0, 14.5)}
-    deviations = [
-        abs(math.log(seen[each.device_id][0] / each.epoch_s)) / each.epoch_log_sd
-        for each in assigned
-        if each.epoch_log_sd
-    ]
-    assert value(fleet, "prediction_deviations_count", quantity="time") == len(deviations)
-    assert value(fleet, "prediction_deviations_sum", quantity="time") == pytest.approx(sum(deviations))
+    fleet = small_fleet()
+    make_ready(fleet, "orin", front((20, 30), epoch_log_sd=0.1, power_log_sd=0.05), 5.0, NODES[0])
+    plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
+    # Two deviations too slow, and one too frugal. The Nano's prediction states no deviation.
+    fleet.observe("orin", plan_id, 20 * math.exp(0.2), 30 * math.exp(-0.05))
+    fleet.observe("nano", plan_id, 40.0, 15.0)
+    assert value(fleet, "prediction_deviations_count", quantity="time") == 1
+    assert value(fleet, "prediction_deviations_sum", quantity="time") == pytest.approx(2)
+    assert value(fleet, "prediction_deviations_bucket", quantity="time", le="1.645") == 0
+    assert value(fleet, "prediction_deviations_sum", quantity="power") == pytest.approx(1)
+    assert value(fleet, "prediction_deviations_bucket", quantity="power", le="1.645") == 1
 
 
 def test_rounds_and_participants_are_counted_by_what_came_of_them() -> None:

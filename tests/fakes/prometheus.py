@@ -1,0 +1,88 @@
+"""A real Prometheus on loopback, for tests that are skipped without it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.polling import until
+
+_STOP_S = 20.0
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A process that scrapes one coordinator every second."""
+
+    url: str
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The data of an answer of its API.
+
+        Raises:
+            HTTPError: it refuses the request, for example since it cannot evaluate a query.
+        """
+        query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}{query}", timeout=10) as response:
+            return json.load(response)["data"]
+
+    def values(self, query: str) -> list[float]:
+        """The values of a query now, without those that are no number."""
+        found = [float(each["value"][1]) for each in self.get("query", query=query)["result"]]
+        return [value for value in found if not math.isnan(value)]
+
+
+@contextmanager
+def scraping(metrics_address: str, rules: Path, folder: Path) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes a coordinator and evaluates some rules."""
+    if not shutil.which("prometheus"):
+        pytest.skip("prometheus is not installed (Debian's package prometheus brings it)")
+    scraped = {"job_name": "coordinator", "static_configs": [{"targets": [metrics_address]}]}
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [scraped],
+    }
+    written = folder / "prometheus.yml"
+    written.write_text(json.dumps(config))  # JSON is YAML
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    found = Prometheus(f"http://127.0.0.1:{port}")
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={written}",
+                f"--storage.tsdb.path={folder / 'prometheus'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            until(lambda: _is_ready(found))
+            yield found
+        finally:
+            process.terminate()
+            process.wait(_STOP_S)
+
+
+def _is_ready(prometheus: Prometheus) -> bool:
+    try:
+        with urllib.request.urlopen(f"{prometheus.url}/-/ready", timeout=5):
+            return True
+    except OSError:  # the error statuses of HTTP included
+        return False
