@@ -13,7 +13,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs lock licences sbom audit chaos soak worlds workloads faults fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ stubs: install
 
 lock: ## Pin dependencies and their hashes anew, after a change of pyproject.toml; ARGS="--upgrade" takes the newest
 	PATH="$(abspath $(BIN)):$$PATH" dependencies/lock $(ARGS)
+
+docs: install ## Build the documentation as a site: out/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "out/site/index.html"
 
 licences: install ## Write docs/licences.md anew
 	@mkdir -p out
