@@ -14,6 +14,7 @@ from coordinator.cli.certificates import certificate, certificates, revoke
 from coordinator.cli.devices import device, devices
 from coordinator.cli.export.command import export
 from coordinator.cli.invites import cancel_invite, invite, invites
+from coordinator.cli.nodes import nodes
 from coordinator.cli.options import ClientCommand
 from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
@@ -85,7 +86,7 @@ def serve(ctx: typer.Context) -> None:
 
 
 # `serve` first, then commands in the order in which an operator meets them.
-for command in (devices, device, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
+for command in (devices, device, nodes, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
     app.command(cls=ClientCommand)(command)
 app.command()(init)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
-MAJOR, MINOR = 2, 6
+MAJOR, MINOR = 2, 7
 
 WORKLOADS_MINOR = 1
 """The first minor version that knows workloads."""
