@@ -44,6 +44,8 @@ async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings
         assert "3 devices: 1 enrolled, 2 ready; 1 drained" in shown
         assert {each["device_id"] for each in await asked(shell, "devices", "--state", "ready")} == {"orin", "nano"}
         assert [each["device_id"] for each in await asked(shell, "devices", "--tag", "lab")] == ["nano"]
+        listed = {each["device_id"]: each["last_seen_unix_s"] for each in await asked(shell, "devices")}
+        assert listed["nano"] == (await asked(shell, "device", "nano"))["last_seen_unix_s"] is not None
         [new] = await asked(shell, "devices", "--state", "enrolled")
         assert (new["idle_w"], new["fastest_epoch_s"], new["supply"]) == (None, None, "rack")
         with pytest.raises(InvalidInputError, match="unknown state 'flying'"):
