@@ -76,6 +76,7 @@ class PlanningBasis:
             stored_grants=kept.grants,
             weights=self.weights,
             max_workloads=settings.sessions.max_workloads,
+            pairing_problems=kept.pairing_problems,
         )
 
 

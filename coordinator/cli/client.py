@@ -121,6 +121,11 @@ class CoordinatorClient:
         for answer in self._streamed(self._view.ListDevices, request):
             yield from answer.devices
 
+    def nodes(self) -> list[view_pb2.NodeView]:
+        """Flower's nodes, by device and node id; errors as for `operate`."""
+        answers = self._streamed(self._view.ListNodes, view_pb2.ListNodesRequest())
+        return [node for answer in answers for node in answer.nodes]
+
     def workloads(self) -> list[view_pb2.WorkloadView]:
         """All workloads of runs and of devices' fronts, by name; errors as for `operate`."""
         answers = self._streamed(self._view.ListWorkloads, view_pb2.ListWorkloadsRequest())

@@ -14,6 +14,7 @@ from coordinator.cli.certificates import certificate, certificates, revoke
 from coordinator.cli.devices import device, devices
 from coordinator.cli.export.command import export
 from coordinator.cli.invites import cancel_invite, invite, invites
+from coordinator.cli.nodes import nodes
 from coordinator.cli.options import ClientCommand
 from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
@@ -90,6 +91,7 @@ def serve(ctx: typer.Context) -> None:
 for command in (
     devices,
     device,
+    nodes,
     workloads,
     runs,
     rounds,

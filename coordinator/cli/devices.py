@@ -54,7 +54,7 @@ def devices(
     with connected() as client:
 
         def content() -> list[dict[str, Any]]:
-            found = [_content(view) for view in client.devices(workload=workload)]
+            found = [_content(view) for view in client.devices(with_times=json_, workload=workload)]
             return [each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))]
 
         show(content, _table, json_, watch)
@@ -216,7 +216,7 @@ def _print(content: dict[str, Any]) -> None:
         "observed": "no training yet" if content["observed_w"] is None else f"{content['observed_w']:.1f} W",
         "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
         "reference": content["reference_digest"] or "none yet",
-        "last seen": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
+        "last report": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
     }
     if content["duty"] is not None:
         lines |= KeptDuty(**content["duty"]).lines()

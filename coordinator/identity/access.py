@@ -43,7 +43,7 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
     ),
     "wattfleet.v1.ViewService": (
         VIEWING,
-        ("GetFleet", "ListDevices", "ListRuns", "ListWorkloads", "StreamRounds"),
+        ("GetFleet", "ListDevices", "ListNodes", "ListRuns", "ListWorkloads", "StreamRounds"),
     ),
     "wattfleet.v1.OperatorService": (
         _OPERATING,
@@ -119,6 +119,7 @@ STREAMS = frozenset(
         "/wattfleet.v1.SessionService/Session",
         "/wattfleet.v1.SessionService/FetchReference",
         "/wattfleet.v1.ViewService/ListDevices",
+        "/wattfleet.v1.ViewService/ListNodes",
         "/wattfleet.v1.ViewService/ListRuns",
         "/wattfleet.v1.ViewService/ListWorkloads",
         "/wattfleet.v1.ViewService/StreamRounds",

@@ -90,8 +90,13 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Look up which nodes are bound to a device, and which of these must not train."""
         nodes = self._flower.nodes
         known = {node: nodes[node] for node in request.node_ids if node in nodes}
+        problems = self._flower.pairings.problems
+        self._flower.pairings.connected(known, self._now())
         return planning_pb2.ResolveNodesResponse(
-            bindings=[planning_pb2.NodeBinding(node_id=n, device_id=d) for n, d in known.items()],
+            bindings=[
+                planning_pb2.NodeBinding(node_id=n, device_id=d, pairing_problem=problems.get(n))
+                for n, d in known.items()
+            ],
             unknown_node_ids=[node for node in request.node_ids if node not in known],
             exclusions=self._exclusions(known),
         )
@@ -104,7 +109,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         skipped, first = 0, ""
         for binding in request.bindings:
             try:
-                bound.append(self._flower.bind_node(binding.node_id, binding.device_id))
+                problem = binding.pairing_problem if binding.HasField("pairing_problem") else None
+                bound.append(self._flower.bind_node(binding.node_id, binding.device_id, problem))
             except InvalidInputError as error:
                 first = first or f"the first one is node {binding.node_id}: {error}"
                 skipped += 1
@@ -112,6 +118,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             _log.warning("%s of %s nodes are not bound; %s", f"{skipped:,}", f"{len(request.bindings):,}", first)
         await self._repository.save(*bound)
         devices = {record.node_id: record.device_id for record in bound}
+        self._flower.pairings.connected(devices, self._now())
         return planning_pb2.BindNodesResponse(exclusions=self._exclusions(devices))
 
     async def PlanRound(  # noqa: N802 - named by the protocol

@@ -229,7 +229,7 @@ class RoundPlanning:
         Raises:
             FleetReturningError: some are still expected to reconnect.
         """
-        device_ids = {fleet.flower.nodes[node] for node in node_ids if node in fleet.flower.nodes}
+        device_ids = set(fleet.flower.paired(node_ids).nodes)
         missing, left_s = self._leases.expected_back(device_ids, self._now_s())
         if missing:
             raise FleetReturningError(

@@ -18,7 +18,7 @@ from coordinator.state.known_workloads import KnownWorkload, known_workloads
 from coordinator.state.names import MAX_METRICS
 from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound, plan_id_of
 from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
-from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
+from coordinator.store.times import OF_DEVICES, OF_NODES, OF_RUNS, Times, of_rounds
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
 from wattfleet.planning import RoundPlan
@@ -30,13 +30,14 @@ from wattfleet_proto.convert import (
     state_to_message,
     workload_to_message,
 )
-from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2, view_pb2_grpc
 
 _DEVICES_IN_A_MESSAGE = 100
 """A device with the fronts of several workloads counts as several."""
 
 _RUNS_IN_A_MESSAGE = 100
 _WORKLOADS_IN_A_MESSAGE = 100
+_NODES_IN_A_MESSAGE = 500
 
 
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
@@ -85,6 +86,32 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                 answer, size = view_pb2.ListDevicesResponse(), 0
         if answer.devices:
             yield answer
+
+    async def ListNodes(  # noqa: N802 - named by the protocol
+        self, request: view_pb2.ListNodesRequest, context: Any
+    ) -> AsyncIterator[view_pb2.ListNodesResponse]:
+        """List Flower's nodes by device and node id."""
+        times = await self._repository.times(OF_NODES)
+        flower, devices = self._fleet.flower, self._fleet.agents.devices
+        problems = flower.pairings.all_problems(flower.nodes)
+        found = sorted(flower.nodes.items(), key=lambda node: (node[1], node[0]))
+        for begin in range(0, len(found), _NODES_IN_A_MESSAGE):
+            views = []
+            for node_id, device_id in found[begin : begin + _NODES_IN_A_MESSAGE]:
+                device, connected_at = devices.get(device_id), flower.pairings.connected_at.get(node_id)
+                views.append(
+                    view_pb2.NodeView(
+                        node_id=node_id,
+                        device_id=device_id,
+                        device_state=session_pb2.DEVICE_STATE_UNSPECIFIED
+                        if device is None
+                        else state_to_message(device.state),
+                        pairing_problem=problems.get(node_id),
+                        bound_unix_s=times.get(str(node_id), Times()).first_unix_s,
+                        connected_unix_s=None if connected_at is None else connected_at.timestamp(),
+                    )
+                )
+            yield view_pb2.ListNodesResponse(nodes=views)
 
     async def ListRuns(  # noqa: N802 - named by the protocol
         self, request: view_pb2.ListRunsRequest, context: Any

@@ -15,6 +15,7 @@ from coordinator.state.flower import FlowerRuns
 from coordinator.state.kept_duties import KeptDuties
 from coordinator.state.live_samples import LiveSamples
 from coordinator.state.operator import OperatorSettings
+from coordinator.state.pairing import NodePairings
 from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
@@ -81,6 +82,7 @@ class Fleet:
         stored_grants: StoredGrants = NOTHING_STORED,
         weights: Mapping[str, float] | None = None,
         max_workloads: int = 32,
+        pairing_problems: Mapping[int, str] | None = None,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -102,6 +104,7 @@ class Fleet:
             stored_grants: what a store holds about the grants of an earlier process.
             weights: weights of runs that wait for each other, by workload; 1 for others.
             max_workloads: workloads of which a device's fronts are kept.
+            pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; of checked nodes.
         """
         placement = AssignedPlacement(
             placement or OnlySite(allowance.supplies),
@@ -127,7 +130,15 @@ class Fleet:
         waiting = WaitingRuns(now_s, weights)
         contention = Contention(waiting, self.agents, self.operator, self.rounds.grants, self.draw)
         self.flower = FlowerRuns(
-            policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw, contention
+            policy,
+            nodes or {},
+            runs,
+            self.agents,
+            self.operator,
+            self.rounds,
+            self.draw,
+            contention,
+            NodePairings(dict(pairing_problems or {})),
         )
 
     def copy(self) -> Fleet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, QuotaExceededError, UnknownRecordError
@@ -12,6 +12,7 @@ from coordinator.state.agents import Agents
 from coordinator.state.contention import Contention
 from coordinator.state.names import require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
+from coordinator.state.pairing import NodePairings, PairedDevices
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
     LONGEST_TEXT,
@@ -26,7 +27,7 @@ from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.request import RoundRequest
 from coordinator.state.run_owners import owner_of, require_owner
 from coordinator.state.workload_fronts import UNNAMED
-from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
+from wattfleet.errors import MAX_LISTED, first_few
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice, Offer
 from wattfleet.planning.policies import Policy
@@ -38,9 +39,10 @@ class FlowerRuns:
 
     Attributes:
         policy: the client-selection policy.
-        nodes: Flower node id -> device id.
+        nodes: Flower node id -> device id; the node that was bound last is the last one.
         runs: known runs by id, oldest first.
         contention: what runs leave to each other.
+        pairings: whether nodes can train on their devices.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class FlowerRuns:
         rounds: RoundLedger,
         draw: PowerDraw,
         contention: Contention,
+        pairings: NodePairings | None = None,
     ) -> None:
         """Start from what a store holds.
 
@@ -65,10 +68,12 @@ class FlowerRuns:
             rounds: all rounds.
             draw: what each device can be planned with.
             contention: what runs leave to each other.
+            pairings: whether nodes can train on their devices; None if nothing is known of it.
         """
         self.policy = policy
         self.contention = contention
         self.nodes = dict(nodes)
+        self.pairings = pairings or NodePairings()
         self.runs = {record.run_id: record for record in runs}
         self._agents = agents
         self._operator = operator
@@ -118,7 +123,7 @@ class FlowerRuns:
     def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
         """An independent copy beside copies of the other parts."""
         copied = copy.copy(self)
-        copied.nodes, copied.runs = self.nodes.copy(), self.runs.copy()
+        copied.nodes, copied.runs, copied.pairings = self.nodes.copy(), self.runs.copy(), self.pairings.copy()
         copied.contention = self.contention.copy(agents, operator, rounds.grants, draw)
         copied._agents, copied._operator = agents, operator  # noqa: SLF001 - an instance of this class
         copied._rounds, copied._draw = rounds, draw  # noqa: SLF001
@@ -126,19 +131,33 @@ class FlowerRuns:
 
     # --- nodes and runs -----------------------------------------------------------------------------------------
 
-    def bind_node(self, node_id: int, device_id: str) -> NodeRecord:
+    def bind_node(self, node_id: int, device_id: str, pairing_problem: str | None = None) -> NodeRecord:
         """Bind one of Flower's nodes to a device, whose agent may connect later.
+
+        Args:
+            node_id: the node.
+            device_id: the device that its SuperNode names.
+            pairing_problem: why it cannot train there, with the remedy; empty if the device's agent has answered it,
+                None if this was not checked.
 
         Raises:
             InvalidInputError: the device id is not printable.
         """
         require_name("a device's id", device_id)
+        problem = None if pairing_problem is None else pairing_problem[:LONGEST_TEXT]
+        self.nodes.pop(node_id, None)
         self.nodes[node_id] = device_id
-        return NodeRecord(node_id, device_id)
+        self.pairings.note(node_id, problem)
+        return NodeRecord(node_id, device_id, problem)
+
+    def paired(self, node_ids: Iterable[int]) -> PairedDevices:
+        """The devices that can train by one of some connected nodes, and why others cannot."""
+        return self.pairings.paired({node: self.nodes[node] for node in node_ids if node in self.nodes})
 
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove the bindings of some devices' nodes."""
         self.nodes = {node: device for node, device in self.nodes.items() if device not in device_ids}
+        self.pairings.keep(self.nodes)
 
     def start_run(
         self,
@@ -248,7 +267,6 @@ class FlowerRuns:
             NoDevicesError: no device is ready; the text says what every device is doing.
             NoCandidatesError: none of the ready devices may be chosen.
             InfeasibleBudgetError: the site's budget is too small for any device.
-            InvalidInputError: several nodes claim to be the same device.
         """
         if self.is_planned(run_id, number):
             return self._rounds.get(plan_id_of(run_id, number))
@@ -265,16 +283,10 @@ class FlowerRuns:
         Raises:
             UnknownRecordError: no such run.
             NoDevicesError: no device is ready; the text says what every device is doing.
-            InvalidInputError: several nodes claim to be the same device.
         """
         workload = self.run(run_id).workload.name
-        known = [node_id for node_id in node_ids if node_id in self.nodes]
-        nodes = {self.nodes[node_id]: node_id for node_id in known}
-        if len(nodes) < len(known):
-            duplicates = sorted({self.nodes[n] for n in known if n not in nodes.values()})
-            raise InvalidInputError(
-                f"several connected nodes claim to be {first_few(duplicates)}: give each SuperNode its own device-id"
-            )
+        paired = self.paired(node_ids)
+        nodes = paired.nodes
         ready = [
             device
             for device in self._agents.devices.values()
@@ -286,7 +298,7 @@ class FlowerRuns:
         lengths = self._agents.usual_lengths()
         found = [offer for device in ready if (offer := self._draw.offer_of(device, workload, lengths)) is not None]
         if all(self._operator.overrides_of(offer.device_id).drained for offer in found):
-            raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id, nodes)}")
+            raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id, paired)}")
         share = self.contention.waiting.share_of(run_id, self._live())
         not_offered = share.leaves(_fastest_first(found)) if share.ahead else {}
         offers = [offer for offer in found if offer.device_id not in not_offered]
@@ -297,6 +309,7 @@ class FlowerRuns:
             unknown = [device.device_id for device in ready if device.device_id not in offered]
             left_out = self._agents.left_out(workload)
             not_offered.update({each: left_out.get(each, _no_prediction(workload)) for each in unknown})
+        not_offered.update({each: why for each, why in paired.unpaired.items() if each in self._agents.devices})
         elsewhere_w = self._draw.elsewhere_w({offer.device_id for offer in offers})
         allowance = replace(self._operator.allowance, elsewhere_w=elsewhere_w)
         return RoundRequest(
@@ -320,7 +333,7 @@ class FlowerRuns:
             run_id: the run.
             node_ids: the nodes that it asked for.
         """
-        asked = dict.fromkeys(self.nodes[node] for node in node_ids if node in self.nodes)
+        asked = dict.fromkeys(self.paired(node_ids).nodes)
         self.contention.refused(run_id, self.workload_of(run_id), asked, self._live())
 
     def _live(self) -> dict[str, str]:
@@ -330,7 +343,7 @@ class FlowerRuns:
     def unpredicted(self, run_id: str, node_ids: Sequence[int]) -> list[str]:
         """The ready devices of some nodes that have no front for a run's workload, and did not say why."""
         workload = self.workload_of(run_id)
-        found = [self._agents.devices.get(self.nodes[node]) for node in node_ids if node in self.nodes]
+        found = [self._agents.devices.get(device_id) for device_id in self.paired(node_ids).nodes]
         return [
             device.device_id
             for device in found
@@ -358,7 +371,8 @@ class FlowerRuns:
         Returns:
             The connected devices whose grants are not over yet, although they do not train.
         """
-        device_ids = [self.nodes[node_id] for node_id in node_ids if node_id in self.nodes]
+        # A SuperNode that names a wrong device says nothing about that device's training.
+        device_ids = list(self.paired(node_ids).nodes)
         self._rounds.grants.give_up_devices(device_ids, run_id)
         return {
             device_id
@@ -375,14 +389,18 @@ class FlowerRuns:
             return None
         return grant.plan_id
 
-    def _occupations(self, run_id: str, asked: Container[str]) -> str:
+    def _occupations(self, run_id: str, paired: PairedDevices) -> str:
         """What all devices are doing, in words; for many devices the count in each state."""
         if not self._agents.devices:
             return "none ever connected"
         texts = []
         for each in self._agents.devices.values():
-            has_no_node = each.state is DeviceState.READY and each.device_id not in asked
-            texts.append(f"{each.device_id} is {self.occupation(each, run_id)}{_NO_NODE if has_no_node else ''}")
+            text = f"{each.device_id} is {self.occupation(each, run_id)}"
+            if each.device_id in paired.unpaired:
+                text += f", but its SuperNode cannot train there: {paired.unpaired[each.device_id]}"
+            elif each.state is DeviceState.READY and each.device_id not in paired.nodes:
+                text += _NO_NODE
+            texts.append(text)
         if len(texts) <= MAX_LISTED:
             return first_few(texts)
         counts = Counter(device.state.value for device in self._agents.devices.values()).most_common()

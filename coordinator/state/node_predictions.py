@@ -51,6 +51,7 @@ def predict_nodes(fleet: Fleet, run_id: str, node_ids: Sequence[int], epochs: fl
         if offer is not None:
             offers[device_id] = offer
     assignments = dict(zip(offers, fastest_assignments(list(offers.values()), epochs), strict=True))
+    paired = fleet.flower.paired(bound)
     excluded = fleet.operator.exclusion_reasons(offers, workload)
 
     def reason(device: DeviceRecord) -> str:
@@ -68,6 +69,7 @@ def predict_nodes(fleet: Fleet, run_id: str, node_ids: Sequence[int], epochs: fl
             return NodePrediction(node, reason="no device is bound to the node yet")
         if device_id not in devices:
             return NodePrediction(node, device_id, reason="its agent never connected: is it running?")
-        return NodePrediction(node, device_id, assignments.get(device_id), reason(devices[device_id]))
+        unpaired = fleet.flower.pairings.problems.get(node) or paired.unpaired.get(device_id)
+        return NodePrediction(node, device_id, assignments.get(device_id), unpaired or reason(devices[device_id]))
 
     return [prediction(node, device_id) for node, device_id in bound.items()]

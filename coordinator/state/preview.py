@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
+from coordinator.state.pairing import NodePairings
 from coordinator.state.records import RoundRecord
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
@@ -59,12 +60,18 @@ class RoundPreview:
         elif flower.run(run_id).finished:
             raise InvalidInputError(f"run {run_id} has ended: omit --run to preview the first round of a new run")
         if all_devices or not run_id:
+            # A device without a node counts as paired, so that the preview is of the fleet once all have one.
+            newest_nodes = {device_id: node_id for node_id, device_id in flower.nodes.items()}
+            problems = flower.pairings.problems
             flower.nodes = dict(enumerate(self.fleet.agents.devices))
+            flower.pairings = NodePairings(
+                {k: problems.get(newest_nodes.get(each, -1), "") for k, each in flower.nodes.items()}
+            )
         elif not flower.nodes:
             raise NoDevicesError(
                 "no device is bound to a Flower node yet; use --all-devices to preview a plan over all devices"
             )
-        # A device whose SuperNode was restarted has several nodes; any of them will do.
+        # A device whose SuperNode was restarted has several nodes; the last one counts.
         self._nodes = {device_id: node_id for node_id, device_id in flower.nodes.items()}
         self.node_ids = list(self._nodes.values())
 

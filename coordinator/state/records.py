@@ -75,10 +75,13 @@ class NodeRecord:
     Attributes:
         node_id: Flower's id, of 64 bits.
         device_id: the device behind it, whose agent may connect later.
+        pairing_problem: why it cannot train on the device, with the remedy; empty if the device's agent has answered
+            it, None if this was not checked.
     """
 
     node_id: int
     device_id: str
+    pairing_problem: str | None = None
 
 
 @dataclass(frozen=True)

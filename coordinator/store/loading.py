@@ -38,7 +38,8 @@ class StoredState:
 
     Attributes:
         devices: in no particular order.
-        nodes: Flower node id -> device id.
+        nodes: Flower node id -> device id; the nodes that were bound last are at the end.
+        pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; of checked nodes.
         runs: oldest first.
         rounds: those that a coordinator continues with (see `coordinator.store.rounds.current`), oldest first.
         overrides: what the operator set for single devices.
@@ -54,6 +55,7 @@ class StoredState:
 
     devices: Sequence[DeviceRecord]
     nodes: dict[int, str]
+    pairing_problems: dict[int, str]
     runs: Sequence[RunRecord]
     rounds: Sequence[RoundRecord]
     overrides: Sequence[DeviceOverrides]
@@ -86,9 +88,11 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
         if (known := _front(row)) is not None:
             fronts.setdefault(row.device_id, []).append(known)
     devices = connection.execute(select(Device.__table__)).all()
+    nodes = connection.execute(select(Node.__table__).order_by(Node.bound_at.asc().nulls_first())).all()
     return StoredState(
         devices=[rows.device_record(row, fronts.get(row.device_id, ())) for row in devices],
-        nodes={int(row.node_id): row.device_id for row in connection.execute(select(Node.__table__))},
+        nodes={int(row.node_id): row.device_id for row in nodes},
+        pairing_problems={int(row.node_id): row.pairing_problem for row in nodes if row.pairing_problem is not None},
         runs=[rows.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))],
         rounds=rounds.current(connection),
         overrides=[

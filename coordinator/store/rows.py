@@ -135,7 +135,11 @@ def front_from_bytes(points: bytes, has_batches: bool = False) -> Front:
 
 def node_values(record: NodeRecord) -> Values:
     """A node's columns."""
-    return {"node_id": str(record.node_id), "device_id": record.device_id}
+    return {
+        "node_id": str(record.node_id),
+        "device_id": record.device_id,
+        "pairing_problem": record.pairing_problem,
+    }
 
 
 def run_values(record: RunRecord) -> Values:

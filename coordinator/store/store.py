@@ -123,7 +123,7 @@ class Store:
         now = self._now()
         forgotten = {record.device_id for record in records if isinstance(record, ForgottenDevice)}
         devices = [record for record in records if isinstance(record, DeviceRecord)]
-        nodes = [rows.node_values(record) for record in records if isinstance(record, NodeRecord)]
+        nodes = [{**rows.node_values(record), "bound_at": now} for record in records if isinstance(record, NodeRecord)]
         runs = [
             {**rows.run_values(record), "started_at": now, "finished_at": now if record.finished else None}
             for record in records

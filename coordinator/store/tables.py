@@ -104,6 +104,8 @@ class Node(Base):
     # Flower's node ids use all 64 bits; the databases' integers are signed.
     node_id: Mapped[str] = mapped_column(primary_key=True)
     device_id: Mapped[str]
+    pairing_problem: Mapped[str | None]
+    bound_at: Mapped[datetime | None]
     checksum: Mapped[int | None]
 
 

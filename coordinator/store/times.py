@@ -7,12 +7,13 @@ from datetime import datetime
 
 from sqlalchemy import Executable, select
 
-from coordinator.store.tables import Device, Round, Run
+from coordinator.store.tables import Device, Node, Round, Run
 
 TimesOf = Executable
 """A query for the id of each thing, with its first and its last time."""
 
 OF_DEVICES: TimesOf = select(Device.device_id, Device.first_seen_at, Device.last_seen_at)
+OF_NODES: TimesOf = select(Node.node_id, Node.bound_at, Node.bound_at)
 OF_RUNS: TimesOf = select(Run.run_id, Run.started_at, Run.finished_at)
 
 

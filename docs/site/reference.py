@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def commands() -> str:
         lines += ["", "```text", command.get_usage(context).removeprefix("Usage: "), "```"]
         if rows:
             lines += ["", "| argument or option | meaning |", "|---|---|"]
-            lines += [f"| `{_cell(name)}` | {_cell(_prose(text))} |" for name, text in rows]
+            lines += [f"| {_code(name)} | {_cell(_prose(text))} |" for name, text in rows if name != "--help"]
     return "\n".join(lines) + "\n"
 
 
@@ -90,6 +91,11 @@ def _record(parameter: click.Parameter, context: click.Context) -> tuple[str, st
 
 def _prose(text: str) -> str:
     return re.sub(r"\s*\n\s*\n\s*", "\n\n", inspect.cleandoc(text)).replace("\b", "").replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    """Code in a table's cell, where a bar would begin the next cell, even between back quotes."""
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
 def _cell(text: str) -> str:

@@ -83,6 +83,12 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
             return local_pb2.ShowTrainingResponse()
         return await self._ready.ShowTraining(request, context)
 
+    async def GetDevice(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.GetDeviceRequest, context: Any
+    ) -> local_pb2.GetDeviceResponse:
+        """Name the device, also while it is being prepared."""
+        return local_pb2.GetDeviceResponse(device_id=self._device_id)
+
     async def _end_calls(self) -> None:
         if calls := list(self._calls):
             await asyncio.wait(calls, timeout=_ENDS_WITHIN_S)

@@ -155,6 +155,12 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             training.uid, training.pid = peer.uid, peer.pid
         return local_pb2.ShowTrainingResponse(training=training)
 
+    async def GetDevice(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.GetDeviceRequest, context: Any
+    ) -> local_pb2.GetDeviceResponse:
+        """Name the device."""
+        return local_pb2.GetDeviceResponse(device_id=self._device_id)
+
     def answers_to(
         self, requests: AsyncIterator[local_pb2.TrainRequest]
     ) -> AsyncGenerator[local_pb2.TrainResponse, None]:

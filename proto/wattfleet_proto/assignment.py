@@ -26,6 +26,9 @@ IDENTIFY_KEY = "identify"
 
 DEVICE_ID_KEY = "device-id"
 
+PAIRING_PROBLEM_KEY = "pairing-problem"
+"""In a reply with a device id: why the node cannot train on the device; empty if it can, absent if this is unknown."""
+
 SHARE_KEY = "share"
 """In a reply: the share of the assigned work that was done before the deadline, 0 to 1."""
 

@@ -76,6 +76,7 @@ class Agent:
     grant: Callable[..., None]
     loop: asyncio.AbstractEventLoop
     servicer: LocalAgentServicer
+    trainings: AppTrainings
 
     def __init__(self, socket: Path, open_fitting: OpenFittingTo | None = None) -> None:
         self.socket = socket
@@ -153,7 +154,7 @@ def agent_at(
         )
         settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)
         agent.servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
-        trainings = AppTrainings("orin-nano-0")
+        agent.trainings = trainings = AppTrainings("orin-nano-0")
         async with aclosing(supervisor), trainings.served_by(agent.servicer), serve_socket(socket, trainings):
             ready.set()
             await stop.wait()

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from tests.fakes.flower_task import be_task
 from tests.fakes.one_run_grid import OneRunGrid
 from wattfleet_io.clock import VirtualClock
-from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
+from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, PAIRING_PROBLEM_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
 RUN_ID = 7
@@ -89,12 +89,14 @@ class Node:
         train: its training.
         takes_s: seconds until it replies; more than the timeout, and the reply is late.
         busy_until_s: when it will have done what it has received.
+        problem: why it cannot train on the device that it names; None where its mod does not check this.
     """
 
     device_id: str | None
     train: Callable[[Message], Message] = trained
     takes_s: float = 5.0
     busy_until_s: float = 0.0
+    problem: str | None = None
 
 
 class GridOfNodes(OneRunGrid):
@@ -170,6 +172,8 @@ class GridOfNodes(OneRunGrid):
             if node.device_id is None:
                 return Message(Error(2, "KeyError: 'arrays'"), reply_to=message)
             identity = ConfigRecord({DEVICE_ID_KEY: node.device_id})
+            if node.problem is not None:
+                identity[PAIRING_PROBLEM_KEY] = node.problem
             return Message(RecordDict({RECORD_KEY: identity}), reply_to=message)
         if message.metadata.message_type == "evaluate":
             metrics = MetricRecord({"num-examples": 10, "accuracy": 0.5})
@@ -206,6 +210,7 @@ class PlannerStub:
     Attributes:
         chosen: devices that it chooses, where they are connected; None for all.
         nodes: which node is which device.
+        problems: why nodes cannot train on their devices.
         excluded: why devices are drained or excluded.
         away: whether it does not answer.
         full: whether its disk is: what would have to be stored is refused.
@@ -221,6 +226,7 @@ class PlannerStub:
 
     chosen: Sequence[str] | None = None
     nodes: dict[int, str] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     away: bool = False
     full: bool = False
@@ -255,7 +261,11 @@ class PlannerStub:
                     bindings=bindings, unknown_node_ids=unknown, exclusions=self._exclusions(bindings)
                 )
             if method == "BindNodes":
-                self.nodes.update({binding.node_id: binding.device_id for binding in request.bindings})
+                for binding in request.bindings:
+                    self.nodes[binding.node_id] = binding.device_id
+                    self.problems.pop(binding.node_id, None)
+                    if binding.HasField("pairing_problem"):
+                        self.problems[binding.node_id] = binding.pairing_problem
                 return planning_pb2.BindNodesResponse(exclusions=self._exclusions(request.bindings))
             if method == "PlanRound":
                 plan = self.plans[f"{request.run_id}/{request.round}"] = self._plan(request)
@@ -279,12 +289,14 @@ class PlannerStub:
         ]
 
     def _binding(self, node_id: int) -> planning_pb2.NodeBinding:
-        return planning_pb2.NodeBinding(node_id=node_id, device_id=self.nodes[node_id])
+        problem = self.problems.get(node_id)
+        return planning_pb2.NodeBinding(node_id=node_id, device_id=self.nodes[node_id], pairing_problem=problem)
 
     def _plan(self, request: planning_pb2.PlanRoundRequest) -> planning_pb2.PlanRoundResponse:
         if self.refusals:
             raise self.refusals.pop(0)
-        candidates = [n for n in request.node_ids if self.nodes[n] not in self.excluded]
+        paired = [n for n in request.node_ids if not self.problems.get(n)]
+        candidates = [n for n in paired if self.nodes[n] not in self.excluded]
         chosen = [n for n in candidates if self.chosen is None or self.nodes[n] in self.chosen]
         return planning_pb2.PlanRoundResponse(
             plan_id=f"{request.run_id}/{request.round}",

@@ -54,6 +54,11 @@ class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
     ) -> local_pb2.ShowTrainingResponse:
         return local_pb2.ShowTrainingResponse()
 
+    def GetDevice(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.GetDeviceRequest, context: Any
+    ) -> local_pb2.GetDeviceResponse:
+        return local_pb2.GetDeviceResponse()
+
     @property
     def loaders(self) -> list[local_pb2.LoaderSeen]:
         """What was told of loaders."""

@@ -99,7 +99,7 @@ def _planning() -> dict[str, Message]:
     return {
         "StartRun": planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=100, workload=_WORKLOAD),
         "BindNodes": planning_pb2.BindNodesRequest(
-            bindings=[planning_pb2.NodeBinding(node_id=KNOWN_NODES[0], device_id=DEVICES[0])]
+            bindings=[planning_pb2.NodeBinding(node_id=KNOWN_NODES[0], device_id=DEVICES[0], pairing_problem="")]
         ),
         "ResolveNodes": planning_pb2.ResolveNodesRequest(node_ids=KNOWN_NODES),
         "PlanRound": planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=KNOWN_NODES, epochs=1.0),
@@ -166,6 +166,7 @@ def _view() -> dict[str, Message]:
         "ListDevices": view_pb2.ListDevicesRequest(
             device_ids=["orin"], with_fronts=True, with_times=True, workload=_WORKLOAD.name
         ),
+        "ListNodes": view_pb2.ListNodesRequest(),
         "ListWorkloads": view_pb2.ListWorkloadsRequest(),
         "ListRuns": view_pb2.ListRunsRequest(with_times=True),
         "StreamRounds": view_pb2.StreamRoundsRequest(run_id=RUN, with_times=True),

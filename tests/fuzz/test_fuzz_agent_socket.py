@@ -18,7 +18,7 @@ from tests.fuzz.hostile_messages import Known
 from tests.fuzz.remote_calls import HostileCall, Valid, methods_of
 from wattfleet_proto.v1 import local_pb2
 
-METHOD, SHOW = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
+METHOD, SHOW, DEVICE = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
 
 
 def known_values(plan_id: str) -> Known:
@@ -59,8 +59,13 @@ async def _no_app_fails_the_agent(agent: Agent) -> None:
         with service_log() as log, bounded_memory():
             for seed in seeds():
                 hostile, plan_id = source(seed), grant_next()
-                valid: Valid = {METHOD.path: trainings(plan_id), SHOW.path: [[local_pb2.ShowTrainingRequest()]]}
-                call = HostileCall.drawn(hostile, METHOD if seed % 8 else SHOW, valid, known_values(plan_id))
+                valid: Valid = {
+                    METHOD.path: trainings(plan_id),
+                    SHOW.path: [[local_pb2.ShowTrainingRequest()]],
+                    DEVICE.path: [[local_pb2.GetDeviceRequest()]],
+                }
+                method = {0: SHOW, 1: DEVICE}.get(seed % 8, METHOD)
+                call = HostileCall.drawn(hostile, method, valid, known_values(plan_id))
                 with judged(seed, call, log):
                     await call.ended_with(channel)
                     await eventually(lambda: agent.board.current_mode() == parked_mode(agent.board))

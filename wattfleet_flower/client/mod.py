@@ -12,6 +12,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining, AgentUnreachableError
 from wattfleet_flower.client.automatic_profiling import automatic_profiling
 from wattfleet_flower.client.deadline import Deadline
+from wattfleet_flower.client.pairing import pairing_problem
 from wattfleet_io.console import plain_text
 from wattfleet_proto.assignment import (
     APP_WEIGHS_KEY,
@@ -20,6 +21,7 @@ from wattfleet_proto.assignment import (
     IDENTIFY_KEY,
     OBSERVED_EPOCH_S_KEY,
     OBSERVED_POWER_W_KEY,
+    PAIRING_PROBLEM_KEY,
     RECORD_KEY,
     SHARE_KEY,
     TOOK_EPOCHS_KEY,
@@ -45,15 +47,14 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
         return call_next(message, context)
     record = message.content[RECORD_KEY]
     if IDENTIFY_KEY in record:
-        identity = ConfigRecord({DEVICE_ID_KEY: _device_id(context)})
-        return Message(RecordDict({RECORD_KEY: identity}), reply_to=message)
+        return Message(RecordDict({RECORD_KEY: _identity(context)}), reply_to=message)
 
     assignment = RoundAssignment.from_record(record)
     # The app sees the message as its strategy wrote it.
     del message.content[RECORD_KEY]
     work = AssignedWork.from_record(message.content[WORK_KEY]) if WORK_KEY in message.content else None
     profiles = automatic_profiling() if _profiles_automatically(context) else nullcontext()
-    socket = str(context.node_config.get("agent-socket", DEFAULT_SOCKET))
+    socket = _socket(context)
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         training = AgentTraining(channel)
         training.work = work
@@ -88,6 +89,22 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     if not reply.has_error() and done:
         reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
+
+
+def _identity(context: Context) -> ConfigRecord:
+    """Which device this SuperNode names, and why it cannot train there.
+
+    A problem is told in a reply, since Flower keeps no reply beside an error.
+    """
+    device_id = _device_id(context)
+    identity = ConfigRecord({DEVICE_ID_KEY: device_id})
+    if (problem := pairing_problem(device_id, _socket(context))) is not None:
+        identity[PAIRING_PROBLEM_KEY] = problem
+    return identity
+
+
+def _socket(context: Context) -> str:
+    return str(context.node_config.get("agent-socket", DEFAULT_SOCKET))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

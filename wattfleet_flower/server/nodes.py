@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 
-from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from wattfleet_flower.server.errors import PlanningError
+from wattfleet_flower.server.identification import RepeatedQuestions, answer_of, question_to
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_flower.server.replies import describe_error
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
-from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2
 
 POLL_S = 1.0
@@ -45,7 +43,10 @@ class Nodes:
         self._asked_in: dict[int, int] = {}
         self._devices: dict[int, str] = {}
         # Nodes that told their device while the coordinator was away.
-        self._unbound: dict[int, str] = {}
+        self._unbound: dict[int, planning_pb2.NodeBinding] = {}
+        self._unpaired: dict[int, str] = {}
+        self._doubted: set[int] = set()
+        self._repeated = RepeatedQuestions(timeout_s, clock)
         # The devices that the coordinator was asked about: why it must not train, or "" if it may.
         self._exclusions: dict[str, str] = {}
         self._left_out: set[str] = set()
@@ -98,31 +99,60 @@ class Nodes:
         """
         known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
         self._note(known.bindings, known.exclusions)
-        told = [node_id for node_id in known.unknown_node_ids if node_id in self._unbound]
-        bindings = [planning_pb2.NodeBinding(node_id=node_id, device_id=self._unbound[node_id]) for node_id in told]
-        bindings += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._unbound])
-        for start in range(0, len(bindings), _BINDINGS_PER_REQUEST):
-            batch = bindings[start : start + _BINDINGS_PER_REQUEST]
+        told = [self._unbound[node_id] for node_id in known.unknown_node_ids if node_id in self._unbound]
+        told += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._unbound])
+        bindings = {binding.node_id: binding for binding in known.bindings}
+        told += [each for each in self._asked_again(grid, bindings) if each != bindings[each.node_id]]
+        for start in range(0, len(told), _BINDINGS_PER_REQUEST):
+            batch = told[start : start + _BINDINGS_PER_REQUEST]
             bound = self._planner.call("BindNodes", planning_pb2.BindNodesRequest(bindings=batch))
             self._note(batch, bound.exclusions)
-        return self._without_replaced([*known.bindings, *bindings])
+        bindings.update({binding.node_id: binding for binding in told})
+        return self._without_replaced(list(bindings.values()))
+
+    def doubt(self, node_ids: Iterable[int]) -> None:
+        """Have nodes asked for their device before the next plan, since their agents refused a training."""
+        self._doubted.update(node_ids)
+
+    def _asked_again(
+        self, grid: Grid, bindings: Mapping[int, planning_pb2.NodeBinding]
+    ) -> list[planning_pb2.NodeBinding]:
+        """Ask nodes again that could not train when they were asked last.
+
+        A node is waited for the first time, and after its agent refused a training. Later answers are taken when they
+        arrive, so that no round waits for a node that cannot train.
+
+        Args:
+            grid: Flower's grid.
+            bindings: of the connected nodes.
+        """
+        unpaired = [node_id for node_id, binding in bindings.items() if binding.pairing_problem]
+        new = [node_id for node_id in unpaired if node_id not in self._asked_s]
+        new += [node_id for node_id in bindings if node_id in self._doubted]
+        self._doubted.clear()
+        for node_id in new:
+            self._asked_s.pop(node_id, None)
+        told = self._ask(grid, dict.fromkeys(new), are_bound=True)
+        return told + self._repeated.ask(grid, [node_id for node_id in unpaired if node_id not in new])
 
     def allowed_without_plan(self, grid: Grid, node_ids: list[int]) -> list[int]:
         """Return the nodes that may train while the coordinator is away; unknown nodes are asked for their device id.
 
         A drained or excluded device does not train. Nor does one that the coordinator was never asked about, since it
-        may be drained. If the coordinator has not answered at all, every node may train.
+        may be drained, or a node that cannot train on the device that it names, since it may be another device. If the
+        coordinator has not answered at all, every node may train.
         """
         if not self.are_exclusions_known:
             return node_ids
         told = self._ask(grid, [node_id for node_id in node_ids if node_id not in self._devices])
-        self._unbound.update({binding.node_id: binding.device_id for binding in told})
+        self._unbound.update({binding.node_id: binding for binding in told})
         self._devices.update({binding.node_id: binding.device_id for binding in told})
+        self._note_pairings(told)
         newest = self._without_replaced(
             [
                 planning_pb2.NodeBinding(node_id=node_id, device_id=self._devices[node_id])
                 for node_id in node_ids
-                if node_id in self._devices
+                if node_id in self._devices and node_id not in self._unpaired
             ]
         )
         reasons = {
@@ -141,8 +171,15 @@ class Nodes:
         return [node_id for node_id in newest if self._devices[node_id] not in left_out]
 
     def without_excluded(self, node_ids: Iterable[int]) -> list[int]:
-        """Return the nodes without those whose device is drained or excluded, as far as the coordinator has told."""
-        return [node_id for node_id in node_ids if not self._exclusions.get(self._devices.get(node_id, ""))]
+        """Return the nodes without those that cannot train on the device that they name, or whose device is excluded.
+
+        A device is drained or excluded as far as the coordinator has told.
+        """
+        return [
+            node_id
+            for node_id in node_ids
+            if node_id not in self._unpaired and not self._exclusions.get(self._devices.get(node_id, ""))
+        ]
 
     def device_of(self, node_id: int) -> str:
         """Return a node's device; empty if it is unknown."""
@@ -153,13 +190,33 @@ class Nodes:
     ) -> None:
         """Remember which devices nodes belong to, and which of these must not train now."""
         reasons = {exclusion.node_id: exclusion.reason for exclusion in exclusions}
+        bindings = list(bindings)
+        self._note_pairings(bindings)
         for binding in bindings:
             self._unbound.pop(binding.node_id, None)
             self._devices[binding.node_id] = binding.device_id
             self._exclusions[binding.device_id] = reasons.get(binding.node_id, "")
 
-    def _ask(self, grid: Grid, unknown: Iterable[int]) -> list[planning_pb2.NodeBinding]:
-        """Ask nodes for their device id, except those that were asked lately."""
+    def _note_pairings(self, bindings: Iterable[planning_pb2.NodeBinding]) -> None:
+        """Remember which nodes cannot train on the devices that they name, and log each change."""
+        for binding in bindings:
+            problem = plain_text(binding.pairing_problem)
+            before = self._unpaired.pop(binding.node_id, "")
+            if problem:
+                self._unpaired[binding.node_id] = problem
+            if problem and problem != before:
+                log(WARNING, "%s is left out of rounds, node %d: %s", binding.device_id, binding.node_id, problem)
+            elif before and not problem:
+                log(INFO, "%s can train again, node %d", binding.device_id, binding.node_id)
+
+    def _ask(self, grid: Grid, unknown: Iterable[int], are_bound: bool = False) -> list[planning_pb2.NodeBinding]:
+        """Ask nodes for their device id, except those that were asked lately.
+
+        Args:
+            grid: Flower's grid.
+            unknown: the nodes.
+            are_bound: whether they have told a device before, so that they stay as they are without an answer.
+        """
         now_s = self._clock.now_s()
         node_ids = [
             node_id
@@ -168,30 +225,26 @@ class Nodes:
         ]
         if not node_ids:
             return []
-        messages = [
-            Message(
-                RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True})}), dst_node_id=node_id, message_type="train"
-            )
-            for node_id in node_ids
-        ]
+        messages = [question_to(node_id) for node_id in node_ids]
         replies = list(grid.send_and_receive(messages, timeout=self._timeout_s))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         reasons = dict.fromkeys(node_ids, f"no reply within {self._timeout_s:g} s")
         bindings = []
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            if reply.has_error():
-                reasons[node_id] = describe_error(reply.error)
-            elif DEVICE_ID_KEY not in reply.content.get(RECORD_KEY, {}):
-                reasons[node_id] = "its ClientApp has no power_mode_mod"
+            answer = answer_of(node_id, reply)
+            if isinstance(answer, str):
+                reasons[node_id] = answer
             else:
                 reasons.pop(node_id, None)
-                device_id = str(reply.content[RECORD_KEY][DEVICE_ID_KEY])
-                bindings.append(planning_pb2.NodeBinding(node_id=node_id, device_id=device_id))
+                bindings.append(answer)
         asked_s = self._clock.now_s()
         for node_id in node_ids:
             self._asked_s[node_id] = asked_s
         for node_id, reason in reasons.items():
+            if are_bound:
+                log(WARNING, "node %d did not tell whether it can train: %s", node_id, reason)
+                continue
             log(
                 WARNING,
                 "node %d is excluded for the next %.0f min, since its device is unknown: %s",
@@ -207,10 +260,14 @@ class Nodes:
         """Keep the newest node of each device: a restarted SuperNode has a new node id.
 
         Flower lists the old node for a while. Two nodes that gave the same device id in one batch are both kept, so
-        that the coordinator refuses them.
+        that the coordinator leaves the device out. A node that cannot train replaces none.
         """
         newest: dict[str, int] = {}
         for binding in bindings:
+            if binding.pairing_problem:
+                continue
             asked_in = self._asked_in.get(binding.node_id, 0)
             newest[binding.device_id] = max(asked_in, newest.get(binding.device_id, 0))
-        return [b.node_id for b in bindings if self._asked_in.get(b.node_id, 0) == newest[b.device_id]]
+        return [
+            b.node_id for b in bindings if b.pairing_problem or self._asked_in.get(b.node_id, 0) == newest[b.device_id]
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Any
@@ -43,6 +44,8 @@ _ERROR_TEXTS = {
     7: "the app's bundle is broken",
     8: "the training process was killed",
 }
+# What `power_mode_mod` raises where its SuperNode may be paired with a wrong agent, or with none.
+_REFUSED_BY_AGENT = re.compile(r"the agent at .* answered (UNAVAILABLE|PERMISSION_DENIED|INVALID_ARGUMENT)")
 # For these codes Flower's reason has details.
 _WITH_REASON = (1, 2, 6, 7)
 
@@ -121,6 +124,16 @@ class RoundReplies:
         return [
             self._result(device_id, weighted_by_key)
             for device_id in dict.fromkeys(device_id for _, device_id in self._sent)
+        ]
+
+    def refused_by_agents(self) -> list[int]:
+        """The nodes whose agent could not be reached, or is not that of their device."""
+        return [
+            metadata.dst_node_id
+            for metadata, device_id in self._sent
+            if (reply := self._reply_of.get(device_id)) is not None
+            and reply.has_error()
+            and _REFUSED_BY_AGENT.search(reply.error.reason or "")
         ]
 
     def add_metrics(self, metrics: Mapping[str, Mapping[str, float]]) -> None:

@@ -271,6 +271,7 @@ class PlannedRounds:
         """
         answered = RoundReplies(sent.sent, replies, sent.timeout_s, sent.late)
         results = answered.results(weighted_by_key)
+        self._nodes.doubt(answered.refused_by_agents())
         self.check_epochs(sent, answered)
         for result in results:
             if result.failure:

@@ -60,6 +60,18 @@ def device_values(view: view_pb2.DeviceView) -> Values:
     }
 
 
+def node_values(view: view_pb2.NodeView) -> Values:
+    """A Flower node's values."""
+    return {
+        "node_id": view.node_id,
+        "device_id": view.device_id,
+        "device_state": state_word(view.device_state) if view.device_state else None,
+        "pairing_problem": known(view, "pairing_problem"),
+        "bound_unix_s": known(view, "bound_unix_s"),
+        "connected_unix_s": known(view, "connected_unix_s"),
+    }
+
+
 def workload_values(message: power_pb2.Workload) -> Values:
     """A workload's name and what is known of it."""
     workload = workload_from_message(message)

@@ -44,6 +44,11 @@ class LocalAgentServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingResponse.FromString,
                 _registered_method=True)
+        self.GetDevice = channel.unary_unary(
+                '/wattfleet.v1.LocalAgentService/GetDevice',
+                request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceResponse.FromString,
+                _registered_method=True)
 
 
 class LocalAgentServiceServicer:
@@ -66,6 +71,13 @@ class LocalAgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDevice(self, request, context):
+        """Names the agent's device, also while the device is being prepared. From protocol 2.7 on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalAgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_LocalAgentServiceServicer_to_server(servicer, server):
                     servicer.ShowTraining,
                     request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingResponse.SerializeToString,
+            ),
+            'GetDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDevice,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class LocalAgentService:
             '/wattfleet.v1.LocalAgentService/ShowTraining',
             wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_local__pb2.ShowTrainingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.LocalAgentService/GetDevice',
+            wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,

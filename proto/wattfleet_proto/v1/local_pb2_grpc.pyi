@@ -39,6 +39,8 @@ class LocalAgentServiceStub:
     """
     ShowTraining: _grpc.UnaryUnaryMultiCallable[_local_pb2.ShowTrainingRequest, _local_pb2.ShowTrainingResponse]
     """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
+    GetDevice: _grpc.UnaryUnaryMultiCallable[_local_pb2.GetDeviceRequest, _local_pb2.GetDeviceResponse]
+    """Names the agent's device, also while the device is being prepared. From protocol 2.7 on."""
 
 @_typing.type_check_only
 class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
@@ -51,6 +53,8 @@ class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
     """
     ShowTraining: _aio.UnaryUnaryMultiCallable[_local_pb2.ShowTrainingRequest, _local_pb2.ShowTrainingResponse]  # type: ignore[assignment]
     """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
+    GetDevice: _aio.UnaryUnaryMultiCallable[_local_pb2.GetDeviceRequest, _local_pb2.GetDeviceResponse]  # type: ignore[assignment]
+    """Names the agent's device, also while the device is being prepared. From protocol 2.7 on."""
 
 class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +76,13 @@ class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_local_pb2.ShowTrainingResponse, _abc.Awaitable[_local_pb2.ShowTrainingResponse]]:
         """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
+
+    @_abc_1.abstractmethod
+    def GetDevice(
+        self,
+        request: _local_pb2.GetDeviceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_local_pb2.GetDeviceResponse, _abc.Awaitable[_local_pb2.GetDeviceResponse]]:
+        """Names the agent's device, also while the device is being prepared. From protocol 2.7 on."""
 
 def add_LocalAgentServiceServicer_to_server(servicer: LocalAgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

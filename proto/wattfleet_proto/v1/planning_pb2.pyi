@@ -75,19 +75,28 @@ class NodeBinding(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     DEVICE_ID_FIELD_NUMBER: _builtins.int
+    PAIRING_PROBLEM_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     device_id: _builtins.str
+    """as the SuperNode states it"""
+    pairing_problem: _builtins.str
+    """Why the node cannot train on this device, with the remedy; empty: the device's agent has answered it. Absent: it was
+    not checked, as before protocol 2.7.
+    """
     def __init__(
         self,
         *,
         node_id: _builtins.int = ...,
         device_id: _builtins.str = ...,
+        pairing_problem: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pairing_problem", b"_pairing_problem", "pairing_problem", b"pairing_problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pairing_problem", b"_pairing_problem", "device_id", b"device_id", "node_id", b"node_id", "pairing_problem", b"pairing_problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pairing_problem: _TypeAlias = _typing.Literal["pairing_problem"]  # noqa: Y015
+    _WhichOneofArgType__pairing_problem: _TypeAlias = _typing.Literal["_pairing_problem", b"_pairing_problem"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pairing_problem) -> _WhichOneofReturnType__pairing_problem | None: ...
 
 Global___NodeBinding: _TypeAlias = NodeBinding  # noqa: Y015
 

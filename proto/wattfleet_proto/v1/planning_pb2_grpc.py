@@ -108,7 +108,7 @@ class PlanningServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BindNodes(self, request, context):
-        """Binds Flower's nodes to devices, once.
+        """Binds Flower's nodes to devices: once, and again when a node's pairing has changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

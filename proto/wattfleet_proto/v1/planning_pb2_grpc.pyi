@@ -40,7 +40,7 @@ class PlanningServiceStub:
     ResolveNodes: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ResolveNodesRequest, _planning_pb2.ResolveNodesResponse]
     """Looks up the devices that Flower's nodes are bound to."""
     BindNodes: _grpc.UnaryUnaryMultiCallable[_planning_pb2.BindNodesRequest, _planning_pb2.BindNodesResponse]
-    """Binds Flower's nodes to devices, once."""
+    """Binds Flower's nodes to devices: once, and again when a node's pairing has changed."""
     PlanRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]
     """Plans a round; a retried request returns the plan that was made."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]
@@ -65,7 +65,7 @@ class PlanningServiceAsyncStub(PlanningServiceStub):
     ResolveNodes: _aio.UnaryUnaryMultiCallable[_planning_pb2.ResolveNodesRequest, _planning_pb2.ResolveNodesResponse]  # type: ignore[assignment]
     """Looks up the devices that Flower's nodes are bound to."""
     BindNodes: _aio.UnaryUnaryMultiCallable[_planning_pb2.BindNodesRequest, _planning_pb2.BindNodesResponse]  # type: ignore[assignment]
-    """Binds Flower's nodes to devices, once."""
+    """Binds Flower's nodes to devices: once, and again when a node's pairing has changed."""
     PlanRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]  # type: ignore[assignment]
     """Plans a round; a retried request returns the plan that was made."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]  # type: ignore[assignment]
@@ -105,7 +105,7 @@ class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planning_pb2.BindNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planning_pb2.BindNodesResponse, _abc.Awaitable[_planning_pb2.BindNodesResponse]]:
-        """Binds Flower's nodes to devices, once."""
+        """Binds Flower's nodes to devices: once, and again when a node's pairing has changed."""
 
     @_abc_1.abstractmethod
     def PlanRound(

@@ -526,6 +526,93 @@ class ListWorkloadsResponse(_message.Message):
 Global___ListWorkloadsResponse: _TypeAlias = ListWorkloadsResponse  # noqa: Y015
 
 @_typing.final
+class NodeView(_message.Message):
+    """One of Flower's nodes, and how it is paired with its device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_STATE_FIELD_NUMBER: _builtins.int
+    PAIRING_PROBLEM_FIELD_NUMBER: _builtins.int
+    BOUND_UNIX_S_FIELD_NUMBER: _builtins.int
+    CONNECTED_UNIX_S_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    device_id: _builtins.str
+    """as its SuperNode states it"""
+    device_state: _session_pb2.DeviceState.ValueType
+    """unspecified: no agent ever connected with this id"""
+    pairing_problem: _builtins.str
+    """as in NodeBinding; also if several connected SuperNodes name the device"""
+    bound_unix_s: _builtins.float
+    """when it last told its device; absent: unknown"""
+    connected_unix_s: _builtins.float
+    """when a Flower app last had it connected; absent: not since this coordinator began"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        device_id: _builtins.str = ...,
+        device_state: _session_pb2.DeviceState.ValueType = ...,
+        pairing_problem: _builtins.str | None = ...,
+        bound_unix_s: _builtins.float | None = ...,
+        connected_unix_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s", "_connected_unix_s", b"_connected_unix_s", "_pairing_problem", b"_pairing_problem", "bound_unix_s", b"bound_unix_s", "connected_unix_s", b"connected_unix_s", "pairing_problem", b"pairing_problem"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s", "_connected_unix_s", b"_connected_unix_s", "_pairing_problem", b"_pairing_problem", "bound_unix_s", b"bound_unix_s", "connected_unix_s", b"connected_unix_s", "device_id", b"device_id", "device_state", b"device_state", "node_id", b"node_id", "pairing_problem", b"pairing_problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bound_unix_s: _TypeAlias = _typing.Literal["bound_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__bound_unix_s: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__connected_unix_s: _TypeAlias = _typing.Literal["connected_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__connected_unix_s: _TypeAlias = _typing.Literal["_connected_unix_s", b"_connected_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__pairing_problem: _TypeAlias = _typing.Literal["pairing_problem"]  # noqa: Y015
+    _WhichOneofArgType__pairing_problem: _TypeAlias = _typing.Literal["_pairing_problem", b"_pairing_problem"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bound_unix_s) -> _WhichOneofReturnType__bound_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__connected_unix_s) -> _WhichOneofReturnType__connected_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pairing_problem) -> _WhichOneofReturnType__pairing_problem | None: ...
+
+Global___NodeView: _TypeAlias = NodeView  # noqa: Y015
+
+@_typing.final
+class ListNodesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListNodesRequest: _TypeAlias = ListNodesRequest  # noqa: Y015
+
+@_typing.final
+class ListNodesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListNodesResponse: _TypeAlias = ListNodesResponse  # noqa: Y015
+
+@_typing.final
 class ListRunsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

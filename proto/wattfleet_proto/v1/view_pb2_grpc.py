@@ -54,6 +54,11 @@ class ViewServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsResponse.FromString,
                 _registered_method=True)
+        self.ListNodes = channel.unary_stream(
+                '/wattfleet.v1.ViewService/ListNodes',
+                request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListNodesRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListNodesResponse.FromString,
+                _registered_method=True)
         self.StreamRounds = channel.unary_stream(
                 '/wattfleet.v1.ViewService/StreamRounds',
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.SerializeToString,
@@ -91,6 +96,13 @@ class ViewServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListNodes(self, request, context):
+        """Flower's nodes by device and node id, in several messages. From protocol 2.7 on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StreamRounds(self, request, context):
         """The rounds of one run, one per message.
         """
@@ -120,6 +132,11 @@ def add_ViewServiceServicer_to_server(servicer, server):
                     servicer.ListWorkloads,
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsResponse.SerializeToString,
+            ),
+            'ListNodes': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListNodes,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListNodesRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListNodesResponse.SerializeToString,
             ),
             'StreamRounds': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamRounds,
@@ -235,6 +252,33 @@ class ViewService:
             '/wattfleet.v1.ViewService/ListWorkloads',
             wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wattfleet.v1.ViewService/ListNodes',
+            wattfleet__proto_dot_v1_dot_view__pb2.ListNodesRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_view__pb2.ListNodesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class ViewServiceStub:
     """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
     ListWorkloads: _grpc.UnaryStreamMultiCallable[_view_pb2.ListWorkloadsRequest, _view_pb2.ListWorkloadsResponse]
     """The workloads of runs and of devices' fronts by name, in several messages."""
+    ListNodes: _grpc.UnaryStreamMultiCallable[_view_pb2.ListNodesRequest, _view_pb2.ListNodesResponse]
+    """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
     StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
     """The rounds of one run, one per message."""
 
@@ -51,6 +53,8 @@ class ViewServiceAsyncStub(ViewServiceStub):
     """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
     ListWorkloads: _aio.UnaryStreamMultiCallable[_view_pb2.ListWorkloadsRequest, _view_pb2.ListWorkloadsResponse]  # type: ignore[assignment]
     """The workloads of runs and of devices' fronts by name, in several messages."""
+    ListNodes: _aio.UnaryStreamMultiCallable[_view_pb2.ListNodesRequest, _view_pb2.ListNodesResponse]  # type: ignore[assignment]
+    """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
     StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
     """The rounds of one run, one per message."""
 
@@ -85,6 +89,14 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_view_pb2.ListWorkloadsResponse], _abc.AsyncIterator[_view_pb2.ListWorkloadsResponse]]:
         """The workloads of runs and of devices' fronts by name, in several messages."""
+
+    @_abc_1.abstractmethod
+    def ListNodes(
+        self,
+        request: _view_pb2.ListNodesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_view_pb2.ListNodesResponse], _abc.AsyncIterator[_view_pb2.ListNodesResponse]]:
+        """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
 
     @_abc_1.abstractmethod
     def StreamRounds(

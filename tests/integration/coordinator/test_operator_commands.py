@@ -44,12 +44,44 @@ async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings
         assert "3 devices: 1 enrolled, 2 ready; 1 drained" in shown
         assert {each["device_id"] for each in await asked(shell, "devices", "--state", "ready")} == {"orin", "nano"}
         assert [each["device_id"] for each in await asked(shell, "devices", "--tag", "lab")] == ["nano"]
+        listed = {each["device_id"]: each["last_seen_unix_s"] for each in await asked(shell, "devices")}
+        assert listed["nano"] == (await asked(shell, "device", "nano"))["last_seen_unix_s"] is not None
         [new] = await asked(shell, "devices", "--state", "enrolled")
         assert (new["idle_w"], new["fastest_epoch_s"], new["supply"]) == (None, None, "rack")
         with pytest.raises(InvalidInputError, match="unknown state 'flying'"):
             await shell("devices", "--state", "flying")
         await nano.goodbye()
         assert [each["device_id"] for each in await asked(shell, "devices", "--state", "offline")] == ["nano"]
+
+
+async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: CoordinatorSettings) -> None:
+    problem = "no agent listens at /run/wattfleet/agent.sock: start it"
+    async with served_with_shell(site) as (client, shell):
+        assert "nodes are asked before the first plan" in (await shell("nodes")).stdout
+        await client.two_ready()
+        bindings = [
+            planning_pb2.NodeBinding(node_id=1, device_id="orin", pairing_problem=""),
+            planning_pb2.NodeBinding(node_id=2, device_id="nano", pairing_problem=problem),
+            planning_pb2.NodeBinding(node_id=3, device_id="ghost", pairing_problem=""),
+        ]
+        await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+        # Of the nodes from before, only these are connected.
+        await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[1, 2, 3]))
+        nodes = {each["node_id"]: each for each in await asked(shell, "nodes")}
+        assert {number: each["status"] for number, each in nodes.items()} == {
+            1: "paired",
+            2: "cannot train",
+            3: "unknown device",
+        }
+        assert (nodes[2]["remedy"], nodes[2]["device_state"]) == (problem, "ready")
+        assert len(await asked(shell, "nodes", "--all")) == 5
+        shown = (await shell("nodes", columns=200)).stdout
+        assert "3 nodes: 2 to mend" in shown and f"nano: {problem}" in shown
+        known = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[2]))
+        assert known.bindings[0].pairing_problem == problem
+    async with served_with_shell(site) as (_, shell):
+        kept = {each["node_id"]: each["pairing_problem"] for each in await asked(shell, "nodes", "--all")}
+        assert (kept[1], kept[2]) == ("", problem), "a restart forgets nothing"
 
 
 async def test_a_device_that_is_left_out_is_shown_with_the_reason(site: CoordinatorSettings) -> None:

@@ -1,0 +1,78 @@
+"""Nodes that cannot train on their devices cost no round its time, and train as soon as they are mended."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import Error, Message
+from flwr.serverapp.strategy import FedAvg
+
+from tests.fakes.flower_in_process import GridOfNodes, PlannerStub
+from tests.fakes.flower_in_process import trained as replied
+from tests.fakes.power_aware_runs import KNOWN, A, B, C, D, WarningLog, fleet, run
+
+AWAY = "no agent listens at /run/wattfleet/agent.sock: start it"
+
+
+def trained(grid: GridOfNodes) -> list[int]:
+    return [message.metadata.dst_node_id for message in grid.trainings()]
+
+
+def test_rounds_wait_for_no_node_that_cannot_train() -> None:
+    def took_s(grid: GridOfNodes, planner: PlannerStub) -> float:
+        began_s = grid.clock.now_s()
+        run(grid, planner, rounds=4)
+        assert len(trained(grid)) == 12 and A not in trained(grid)
+        return grid.clock.now_s() - began_s
+
+    known = {"nodes": dict(KNOWN), "problems": dict.fromkeys(KNOWN, "")}
+    without_s = took_s(GridOfNodes(fleet()), PlannerStub(chosen=["b", "c", "d"], **known))
+    with_s = took_s(GridOfNodes(fleet(a={"problem": AWAY})), PlannerStub())
+    # 5 s until all nodes have told their devices, before the first plan, and what looking for replies rounds up.
+    assert with_s == pytest.approx(without_s + 5.0, abs=0.5)
+
+
+def test_a_node_is_asked_again_each_round_and_trains_once_it_is_mended(warnings: WarningLog) -> None:
+    grid, planner = GridOfNodes(fleet(a={"problem": AWAY})), PlannerStub()
+
+    def mends(message: Message) -> Message:
+        if trained(grid).count(B) == 3:
+            grid.nodes[A].problem = ""
+        grid.clock.advance(20.0)
+        return replied(message)
+
+    grid.nodes[B].train = mends
+    run(grid, planner, rounds=7)
+    assert grid.identifications().count(A) == 5, "when it was unknown, and before the rounds until it is mended"
+    assert grid.identifications().count(B) == 1
+    assert A in trained(grid)[-4:], "without a restart"
+    assert len(warnings.about("a is left out of rounds")) == 1, "a problem is logged once"
+
+
+def test_a_new_run_asks_before_its_first_plan_whether_a_node_was_mended() -> None:
+    grid = GridOfNodes(fleet(a={"problem": ""}))
+    run(grid, PlannerStub(nodes=dict(KNOWN), problems={A: AWAY}), rounds=1)
+    assert sorted(trained(grid)) == [A, B, C, D]
+
+
+def test_a_node_whose_agent_refused_a_training_is_asked_before_the_next_plan() -> None:
+    def refused(message: Message) -> Message:
+        text = "\nException AgentUnreachableError occurred. Message: \na: the agent at /a answered UNAVAILABLE: gone"
+        return Message(Error(2, text), reply_to=message)
+
+    grid = GridOfNodes(fleet(a={"problem": AWAY, "train": refused}))
+    run(grid, PlannerStub(nodes=dict(KNOWN), problems=dict.fromkeys(KNOWN, "")), rounds=3)
+    assert trained(grid).count(A) == 1
+    assert set(grid.identifications()) == {A}
+
+
+def test_a_node_that_names_another_nodes_device_does_not_replace_it() -> None:
+    grid, planner = GridOfNodes(fleet(d={"device_id": "a", "problem": "it is that of b"})), PlannerStub()
+    run(grid, planner, rounds=2)
+    assert sorted(trained(grid)) == [A, A, B, B, C, C]
+
+
+def test_a_node_that_cannot_train_does_not_evaluate() -> None:
+    grid = GridOfNodes(fleet(a={"problem": AWAY}))
+    run(grid, PlannerStub(), rounds=1, strategy=FedAvg())
+    evaluated = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
+    assert sorted(evaluated) == [B, C, D]
