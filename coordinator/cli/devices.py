@@ -44,7 +44,10 @@ _NO_SUCH_DEVICE = "no device has this state and tag: leave --state and --tag out
 def devices(
     state: Annotated[
         list[str] | None,
-        typer.Option(help=f"Show only devices in this state: {', '.join(_STATES)}. Repeatable. Default: all."),
+        typer.Option(
+            help=f"Show only devices in this state: {', '.join(_STATES)}. Repeatable. Default: all.",
+            autocompletion=lambda: _STATES,
+        ),
     ] = None,
     tag: Annotated[
         list[str] | None, typer.Option(help="Show only devices with this tag. Repeatable. Default: all.")
