@@ -43,7 +43,10 @@ def _connection_options() -> Iterator[click.Parameter]:
     yield TyperOption(
         param_decls=["--coordinator"],
         type=str,
-        help=f"Connect to the coordinator at this host:port. Default: that of the identity, else {_DEFAULT_ADDRESS}.",
+        envvar="WATTFLEET_COORDINATOR",
+        show_envvar=False,
+        help="Connect to the coordinator at this host:port. Default: WATTFLEET_COORDINATOR, else that of the identity,"
+        f" else {_DEFAULT_ADDRESS}.",
         expose_value=False,
         callback=_note,
     )
@@ -58,7 +61,10 @@ def _connection_options() -> Iterator[click.Parameter]:
     yield TyperOption(
         param_decls=["--insecure"],
         is_flag=True,
-        help="Connect in plaintext where there is no identity, also to another machine.",
+        envvar="WATTFLEET_INSECURE",
+        show_envvar=False,
+        help="Connect in plaintext where there is no identity, also to another machine. Default:"
+        " WATTFLEET_INSECURE, else no.",
         expose_value=False,
         callback=_note,
     )

@@ -113,10 +113,14 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
         "predicted_duration_s": START_S + 2 * max(part["predicted_epoch_s"] for part in assignments),
         "observed_duration_s": START_S + 2 * max(part["observed_epoch_s"] for part in assignments),
         "random_draw": {"draws": 20, "over_budget": 2, "mean_duration_s": 238.5, "worst_duration_s": 295.7},
+        "training_j": 6500.0,
         "wall_s": 13.0,
         "accuracy": 0.25 * number + 0.1,
         "loss": 2.0 / number,
     }
+
+
+_WAY = {"duration_s": 45.5, "site_w": 120.0, "training_j": 6500.0, "over_budget_share": 0.0}
 
 
 @pytest.fixture
@@ -148,6 +152,11 @@ def report() -> dict[str, Any]:
                 "workload": "wattfleet/digits#0badcafe",
                 "devices": devices,
                 "rounds": [_round(number, devices) for number in (1, 2, 3)],
+                "comparison": [
+                    {"name": "this run, as observed", **_WAY, "rounds": 3},
+                    {"name": "plain Flower", **_WAY, "duration_s": 99.5, "over_budget_share": 0.75, "rounds": 3},
+                    {"name": "the same devices in presets", **dict.fromkeys(_WAY), "rounds": 0},
+                ],
                 "median_error": {
                     "epoch_s": {"share": 0.02, "trainings": 9},
                     "power_w": {"share": 0.05, "trainings": 9},
