@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from edge_agent.paths import SERVED_FILE
 from edge_agent.serving.served_spans import ServedSpan, SpanFile
+from tests.fakes.compared_ways import COMPARISON
 from wattfleet.modes import PowerMode
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.report_duties import duties_of
@@ -120,9 +121,6 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_WAY = {"duration_s": 45.5, "site_w": 120.0, "training_j": 6500.0, "over_budget_share": 0.0}
-
-
 @pytest.fixture
 def report() -> dict[str, Any]:
     """A run that went well: three devices of six in three rounds."""
@@ -152,11 +150,7 @@ def report() -> dict[str, Any]:
                 "workload": "wattfleet/digits#0badcafe",
                 "devices": devices,
                 "rounds": [_round(number, devices) for number in (1, 2, 3)],
-                "comparison": [
-                    {"name": "this run, as observed", **_WAY, "rounds": 3},
-                    {"name": "plain Flower", **_WAY, "duration_s": 99.5, "over_budget_share": 0.75, "rounds": 3},
-                    {"name": "the same devices in presets", **dict.fromkeys(_WAY), "rounds": 0},
-                ],
+                "comparison": COMPARISON,
                 "median_error": {
                     "epoch_s": {"share": 0.02, "trainings": 9},
                     "power_w": {"share": 0.05, "trainings": 9},

@@ -89,7 +89,7 @@ def test_devices_that_need_somebody_come_first() -> None:
     assert [each["device_id"] for each in worst_first(found)] == ["b", "e", "d", "a", "c"]
 
 
-def test_a_device_that_was_offline_before_the_coordinator_began_counts_from_its_last_report() -> None:
+def test_a_device_offline_since_before_the_start_counts_from_its_last_report() -> None:
     seen = {"state_since_unix_s": None, "last_seen_unix_s": 1000.0}
     assert in_state_for({**seen, "state": "offline"}, 1000.0 + 7200) == "2 h"
     assert in_state_for({**seen, "state": "ready"}, 1000.0 + 7200) == "-"
