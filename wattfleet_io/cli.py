@@ -10,6 +10,7 @@ import click
 import typer
 
 from wattfleet.errors import WattfleetError
+from wattfleet_io.completion import print_completion
 from wattfleet_io.console import plain_text, print_line
 from wattfleet_io.version import show_version
 
@@ -79,6 +80,7 @@ def wattfleet() -> None:
     """Federated learning on a fleet of NVIDIA Jetsons under a power budget."""
 
 
+wattfleet.add_command(print_completion)
 wattfleet.add_command(show_version)
 
 

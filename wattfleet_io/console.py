@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+MODE_LEGEND = "mode: CPU cores, then CPU/GPU/memory clocks in GHz"
+"""What the labels of power modes mean, for the end of whatever shows some."""
+
 
 def print_json(content: Any) -> None:
     """Print one indented JSON document; see `json_text`."""

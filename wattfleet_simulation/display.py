@@ -12,6 +12,7 @@ from rich.text import Text
 
 from coordinator.cli.output.view_values import state_word
 from wattfleet.modes import PowerMode
+from wattfleet_io.console import energy_text
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 from wattfleet_simulation.report_figures import percent
 from wattfleet_simulation.run import Snapshot
@@ -181,7 +182,26 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             style="bold",
             end_section=True,
         )
-    return [devices, rounds]
+    return [devices, rounds, _comparison(run["comparison"])]
+
+
+def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """This run against other ways, as the mean of a round."""
+    title = "Mean of a round, beside what the boards' true values give for other ways"
+    table = Table(title=title, title_justify="left")
+    table.add_column("way")
+    for name in ("seconds", "site W", "kJ", "over\nbudget"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        joules = row["training_j"]
+        table.add_row(
+            row["name"],
+            _number(row["duration_s"]),
+            _number(row["site_w"]),
+            "-" if joules is None else f"{joules / 1e3:.2f}",
+            percent(row["over_budget_share"]),
+        )
+    return table
 
 
 def duty_table(duties: Mapping[str, Any]) -> RenderableType:
@@ -214,8 +234,13 @@ def closing_line(run: Mapping[str, Any]) -> str:
         f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epoch} and"
         f" watts {watts} over {errors['epoch_s']['trainings']} trainings,"
         f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
-        f" watts held in {held} of {len(run['rounds'])} rounds"
+        f" watts held in {held} of {len(run['rounds'])} rounds, {energy_text(_training_j(run))} for the trainings"
     )
+
+
+def _training_j(run: Mapping[str, Any]) -> float | None:
+    joules = [one["training_j"] for one in run["rounds"] if one["training_j"] is not None]
+    return sum(joules) if joules else None
 
 
 def _number(value: float | None) -> str:

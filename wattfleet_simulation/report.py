@@ -23,6 +23,7 @@ from wattfleet.planning.policies import FastestK
 from wattfleet.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
+from wattfleet_simulation.baselines import TrueBoard, compared, summary
 from wattfleet_simulation.report_duties import duties_of
 from wattfleet_simulation.run import Snapshot
 from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
@@ -83,7 +84,13 @@ def _run(
         device.device_id: Offer(device.device_id, front_from_message(device.front), device.idle_w)
         for device in last.devices
     }
-    rounds = [_round(view, offers, settings) for view in last.rounds]
+    true_boards = {
+        device.device_id: _true_board(
+            device, last.workload, boards[device.device_id], state_directories[device.device_id]
+        )
+        for device in last.devices
+    }
+    rounds = [_round(view, offers, true_boards, settings) for view in last.rounds]
     return {
         "run": last.run_number,
         "network": app.network,
@@ -97,10 +104,17 @@ def _run(
             for device in last.devices
         },
         "rounds": rounds,
+        "comparison": summary(rounds),
         "median_error": {quantity: _median_error(rounds, quantity) for quantity in ("epoch_s", "power_w")},
         "initial_accuracy": last.initial_metrics.get("accuracy"),
         "final_accuracy": last.rounds[-1].metrics["accuracy"],
     }
+
+
+def _true_board(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state: Path) -> TrueBoard:
+    known = WorkloadFolders(state).known(workload)
+    assert known is not None, "a device with a front knows its workload"
+    return TrueBoard(board, known.workload, known.counted_minibatches, view.idle_w)
 
 
 def _device(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state: Path) -> dict[str, Any]:
@@ -154,7 +168,12 @@ def _space_sample(
     }
 
 
-def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: SimulationSettings) -> dict[str, Any]:
+def _round(
+    view: view_pb2.RoundView,
+    offers: Mapping[str, Offer],
+    true_boards: Mapping[str, TrueBoard],
+    settings: SimulationSettings,
+) -> dict[str, Any]:
     """One round: the devices and their modes, with predicted and observed figures."""
     seen = {observation.device_id: observation for observation in view.observations}
     chosen = [assignment.device_id for assignment in view.plan.assignments]
@@ -190,6 +209,8 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
         "predicted_duration_s": view.plan.duration_s,
         "observed_duration_s": view.observed_duration_s if view.HasField("observed_duration_s") else None,
         "random_draw": _random_draw(list(offers.values()), chosen, mean_epochs, view.plan.site_budget_w, settings.seed),
+        "training_j": view.training_j if view.HasField("training_j") else None,
+        "baselines": compared(true_boards, chosen, mean_epochs, view.plan.site_budget_w, settings.seed),
         "wall_s": view.wall_s,
         "accuracy": view.metrics.get("accuracy"),
         "loss": view.metrics.get("loss"),

@@ -24,6 +24,11 @@ _WATT_TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500]
 _LABEL_CHARS = 18
 # Room above the highest mode for the label of its rounds, in decades of the logarithmic axis.
 _LABEL_DECADES = 0.22
+_LABEL_WIDTH_DECADES, _LABEL_HEIGHT_DECADES = 0.6, 0.15
+_LETTER_SHARE = 0.009
+"""The width of a letter, as a share of a timeline's."""
+_FEW_SUMS = 4
+"""Rounds up to which the sums above two bars of a round have room beside each other."""
 
 
 class Style(NamedTuple):
@@ -93,10 +98,10 @@ def _front(run: Report, device: str, style: Style) -> Figure:
             *([seconds for _, seconds, _ in rounds], [watts for _, _, watts in rounds]),
             mode="markers+text",
             marker={"size": 12, "color": style.colour, "symbol": style.symbol, "line": {"color": INK, "width": 1.5}},
-            text=[f"<b>{rounds_text(chosen)}</b>" for chosen in rounds.values()],
+            text=point_labels(rounds),
             textposition="top right",
-            customdata=[label for label, _, _ in rounds],
-            hovertemplate="selected in %{text}<br>%{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
+            customdata=[f"{rounds_text(chosen)}<br>{label}" for (label, _, _), chosen in rounds.items()],
+            hovertemplate="selected in %{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
         ),
     ]
     # All devices' panels share their axes, so that they compare; logarithmic, as seconds span three decades.
@@ -107,6 +112,33 @@ def _front(run: Report, device: str, style: Style) -> Figure:
     time_axis = _axis(title, type="log", range=_log_range(reach_s), dtick=1, tickformat=",d")
     watts_axis = _axis("watts", type="log", range=_log_range(reach_w, above=_LABEL_DECADES), tickvals=_WATT_TICKS)
     return {"data": data, "layout": {"xaxis": time_axis, "yaxis": watts_axis, "height": 270}}
+
+
+def point_labels(rounds: Mapping[tuple[str, float, float], Sequence[int]]) -> list[str]:
+    """The rounds of each point of a front; points so near each other that labels would overprint share the first's.
+
+    Args:
+        rounds: the rounds by a point's mode, seconds and watts.
+    """
+    groups: list[list[int]] = []
+    points = [(math.log10(seconds), math.log10(watts)) for _, seconds, watts in rounds]
+    for k in sorted(range(len(points)), key=lambda k: points[k]):
+        for group in groups:
+            if any(
+                abs(points[k][0] - points[j][0]) < _LABEL_WIDTH_DECADES
+                and abs(points[k][1] - points[j][1]) < _LABEL_HEIGHT_DECADES
+                for j in group
+            ):
+                group.append(k)
+                break
+        else:
+            groups.append([k])
+    chosen = list(rounds.values())
+    labels = [""] * len(points)
+    for group in groups:
+        together = sorted(number for k in group for number in chosen[k])
+        labels[max(group, key=lambda k: points[k])] = f"<b>{rounds_text(together)}</b>"
+    return labels
 
 
 def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: str) -> Figure:
@@ -180,10 +212,20 @@ def _timeline(run: Report, styles: Mapping[str, Style]) -> Figure:
         "xaxis": _axis("seconds since the first round began", rangemode="tozero"),
         "yaxis": {**names, "range": [len(styles) - 0.5, -0.5], "showgrid": False},
         "shapes": shapes,
-        "annotations": notes,
+        "annotations": _apart(notes, start_s),
         "height": 110 + 36 * len(styles),
     }
     return {"data": data, "layout": layout}
+
+
+def _apart(notes: Sequence[Figure], length_s: float) -> list[Figure]:
+    """The notes above a timeline without those that would overprint the one before."""
+    kept: list[Figure] = []
+    for note in notes:
+        room_s = length_s * _LETTER_SHARE * (len(note["text"]) + 1)
+        if not kept or note["x"] - kept[-1]["x"] >= room_s:
+            kept.append(note)
+    return kept
 
 
 class _Spans(NamedTuple):
@@ -224,7 +266,7 @@ def _site(run: Report, styles: Mapping[str, Style]) -> Figure:
             | {"hovertemplate": f"{name}, {word}: %{{y:.1f}} W<extra></extra>"}
             for name, colour, watts in stacks
         ]
-        sums = [f"{watts:.1f}" if len(budgets) <= _FEW_ROUNDS else "" for watts in total_w]
+        sums = [f"{watts:.1f}" if len(budgets) <= _FEW_SUMS else "" for watts in total_w]
         # Above the budget's line as well as the bar, or the line would strike the numbers out.
         above_w = [max(one["site_budget_w"], watts) for one, watts in zip(known, total_w, strict=True)]
         data.append(_points(at, above_w, mode="text", text=sums, textposition="top center", hoverinfo="skip"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,8 +14,10 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output.wording import MODE_LEGEND, moment, number, watts
-from wattfleet_io.console import count_of, duration_text, print_json, terminal
+from coordinator.cli.output.device_words import in_state_for, measured_modes, profiling_left, worst_first
+from coordinator.cli.output.wording import moment, number, watts
+from wattfleet_io.clock import unix_now_s
+from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,12 +34,20 @@ WorkloadOption = Annotated[
     typer.Option("--workload", help="Show the predictions for this workload. Default: for each device's latest one."),
 ]
 _MIN_TEXT_WIDTH = 10
+_NO_DEVICES = (
+    "no devices yet: `wattfleet coordinator invite` prints the line with which a board enrols, and `wattfleet simulate`"
+    " tries a simulated fleet"
+)
+_NO_SUCH_DEVICE = "no device has this state and tag: leave --state and --tag out to list all"
 
 
 def devices(
     state: Annotated[
         list[str] | None,
-        typer.Option(help=f"Show only devices in this state: {', '.join(_STATES)}. Repeatable. Default: all."),
+        typer.Option(
+            help=f"Show only devices in this state: {', '.join(_STATES)}. Repeatable. Default: all.",
+            autocompletion=lambda: _STATES,
+        ),
     ] = None,
     tag: Annotated[
         list[str] | None, typer.Option(help="Show only devices with this tag. Repeatable. Default: all.")
@@ -54,10 +65,12 @@ def devices(
     with connected() as client:
 
         def content() -> list[dict[str, Any]]:
-            found = [_content(view) for view in client.devices(with_times=json_, workload=workload)]
-            return [each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))]
+            found = [_content(view) for view in client.devices(workload=workload, with_times=True)]
+            return worst_first(
+                each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))
+            )
 
-        show(content, _table, json_, watch)
+        show(content, partial(_table, is_filtered=bool(state or tag)), json_, watch)
 
 
 def device(
@@ -142,13 +155,16 @@ def _granted(content: dict[str, Any]) -> str:
     return f"{text}, confirmed"
 
 
-def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
+def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> RenderableType:
     from rich.text import Text
 
     from coordinator.cli.output.layout import Fitting, Layout, columns
 
     if not found:
-        return Text("no devices")
+        return Text(_NO_SUCH_DEVICE if is_filtered else _NO_DEVICES)
+    now_unix_s = unix_now_s()
+    is_profiling = any(each["profiling_left_s"] is not None for each in found)
+    shows_modes = any(each["state"] in ("training", "profiling") for each in found)
     counts = {state: sum(each["state"] == state for each in found) for state in _STATES}
     summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     drained = sum(each["drained"] for each in found)
@@ -158,7 +174,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     def table(more: Sequence[str]) -> Table:
         """The fleet, with the given columns besides."""
-        table = columns(("device", "board", "state"), ("modes", "idle W", "1 epoch"))
+        left = ("left",) if is_profiling else ()
+        table = columns(("device", "board", "state"), ("since", "modes", *left, "idle W", "1 epoch"))
         for name in more:
             table.add_column(name, overflow="fold", justify="right" if name in _WATTS else "left")
         for each in found:
@@ -171,7 +188,9 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
                 Text(each["device_id"]),
                 Text(each["board"]),
                 _state(each),
-                f"{each['profiled_modes']:,}",
+                in_state_for(each, now_unix_s),
+                measured_modes(each),
+                *([profiling_left(each)] if is_profiling else []),
                 number(each["idle_w"]),
                 duration_text(each["fastest_epoch_s"]),
                 *(words[name] for name in more),
@@ -179,7 +198,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
         return table
 
     def layout(*more: str, note: str = "") -> Layout:
-        notes = [Text(note, style="dim")] if note else []
+        legend = MODE_LEGEND if shows_modes and "detail" in more else ""
+        notes = [Text(each, style="dim") for each in (legend, note) if each]
         return Layout(table(()), _MIN_TEXT_WIDTH * len(more), [table(more), Text(line, style="bold"), *notes])
 
     return Fitting(

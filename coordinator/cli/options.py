@@ -10,14 +10,14 @@ import click
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from wattfleet_io.console import json_text, print_json, print_line, terminal
+from coordinator.cli.watching import watch_as_json, watch_in_place
+from wattfleet_io.console import print_json, print_line, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from coordinator.cli.client import CoordinatorClient
 
-WATCHED_EVERY_S = 2.0
 _DEFAULT_ADDRESS = "127.0.0.1:7070"
 """Equals `wattfleet_identity.endpoint.DEFAULT_ADDRESS`, which is slow to import for a default."""
 
@@ -25,7 +25,9 @@ _CONNECTION = "coordinator.cli.connection"
 _WARNING = f"{_CONNECTION}.warning"
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.")]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Refresh every two seconds until Ctrl-C or q; arrows, space and b scroll.")
+]
 
 
 class ClientCommand(TyperCommand):
@@ -41,7 +43,10 @@ def _connection_options() -> Iterator[click.Parameter]:
     yield TyperOption(
         param_decls=["--coordinator"],
         type=str,
-        help=f"Connect to the coordinator at this host:port. Default: that of the identity, else {_DEFAULT_ADDRESS}.",
+        envvar="WATTFLEET_COORDINATOR",
+        show_envvar=False,
+        help="Connect to the coordinator at this host:port. Default: WATTFLEET_COORDINATOR, else that of the identity,"
+        f" else {_DEFAULT_ADDRESS}.",
         expose_value=False,
         callback=_note,
     )
@@ -56,7 +61,10 @@ def _connection_options() -> Iterator[click.Parameter]:
     yield TyperOption(
         param_decls=["--insecure"],
         is_flag=True,
-        help="Connect in plaintext where there is no identity, also to another machine.",
+        envvar="WATTFLEET_INSECURE",
+        show_envvar=False,
+        help="Connect in plaintext where there is no identity, also to another machine. Default:"
+        " WATTFLEET_INSECURE, else no.",
         expose_value=False,
         callback=_note,
     )
@@ -105,9 +113,10 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
     if watch:
         try:
             if json_:
-                _watch_asjson_text(found, content)
+                watch_as_json(found, content)
             else:
-                _watch_in_place(console, found, content, table)
+                warning = click.get_current_context().meta.get(_WARNING)
+                watch_in_place(console, found, content, table, warning)
         except KeyboardInterrupt:  # the usual way to end it
             if not console.is_terminal and not json_:
                 console.line()  # the last table has no end of line there
@@ -115,47 +124,3 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
         print_json(found)
     else:
         console.print(table(found))
-
-
-def _watch_asjson_text(found: Any, content: Callable[[], Any]) -> None:
-    import time
-
-    from coordinator.cli.client import RequestFailedError
-    from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
-
-    print(json_text(found), flush=True)
-    while True:
-        time.sleep(WATCHED_EVERY_S)
-        try:
-            print(json_text(content()), flush=True)
-        except (CoordinatorUnreachableError, RequestFailedError) as error:
-            print_line(str(error), to_stderr=True)
-
-
-def _watch_in_place(
-    console: Any, found: Any, content: Callable[[], Any], table: Callable[[Any], RenderableType]
-) -> None:
-    import time
-
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from coordinator.cli.client import RequestFailedError
-    from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
-
-    def screen(*problems: str) -> RenderableType:
-        """The table; a warning of the connection stays on the screen, however often the table is drawn."""
-        warning = click.get_current_context().meta.get(_WARNING)
-        above = [] if warning is None else [Text(f"warning: {warning}", style="bold red")]
-        return Group(*above, table(found), *(Text(each, style="bold red") for each in problems))
-
-    with Live(screen(), console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        while True:
-            live.refresh()
-            time.sleep(WATCHED_EVERY_S)
-            try:
-                found = content()
-                live.update(screen())
-            except (CoordinatorUnreachableError, RequestFailedError) as error:
-                live.update(screen(str(error)))

@@ -10,9 +10,9 @@ from coordinator.cli.options import (
     JsonOption,
     connected,
 )
-from coordinator.cli.output.wording import MODE_LEGEND, number
+from coordinator.cli.output.wording import number
 from coordinator.cli.run_names import RUN_HELP, run_ids_of
-from wattfleet_io.console import count_of, duration_text, print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
 
 if TYPE_CHECKING:
     from wattfleet_proto.v1 import operator_pb2

@@ -10,7 +10,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.cli.front_plots.view import FrontView
@@ -103,3 +103,4 @@ def _print(view: FrontView) -> None:
     console.print(table)
     if len(shown) < len(front):
         console.print(f"{len(shown)} of {len(front)} modes shown; --json and --html list all", style="dim")
+    console.print(MODE_LEGEND, style="dim")

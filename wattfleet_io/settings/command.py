@@ -103,6 +103,7 @@ def _of_key(key: Key, panel: str) -> Iterator[TyperOption]:
         type=str if choices else _click_type(get_args(type_)[0] if is_list else type_),
         metavar="NAME" if in_help else f"[{'|'.join(choices)}]" if choices else None,
         is_flag=type_ is bool or None,
+        autocompletion=(lambda ctx, args, incomplete: choices) if choices else None,
         multiple=is_list,
         # None tells "not given" from a value that happens to be the default.
         default=None,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-MODE_LEGEND = "mode: CPU cores, then CPU/GPU/memory clocks in GHz"
-
 
 def number(value: float | None, digits: int = 1) -> str:
     """A number in a table; a dash if it is unknown."""
@@ -28,3 +26,12 @@ def moment(when: datetime) -> str:
 def moment_of(unix_s: float | None) -> str:
     """As `moment`, of seconds since 1970; a dash if they are unknown."""
     return "-" if unix_s is None else moment(datetime.fromtimestamp(unix_s, timezone.utc))
+
+
+def age(seconds: float) -> str:
+    """How long something has lasted, roughly: "45 s", "12 min", "3 h" or "2 days"."""
+    if seconds < 100:
+        return f"{max(0.0, seconds):.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"

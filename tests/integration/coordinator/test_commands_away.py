@@ -65,6 +65,25 @@ def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch:
             command("reference", "list", "--coordinator", address)
 
 
+def test_the_environment_names_the_coordinator_unless_the_command_line_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATTFLEET_COORDINATOR", "127.0.0.1:1")
+    with pytest.raises(CoordinatorUnreachableError, match="no coordinator answers at 127.0.0.1:1:"):
+        command("runs")
+    with pytest.raises(CoordinatorUnreachableError, match="no coordinator answers at 127.0.0.1:2:"):
+        command("runs", "--coordinator", "127.0.0.1:2")
+
+
+def test_the_environment_allows_plaintext_as_the_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATTFLEET_COORDINATOR", "192.0.2.1:1")
+    with pytest.raises(InvalidInputError, match="or pass --insecure for plaintext"):
+        command("runs")
+    monkeypatch.setenv("WATTFLEET_INSECURE", "yes")
+    monkeypatch.setattr("coordinator.cli.client._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("coordinator.cli.client._STREAM_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("coordinator.cli.client.CoordinatorClient.runs", lambda *_, **__: [])
+    command("runs")
+
+
 # --- watching -----------------------------------------------------------------------------------------------------
 
 

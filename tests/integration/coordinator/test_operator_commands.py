@@ -31,13 +31,14 @@ def site(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
 async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
-        assert (await shell("devices")).stdout == "no devices\n"
+        assert (await shell("devices")).stdout.startswith("no devices yet: `wattfleet coordinator invite`")
+        assert (await shell("devices", "--tag", "lab")).stdout.startswith("no device has this state and tag")
         assert await asked(shell, "devices") == []
         _, nano = await client.two_ready()
         await client.agent().hello("orin-new")
         await shell("drain", "nano")
         shown = (await shell("devices")).stdout
-        assert [line.split()[:6] for line in shown.splitlines()[1:3]] == [
+        assert [line.split()[:3] + line.split()[5:8] for line in shown.splitlines()[1:3]] == [
             ["nano", "agx-orin", "ready", "50", "3.0", "35.0"],
             ["drained"],
         ]

@@ -34,9 +34,9 @@ def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
         "final_accuracy": 0.912,
         "median_error": {"epoch_s": {"share": 0.021, "trainings": 4}, "power_w": {"share": None, "trainings": 0}},
         "devices": {"a": {"modes_profiled": 5}, "b": {"modes_profiled": 3}},
-        "rounds": [{"site_budget_held": True}, {"site_budget_held": False}],
+        "rounds": [{"site_budget_held": True, "training_j": 6500.0}, {"site_budget_held": False, "training_j": None}],
     }
     assert closing_line(run) == (
         "run 2: final accuracy 91.2%, median error of an epoch's seconds 2.1% and watts – over 4 trainings, 8 modes"
-        " measured, watts held in 1 of 2 rounds"
+        " measured, watts held in 1 of 2 rounds, 6.5 kJ for the trainings"
     )

@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from edge_agent.paths import SERVED_FILE
 from edge_agent.serving.served_spans import ServedSpan, SpanFile
+from tests.fakes.compared_ways import COMPARISON
 from wattfleet.modes import PowerMode
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.report_duties import duties_of
@@ -113,6 +114,7 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
         "predicted_duration_s": START_S + 2 * max(part["predicted_epoch_s"] for part in assignments),
         "observed_duration_s": START_S + 2 * max(part["observed_epoch_s"] for part in assignments),
         "random_draw": {"draws": 20, "over_budget": 2, "mean_duration_s": 238.5, "worst_duration_s": 295.7},
+        "training_j": 6500.0,
         "wall_s": 13.0,
         "accuracy": 0.25 * number + 0.1,
         "loss": 2.0 / number,
@@ -148,6 +150,7 @@ def report() -> dict[str, Any]:
                 "workload": "wattfleet/digits#0badcafe",
                 "devices": devices,
                 "rounds": [_round(number, devices) for number in (1, 2, 3)],
+                "comparison": COMPARISON,
                 "median_error": {
                     "epoch_s": {"share": 0.02, "trainings": 9},
                     "power_w": {"share": 0.05, "trainings": 9},

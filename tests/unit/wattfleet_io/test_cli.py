@@ -18,7 +18,18 @@ from wattfleet_io import cli
 needs_coordinator = pytest.mark.skipif(
     find_spec("prometheus_client") is None, reason="the extra `coordinator` is not installed"
 )
-GROUPS = ["advise", "agent", "coordinator", "evaluate", "flower", "join", "reference", "simulate", "version"]
+GROUPS = [
+    "advise",
+    "agent",
+    "completion",
+    "coordinator",
+    "evaluate",
+    "flower",
+    "join",
+    "reference",
+    "simulate",
+    "version",
+]
 
 
 def run(*arguments: str) -> Result:

@@ -1,0 +1,70 @@
+"""Since when devices are in their states, and how long their profiling takes, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.services.state_times import StateTimes
+from coordinator.state.records import DeviceRecord
+from wattfleet_io.clock import VirtualClock
+from wattfleet_proto.convert import provenance_from_message
+from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.v1 import power_pb2
+
+SIMULATED = provenance_from_message(power_pb2.PROVENANCE_SIMULATED)
+ENROLLED = DeviceRecord("orin", "agx-orin", SIMULATED, 1000, state=DeviceState.ENROLLED)
+PROFILING = replace(ENROLLED, state=DeviceState.PROFILING, profiled_modes=10)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(5000.0)
+
+
+@pytest.fixture
+def times(clock: VirtualClock) -> StateTimes:
+    return StateTimes({"orin"}, 50, clock.now_s)
+
+
+def test_a_state_lasts_until_another_is_reported(times: StateTimes, clock: VirtualClock) -> None:
+    assert times.since_unix_s(ENROLLED) is None
+    times.note(ENROLLED)
+    clock.sleep_s(60)
+    times.note(replace(ENROLLED, detail="another detail"))
+    assert times.since_unix_s(ENROLLED) == 5000
+    times.note(PROFILING)
+    assert times.since_unix_s(PROFILING) == 5060
+
+
+def test_what_is_left_follows_from_the_pace_since_profiling_began(times: StateTimes, clock: VirtualClock) -> None:
+    times.note(PROFILING)
+    clock.sleep_s(5)
+    assert times.profiling_left_s(PROFILING) is None, "no mode yet"
+    clock.sleep_s(5)
+    halfway = replace(PROFILING, profiled_modes=12)  # 2 modes in 10 s: 5 s each, and 38 are left of 50
+    times.note(halfway)
+    assert times.profiling_left_s(halfway) == 38 * 5
+    clock.sleep_s(30)
+    assert times.profiling_left_s(halfway) == 38 * 5 - 30
+    clock.sleep_s(3600)
+    assert times.profiling_left_s(halfway) == 0
+    ready = replace(halfway, state=DeviceState.READY)
+    times.note(ready)
+    assert times.profiling_left_s(ready) is None
+
+
+def test_a_board_with_few_modes_measures_no_more_than_it_has(times: StateTimes) -> None:
+    assert (times.target_modes(ENROLLED), times.target_modes(replace(ENROLLED, mode_count=7))) == (50, 7)
+
+
+def test_devices_that_were_forgotten_are_let_go(clock: VirtualClock) -> None:
+    known = {"orin"}
+    times = StateTimes(known, 50, clock.now_s)
+    times.note(ENROLLED)
+    known.clear()
+    other = replace(ENROLLED, device_id="nano")
+    known.add("nano")
+    times.note(other)
+    assert times.since_unix_s(ENROLLED) is None and times.since_unix_s(other) == 5000

@@ -1,0 +1,189 @@
+"""What a round would have taken without Wattfleet, by the boards' true values: plain Flower, MAXN and presets."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from edge_agent.devices.mode_names import presets_of
+from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from wattfleet.choosing import Front, pareto_front
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.modes import ModeArray, Workload, array_to_modes
+from wattfleet.planning import Allowance, Offer, plan_round
+from wattfleet.planning.policies import FastestK
+from wattfleet.prediction import warmup_s
+
+_DRAWS = 200
+
+PLAIN_FLOWER = "plain Flower"
+MAXN = "the same devices in MAXN"
+PRESETS = "the same devices in presets"
+
+
+@dataclass(frozen=True)
+class TrueBoard:
+    """A board with a workload, as it is and not as it is predicted.
+
+    Attributes:
+        board: the board.
+        workload: what it trains.
+        minibatches_per_epoch: the length of its epoch.
+        idle_w: watts while it idles.
+    """
+
+    board: VirtualBoard
+    workload: Workload
+    minibatches_per_epoch: int
+    idle_w: float
+
+    @cached_property
+    def highest(self) -> Front:
+        """A front of one point: every clock at its highest, as in the preset MAXN."""
+        modes = self.board.modes
+        return self._front(modes[np.lexsort(modes.T)[-1:]])
+
+    @cached_property
+    def presets(self) -> Front | None:
+        """The front of the presets that the board offers; None if it offers none."""
+        offered = set(array_to_modes(self.board.modes))
+        modes = [mode for mode in presets_of(self.board).values() if mode in offered]
+        return self._front(np.array(modes)) if modes else None
+
+    def _front(self, modes: ModeArray) -> Front:
+        minibatch_ms, power_mw = self.board.truth(modes, self.workload)
+        starts_s = warmup_s(modes, minibatch_ms, self.board.mean_first_gcycles)
+        epoch_s = minibatch_ms * self.minibatches_per_epoch / 1e3
+        rows = pareto_front(starts_s + epoch_s, power_mw)
+        nothing = np.zeros(len(rows))
+        return Front(modes[rows], epoch_s[rows], power_mw[rows] / 1e3, nothing, nothing, starts_s[rows])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round takes.
+
+    Attributes:
+        duration_s: seconds until the slowest device has finished.
+        site_w: watts of the site while all of them train.
+        training_j: joules of the trainings.
+    """
+
+    duration_s: float
+    site_w: float
+    training_j: float
+
+
+def compared(
+    boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float, site_budget_w: float, seed: int
+) -> dict[str, dict[str, Any] | None]:
+    """What one round would have taken in other ways.
+
+    Args:
+        boards: all boards of the site.
+        chosen: the ids of those that trained in the round.
+        epochs: local epochs of each.
+        site_budget_w: the site's budget; only the presets are chosen so that it is kept.
+        seed: of the draws of plain Flower.
+
+    Returns:
+        By name: `duration_s`, `site_w`, `training_j` and `over_budget_share`. Plain Flower draws as many devices at
+        random, which run in MAXN: these are means over all or many draws. None where the presets cannot keep the
+        budget, or a board has none.
+    """
+    if not chosen:
+        return {PLAIN_FLOWER: None, MAXN: None, PRESETS: None}
+    draws = list(itertools.islice(itertools.combinations(sorted(boards), len(chosen)), 100_000))
+    if len(draws) > _DRAWS:
+        draws = random.Random(seed).sample(draws, _DRAWS)
+    in_presets = _in_presets(boards, chosen, epochs, site_budget_w)
+    return {
+        PLAIN_FLOWER: _mean([_in_maxn(boards, draw, epochs) for draw in draws], site_budget_w),
+        MAXN: _mean([_in_maxn(boards, chosen, epochs)], site_budget_w),
+        PRESETS: None if in_presets is None else _mean([in_presets], site_budget_w),
+    }
+
+
+def _rest_w(boards: Mapping[str, TrueBoard], chosen: Iterable[str]) -> float:
+    others = set(boards).difference(chosen)
+    return sum(boards[each].idle_w for each in others)
+
+
+def _in_maxn(boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float) -> Cost:
+    parts = [boards[each].highest for each in chosen]
+    seconds = [float(part.warmup_s[0] + epochs * part.epoch_s[0]) for part in parts]
+    watts = [float(part.power_w[0]) for part in parts]
+    joules = sum(w * s for w, s in zip(watts, seconds, strict=True))
+    return Cost(max(seconds), _rest_w(boards, chosen) + sum(watts), joules)
+
+
+def _in_presets(
+    boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float, site_budget_w: float
+) -> Cost | None:
+    """The fastest combination of presets within the budget."""
+    offers = [
+        Offer(each, front, boards[each].idle_w)
+        for each in sorted(chosen)
+        if (front := boards[each].presets) is not None
+    ]
+    if len(offers) < len(chosen):
+        return None
+    rest_w = _rest_w(boards, chosen)
+    try:
+        plan = plan_round(offers, FastestK(len(offers)), Allowance.of_site(site_budget_w, rest_w), epochs, 1)
+    except InfeasibleBudgetError:
+        return None
+    if len(plan.assignments) < len(chosen):
+        return None
+    seconds = [each.warmup_s + epochs * each.epoch_s for each in plan.assignments]
+    joules = sum(each.power_w * s for each, s in zip(plan.assignments, seconds, strict=True))
+    return Cost(max(seconds), rest_w + sum(each.power_w for each in plan.assignments), joules)
+
+
+def _mean(costs: Sequence[Cost], site_budget_w: float) -> dict[str, Any]:
+    return {
+        "duration_s": float(np.mean([each.duration_s for each in costs])),
+        "site_w": float(np.mean([each.site_w for each in costs])),
+        "training_j": float(np.mean([each.training_j for each in costs])),
+        "over_budget_share": float(np.mean([each.site_w > site_budget_w for each in costs])),
+    }
+
+
+def summary(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A run's rounds against what they would have taken in other ways, each as the mean of a round.
+
+    Only rounds that were observed count, so that all rows are about the same rounds.
+
+    Args:
+        rounds: of the report, each with its `baselines`.
+
+    Returns:
+        A row for this run, then for each other way: `name`, `rounds` that it covers, `duration_s`, `site_w`,
+        `training_j` and `over_budget_share`; None for what no round tells.
+    """
+    seen = [one for one in rounds if one["training_j"] is not None and one["observed_duration_s"] is not None]
+    own = [
+        {
+            "duration_s": one["observed_duration_s"],
+            "site_w": one["observed_site_w"],
+            "training_j": one["training_j"],
+            "over_budget_share": float(not one["site_budget_held"]),
+        }
+        for one in seen
+    ]
+    rows = [_row("this run, as observed", own)]
+    for name in (PLAIN_FLOWER, MAXN, PRESETS):
+        rows.append(_row(name, [one["baselines"][name] for one in seen if one["baselines"][name] is not None]))
+    return rows
+
+
+def _row(name: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    keys = ("duration_s", "site_w", "training_j", "over_budget_share")
+    means = {key: float(np.mean([each[key] for each in found])) if found else None for key in keys}
+    return {"name": name, "rounds": len(found), **means}
