@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,11 +10,8 @@ from coordinator.cli.options import (
     JsonOption,
     connected,
 )
-from coordinator.cli.output.wording import MODE_LEGEND, number
+from coordinator.display.wording import MODE_LEGEND, number
 from wattfleet_io.console import count_of, duration_text, print_json, terminal
-
-if TYPE_CHECKING:
-    from wattfleet_proto.v1 import operator_pb2
 
 
 def plan(
@@ -42,6 +39,7 @@ def plan(
     json_: JsonOption = False,
 ) -> None:
     """Preview the next round: selected devices, their modes and the reasons. Changes nothing."""
+    from coordinator.display.plan_values import preview_values
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
@@ -53,48 +51,11 @@ def plan(
         run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices, workload=workload or ""
     )
     with connected() as client:
-        content = _content(client.operate("PreviewPlan", request))
+        content = preview_values(client.operate("PreviewPlan", request))
     if json_:
         print_json(content)
     else:
         _print(content)
-
-
-def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
-    from wattfleet_proto.convert import plan_from_message
-
-    found = plan_from_message(answer.plan, answer.epochs)
-    parts = {assignment.device_id: assignment for assignment in found.assignments}
-    return {
-        "run_id": answer.run_id or None,
-        "round": answer.round,
-        "epochs": answer.epochs,
-        "only_devices_with_a_node": not answer.all_devices,
-        "duration_s": found.duration_s,
-        "deadline_s": found.deadline_s,
-        "planned_w": found.planned_w,
-        "site_budget_w": found.site_budget_w,
-        "supplies": [
-            {"supply": use.supply, "budget_w": use.budget_w, "planned_w": use.planned_w} for use in found.supplies
-        ],
-        "devices": [
-            {
-                "device_id": decision.device_id,
-                "selected": decision.selected,
-                "reason": decision.reason,
-                "mode": part.mode._asdict() if part else None,
-                "batch": part.batch if part else None,
-                "epochs": part.epochs if part else None,
-                "warmup_s": part.warmup_s if part else None,
-                "epoch_s": part.epoch_s if part else None,
-                "power_w": part.power_w if part else None,
-                "power_limit_w": part.power_limit_w if part else None,
-            }
-            for decision in found.decisions
-            for part in [parts.get(decision.device_id)]
-        ],
-        "not_looked_at": [{"device_id": each.device_id, "reason": each.reason} for each in answer.not_looked_at],
-    }
 
 
 def _print(content: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output.wording import number
+from coordinator.display.wording import number
 from wattfleet_io.console import count_of, duration_text, rounds_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def rounds(
     json_: JsonOption = False,
 ) -> None:
     """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
-    from coordinator.cli.output.view_values import round_values, run_values
+    from coordinator.display.view_values import round_values, run_values
     from wattfleet.errors import InvalidInputError
 
     with connected() as client:
