@@ -36,6 +36,16 @@ def plan(
         str | None,
         typer.Option(help="Preview the first round of a new run of this workload. Default: that of the newest run."),
     ] = None,
+    site_budget_w: Annotated[
+        float | None, typer.Option(help="Preview with these watts for the site. Default: those in force.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Preview with this client-selection policy. Default: the one in force.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Devices that the --policy selects. Default: the policy's.")
+    ] = None,
+    deadline_s: Annotated[float | None, typer.Option(help="Deadline of the --policy, in seconds.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Preview the next round: selected devices, their modes and the reasons. Changes nothing."""
@@ -48,7 +58,14 @@ def plan(
     if epochs is not None and not 0 < epochs < float("inf"):
         raise InvalidInputError(f"--epochs must be above 0 and finite, not {epochs:g}")
     request = operator_pb2.PreviewPlanRequest(
-        run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices, workload=workload or ""
+        run_id=run or "",
+        epochs=epochs or 0.0,
+        all_devices=all_devices,
+        workload=workload or "",
+        site_budget_w=site_budget_w,
+        policy=policy or "",
+        clients=clients,
+        deadline_s=deadline_s,
     )
     with connected() as client:
         content = preview_values(client.operate("PreviewPlan", request))

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.state.known_workloads import KnownWorkload, known_workloads
 from coordinator.state.names import MAX_METRICS
-from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound
+from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound, plan_id_of
 from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
 from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
 from wattfleet.errors import InvalidInputError
@@ -101,9 +102,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     async def StreamRounds(  # noqa: N802 - named by the protocol
         self, request: view_pb2.StreamRoundsRequest, context: Any
     ) -> AsyncIterator[view_pb2.RoundView]:
-        """Stream the rounds of one run, oldest first, those without a plan among them."""
+        """Stream the rounds of one run, oldest first, those without a plan among them; or one of them."""
         run_id = self._fleet.flower.run(request.run_id).run_id
         times = await self._repository.times(of_rounds(run_id)) if request.with_times else {}
+        if request.round:
+            yield await self._one_round(request, times)
+            return
         unplanned = deque(self._fleet.unplanned.of_run(run_id))
         async for record in self._repository.rounds_of(run_id):
             while unplanned and unplanned[0] < record.number:
@@ -116,6 +120,30 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         for number in unplanned:
             async for view in self._unplanned_view(number, request):
                 yield view
+
+    async def _one_round(self, request: view_pb2.StreamRoundsRequest, times: Mapping[str, Times]) -> view_pb2.RoundView:
+        """One round of a run, with or without a plan.
+
+        Raises:
+            UnknownRecordError: the run has no such round.
+        """
+        run_id, number = request.run_id, request.round
+        if self._fleet.unplanned.is_known(run_id, number):
+            async for view in self._unplanned_view(number, request):
+                return view
+        plan_id = plan_id_of(run_id, number)
+        await self._repository.load_round(plan_id)
+        try:
+            record = self._fleet.rounds.get(plan_id)
+        except UnknownRecordError:
+            raise UnknownRecordError(
+                f"run {run_id} has no round {number}: list its rounds with `wattfleet coordinator rounds --run"
+                f" {run_id}`"
+            ) from None
+        workload = self._fleet.flower.workload_of(run_id)
+        if request.device_id:
+            record = _only(record, request.device_id)
+        return _round_view(record, workload, times.get(plan_id, Times()), not request.without_devices)
 
     async def _unplanned_view(
         self, number: int, request: view_pb2.StreamRoundsRequest
@@ -238,6 +266,19 @@ def _shown(metrics: dict[str, float]) -> dict[str, float]:
 def _without_devices(plan: RoundPlan) -> RoundPlan:
     first = None if plan.first_planned is None else _without_devices(plan.first_planned)
     return replace(plan, assignments=(), decisions=(), first_planned=first)
+
+
+def _only(record: RoundRecord, device_id: str) -> RoundRecord:
+    """A round with what it holds of one device."""
+    plan = record.plan
+    some = replace(
+        plan,
+        assignments=tuple(each for each in plan.assignments if each.device_id == device_id),
+        decisions=tuple(each for each in plan.decisions if each.device_id == device_id),
+    )
+    seen = {each: observed for each, observed in record.observations.items() if each == device_id}
+    results = tuple(each for each in record.results if each.device_id == device_id)
+    return replace(record, plan=some, observations=seen, results=results)
 
 
 def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: bool) -> view_pb2.RoundView:
