@@ -69,6 +69,7 @@ class PageServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
