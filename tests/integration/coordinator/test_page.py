@@ -94,7 +94,8 @@ def front_message(points: list[tuple[float, float]]) -> Any:
 
 @asynccontextmanager
 async def trained(config: CoordinatorSettings) -> AsyncIterator[Trained]:
-    async with serving(config) as client:
+    # The devices renew no lease while the browser is slow.
+    async with serving(config.with_values(sessions={"lease_s": 60.0})) as client:
         fleet = Trained(client)
         await fleet.ready()
         await fleet.train(await fleet.plan(1), failing="orin-nano-2")
