@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from coordinator.display.view_values import Values, run_values, tagged_device_values
 from coordinator.page.fleet_events import EventLog
@@ -143,9 +144,22 @@ def _snapshot(
     values, run_list = [tagged_device_values(each) for each in devices], [run_values(each) for each in runs]
     set_aside_w = sum(each.set_aside_w for each in budgets if not each.parent)
     watts = Watts(now, fleet.site_budget_w, set_aside_w, sum(map(_estimated_w, values)))
-    content = json.dumps([values, run_list, fleet.site_budget_w, fleet.policy], default=str)
-    version = hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
-    return Snapshot(now, values, run_list, watts, fleet.policy, version)
+    return Snapshot(
+        now,
+        values,
+        run_list,
+        watts,
+        fleet.policy,
+        _version_of(values, run_list, [{"site_budget_w": fleet.site_budget_w, "policy": fleet.policy}]),
+    )
+
+
+def _version_of(*lists: Sequence[Values]) -> str:
+    """A short text that differs if any value does."""
+    digest = hashlib.blake2b(digest_size=8)
+    for each in chain(*lists):  # one by one: other threads wait while JSON is written
+        digest.update(json.dumps(each, default=str).encode())
+    return digest.hexdigest()
 
 
 def _estimated_w(device: Values) -> float:

@@ -20,13 +20,14 @@ from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 _PICTURES = os.environ.get("PAGE_PICTURES")
 _DESK, _PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+_PICTURED = ("fleet", "fleet-dark", "run", "device", "what-if", "phone")
 _FLEET = {f"{board}-{k}": (board, k) for board in ("agx-orin", "orin-nano") for k in range(1, 5)}
 _NODE = 2**63
 
 
 async def picture(tab: Browsed, name: str) -> None:
-    """Take a picture if there is a folder for pictures."""
-    if _PICTURES:
+    """Take one of the documentation's pictures, if there is a folder for them."""
+    if _PICTURES and name in _PICTURED:
         await tab.page.screenshot(path=str(Path(_PICTURES) / f"page-{name}.png"), full_page=True)
 
 
@@ -99,6 +100,10 @@ async def trained(config: CoordinatorSettings) -> AsyncIterator[Trained]:
         fleet = Trained(client)
         await fleet.ready()
         await fleet.train(await fleet.plan(1), failing="orin-nano-2")
+        profiling = session_pb2.StateReport(
+            state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=12, detail="measures modes of another workload"
+        )
+        await fleet.agents["orin-nano-4"].send(state=profiling)
         yield fleet
 
 
