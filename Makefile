@@ -13,7 +13,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ workloads: install ## Let 100 devices train 20 workloads for an hour of virtual 
 
 faults: install ## Put every fault on every link of 20 devices, plaintext and TLS, with real times
 	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
+
+page-pictures: install ## Take the pictures of the page in docs/images, with Debian's Chromium
+	PAGE_PICTURES=docs/images $(BIN)/pytest --numprocesses=0 tests/integration/coordinator/test_page.py
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
 	FUZZ_S=$${FUZZ_S:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)000} $(PYTEST) --timeout=1800 tests/fuzz

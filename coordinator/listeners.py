@@ -153,8 +153,26 @@ def authority_of(settings: CoordinatorSettings) -> AuthorityFolder | None:
 def exposed_plaintext(settings: CoordinatorSettings, has_authority: bool) -> list[str]:
     """The addresses without TLS that other machines reach."""
     server = settings.server
-    addresses = [settings.identity.plaintext_address] if has_authority else [server.address, server.metrics_address]
+    if has_authority:
+        addresses = [settings.identity.plaintext_address]
+    else:
+        addresses = [server.address, server.metrics_address, page_address(settings)]
     return [each for each in addresses if each is not None and not is_loopback(split_address(each)[0])]
+
+
+def page_address(settings: CoordinatorSettings) -> str | None:
+    """The address of the web page; None for no page.
+
+    Raises:
+        InvalidInputError: it is malformed.
+    """
+    server = settings.server
+    if server.page_address == "none":
+        return None
+    if server.page_address is not None:
+        split_address(server.page_address)
+        return server.page_address
+    return f"127.0.0.1:{split_address(_port_after(server.metrics_address))[1]}"
 
 
 class Listeners:

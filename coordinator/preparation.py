@@ -75,7 +75,10 @@ class Preparation:
     @property
     def addresses(self) -> list[str]:
         """All addresses to listen on."""
-        return [*(listener.address for listener in self.listeners), self.settings.server.metrics_address]
+        server = self.settings.server
+        # The page's default address may be taken: the coordinator then serves without a page.
+        named = [] if server.page_address in (None, "none") else [server.page_address]
+        return [*(listener.address for listener in self.listeners), server.metrics_address, *filter(None, named)]
 
     def expiries(self, now: datetime) -> dict[str, datetime]:
         """When the first valid certificate of each role expires; of an owner's certificates, the newest counts."""

@@ -63,6 +63,9 @@ class RpcServices:
 
     Attributes:
         sessions: the agents' sessions.
+        viewer: answers what the fleet holds.
+        operator: answers and changes what is planned and allowed.
+        identity: answers who is in the fleet, and what operators changed.
         healthy: tells whether the coordinator serves.
     """
 
@@ -94,9 +97,9 @@ class RpcServices:
         )
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds, figures=serving.figures)
         self._planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
-        self._viewer = ViewServicer(repository, state_times)
+        self.viewer = ViewServicer(repository, state_times)
         reconnect_all = self.sessions.reconnect_all
-        self._operator = OperatorServicer(
+        self.operator = OperatorServicer(
             repository,
             planning,
             serving.budgets,
@@ -115,15 +118,15 @@ class RpcServices:
             issuing = Issuing(identities, preparation.credentials, addresses, lifetime)
             self._enrolment = EnrolmentServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
             self._superlink = SuperLinkServicer(issuing, settings.superlink.hosts)
-        self._identity = IdentityServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
+        self.identity = IdentityServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
 
     def add_to(self, server: Any) -> None:
         """Add the services to a gRPC server."""
         session_pb2_grpc.add_SessionServiceServicer_to_server(self.sessions, server)
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(self._planner, server)
-        view_pb2_grpc.add_ViewServiceServicer_to_server(self._viewer, server)
-        operator_pb2_grpc.add_OperatorServiceServicer_to_server(self._operator, server)
-        identity_pb2_grpc.add_IdentityServiceServicer_to_server(self._identity, server)
+        view_pb2_grpc.add_ViewServiceServicer_to_server(self.viewer, server)
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
+        identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identity, server)
         if self._enrolment is not None:
             enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(self._enrolment, server)
         if self._superlink is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from grpc_health.v1 import health_pb2
 from coordinator.fleet_in_service import FleetInService
 from coordinator.identity.callers import certificate_of
 from coordinator.identity.http_access import HttpAccess
-from coordinator.listeners import Listeners, exposed_plaintext, public_addresses
+from coordinator.listeners import Listeners, exposed_plaintext, page_address, public_addresses
 from coordinator.metrics.server import serve_metrics
 from coordinator.preparation import Preparation
 from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
@@ -27,10 +28,14 @@ from coordinator.services.rpc_latencies import RpcLatencies
 from coordinator.settings import CoordinatorSettings
 from coordinator.stopping import stop_on_signals
 from coordinator.store.errors import NotOwnerError
+from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
+from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import run_until_first
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class BoundAddresses:
     enrolment_address: str | None = None
     operator_address: str | None = None
     plaintext_address: str | None = None
+    page_address: str | None = None
 
     def announce(self, file: Path) -> None:
         """Write them to a file as JSON, replacing it atomically."""
@@ -74,6 +80,7 @@ async def serve(
         audit = AuditLog(serving.repository, certificate_of)
         quotas = PeerQuotas(settings.peers)
         idle_s = settings.server.idle_connection_s
+        page = _serve_page(preparation, services, held)
         latencies = RpcLatencies(serving.figures)
         servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
         # Before the writer is closed, so that the end of a session is still stored; after the sessions' end.
@@ -84,8 +91,8 @@ async def serve(
         if stop is None:
             stop = asyncio.Event()
             stop_on_signals(stop, settings.server.stop_limit_s)
-        others = (bound.get(name) for name in ("enrolment", "operators", "plaintext"))
-        on_ready(BoundAddresses(bound["main"], metrics_address, *others))
+        enrolment, operators, plaintext = (bound.get(name) for name in ("enrolment", "operators", "plaintext"))
+        on_ready(BoundAddresses(bound["main"], metrics_address, enrolment, operators, plaintext, page))
         await run_until_first(_until_stopped(preparation, serving, services, stop))
         await services.healthy.enter_graceful_shutdown()
         if serving.writer.ownership_lost.is_set():
@@ -95,10 +102,7 @@ async def serve(
 def _serve_metrics(preparation: Preparation, serving: FleetInService, held: AsyncExitStack) -> str:
     """Serve `/metrics` until `held` is left; returns its host:port."""
     host, port = preparation.metrics_address
-    guard = None
-    # If other machines reach these metrics, they are for peers with a certificate.
-    if preparation.credentials is not None and preparation.access is not None and not is_loopback(host):
-        guard = HttpAccess(preparation.credentials, preparation.access)
+    guard = _guard(preparation, host)
     settings = preparation.settings
     exposed = exposed_plaintext(settings, preparation.credentials is not None)
     metrics = serve_metrics(
@@ -114,6 +118,47 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
     held.callback(metrics.server_close)
     held.callback(metrics.shutdown)
     return f"{host}:{metrics.server_port}"
+
+
+def _guard(preparation: Preparation, host: str) -> HttpAccess | None:
+    """Who may read what is served over HTTP: peers with a certificate, if other machines reach it."""
+    if preparation.credentials is None or preparation.access is None or is_loopback(host):
+        return None
+    return HttpAccess(preparation.credentials, preparation.access)
+
+
+def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExitStack) -> str | None:
+    """Serve the web page until `held` is left; returns its host:port, or None if there is no page.
+
+    Raises:
+        InvalidInputError: the address that the settings name is in use or does not exist.
+    """
+    settings = preparation.settings
+    address = page_address(settings)
+    if address is None:
+        return None
+    # Imported here, as a coordinator without a page does without.
+    from coordinator.page.queries import Queries
+    from coordinator.page.server import PageServer
+
+    host, port = split_address(address)
+    loop = asyncio.get_running_loop()
+    queries = Queries(services.viewer, services.operator, services.identity, loop)
+    guard, has_authority = _guard(preparation, host), preparation.credentials is not None
+    try:
+        page = PageServer(queries, host, port, settings.profiling.modes, guard, has_authority)
+    except InvalidInputError as error:
+        if settings.server.page_address is not None:
+            raise
+        _log.warning("%s. This coordinator serves without a page", error)
+        return None
+
+    async def stopped() -> None:
+        page.close()
+        await asyncio.to_thread(page.join)
+
+    held.push_async_callback(stopped)
+    return page.address
 
 
 def _until_stopped(

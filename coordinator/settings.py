@@ -27,6 +27,12 @@ class ServerSettings(Group):
         "Serve Prometheus' /metrics on this host:port; port 0 picks a free port.",
         option="--metrics-address",
     )
+    page_address: str | None = setting(
+        None,
+        'Serve the web page on this host:port, or "none" for no page. From other machines it needs a certificate.',
+        option="--page-address",
+        unset="on loopback, at the port after that of --metrics-address",
+    )
     max_metrics_connections: int = setting(
         16, "Limit on open connections to /metrics. A further one closes the oldest that has sent no request.", ge=1
     )

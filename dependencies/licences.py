@@ -31,6 +31,9 @@ _TORCH = "Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND BSL-1.0 AND MIT"
 _STATED = {"jetson-stats": "AGPL-3.0", "nvidia-ml-py": "BSD-3-Clause", "pyarrow": "Apache-2.0", "torch": _TORCH}
 """What is not in the lock, with the licence on the package's page."""
 
+_BUNDLED = {"uplot": ("1.6.32", "MIT", ["coordinator", "simulation"])}
+"""Scripts in Wattfleet's own packages, with their version, licence and the extras that use them."""
+
 _CLASSIFIERS = {
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",
@@ -56,6 +59,9 @@ fails if it is out of date. Packages that only check and build Wattfleet are in 
 
 **jetson-stats** is under the AGPL-3.0. It is not installed unless somebody chooses the extra `jetson`, which only the
 device `jtop` uses. No other part of Wattfleet imports it.
+
+**uPlot**, which draws the charts of the coordinator's page, comes with Wattfleet: its files and its licence are in
+`coordinator/page/static/uplot/`.
 
 """
 
@@ -93,6 +99,8 @@ def page() -> str:
     extras = _extras_of(project, locked)
     rows = [(each.name, each.version, licence_of(each.name)) for each in locked if each.name in extras]
     rows += [(name, "not locked", licence) for name, licence in _STATED.items() if name in extras]
+    rows += [(name, version, licence) for name, (version, licence, _) in _BUNDLED.items()]
+    extras |= {name: uses for name, (_, _, uses) in _BUNDLED.items()}
     lines = [
         f"| {name} | {version} | {licence} | {remark(licence)} | {', '.join(extras[name])} |"
         for name, version, licence in sorted(rows)

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.cli.output.view_values import state_word
+from coordinator.display.view_values import state_word
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import energy_text
 from wattfleet_proto.v1 import planning_pb2, view_pb2

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.cli.output.view_values import state_word
+from coordinator.display.view_values import state_word
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
 from edge_agent.profiling.workload_folders import WorkloadFolders

@@ -15,8 +15,8 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output import wording
-from coordinator.cli.output.wording import moment, number
+from coordinator.display import wording
+from coordinator.display.wording import moment, number
 from wattfleet_io.console import count_of, print_json, print_line
 
 if TYPE_CHECKING:

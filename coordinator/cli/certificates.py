@@ -182,7 +182,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.cli.output.layout import columns
-    from coordinator.cli.output.wording import moment
+    from coordinator.display.wording import moment
 
     if not found:
         return Text("no certificates")

@@ -75,9 +75,15 @@ def serve(ctx: typer.Context) -> None:
             )
             if address is not None
         ]
-        scheme = "http" if security == "plaintext" or is_loopback(split_address(bound.metrics_address)[0]) else "https"
-        metrics = f"metrics on {scheme}://{bound.metrics_address}/metrics"
-        typer.echo(", ".join([f"coordinator serves {bound.address} ({security})", *further, metrics]))
+
+        def url(address: str) -> str:
+            is_plain = security == "plaintext" or is_loopback(split_address(address)[0])
+            return f"{'http' if is_plain else 'https'}://{address}/"
+
+        http = [f"metrics on {url(bound.metrics_address)}metrics"]
+        if bound.page_address is not None:
+            http.append(f"page on {url(bound.page_address)}")
+        typer.echo(", ".join([f"coordinator serves {bound.address} ({security})", *further, *http]))
         if exposed := exposed_plaintext(settings, has_authority=bound.enrolment_address is not None):
             typer.echo(f"warning: {' and '.join(exposed)}: {PLAINTEXT_WARNING}", err=True)
         if announce:

@@ -15,15 +15,13 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.cli.output.device_words import in_state_for, measured_modes, profiling_left, worst_first
-from coordinator.cli.output.wording import moment, number, watts
+from coordinator.display.wording import moment, number, watts
 from wattfleet_io.clock import unix_now_s
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-
-    from wattfleet_proto.v1 import view_pb2
 
 _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
@@ -57,6 +55,7 @@ def devices(
     json_: JsonOption = False,
 ) -> None:
     """List devices with their state, profiling progress and fastest epoch."""
+    from coordinator.display.view_values import tagged_device_values
     from wattfleet.errors import InvalidInputError
 
     states, tags = set(state or _STATES), set(tag or ())
@@ -65,7 +64,7 @@ def devices(
     with connected() as client:
 
         def content() -> list[dict[str, Any]]:
-            found = [_content(view) for view in client.devices(workload=workload, with_times=True)]
+            found = [tagged_device_values(view) for view in client.devices(workload=workload, with_times=True)]
             return worst_first(
                 each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))
             )
@@ -79,42 +78,16 @@ def device(
     json_: JsonOption = False,
 ) -> None:
     """Show one device: its state, supply, limit, tags, workloads and Pareto front."""
-    from coordinator.cli.output.view_values import device_workload_values
+    from coordinator.display.view_values import device_workload_values, front_values, tagged_device_values
 
     with connected() as client:
         (view,) = client.devices(device, with_fronts=True, with_times=True, workload=workload)
     workloads = [device_workload_values(each) for each in view.workloads]
-    content = {**_content(view), "workloads": workloads, "front": _front_content(view)}
+    content = {**tagged_device_values(view), "workloads": workloads, "front": front_values(view)}
     if json_:
         print_json(content)
     else:
         _print(content)
-
-
-def _content(view: view_pb2.DeviceView) -> dict[str, Any]:
-    from coordinator.cli.output.view_values import device_values
-
-    values = device_values(view)
-    return {**values, "tags": sorted({*values["site_tags"], *values["operator_tags"]})}
-
-
-def _front_content(view: view_pb2.DeviceView) -> list[dict[str, Any]] | None:
-    from wattfleet_proto.convert import front_from_message
-
-    if not view.HasField("front"):
-        return None
-    front = front_from_message(view.front)
-    return [
-        {
-            "mode": front.mode(k)._asdict(),
-            "batch": None if front.batch is None else int(front.batch[k]),
-            "warmup_s": float(front.warmup_s[k]),
-            "epoch_s": float(front.epoch_s[k]),
-            "power_w": float(front.power_w[k]),
-            "planned_w": float(front.planned_w[k]),
-        }
-        for k in range(len(front))
-    ]
 
 
 def _state(content: dict[str, Any]) -> Any:

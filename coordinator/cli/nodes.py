@@ -25,7 +25,7 @@ def nodes(
     json_: JsonOption = False,
 ) -> None:
     """List Flower's nodes with their devices, and what to mend where a node cannot train on its device."""
-    from coordinator.cli.output.view_values import node_values
+    from coordinator.display.view_values import node_values
 
     with connected() as client:
 
@@ -78,7 +78,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.cli.output.layout import columns
-    from coordinator.cli.output.wording import moment
+    from coordinator.display.wording import moment
 
     if not found:
         return Text("no Flower node has told its device yet: nodes are asked before the first plan of a run")

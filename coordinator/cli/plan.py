@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,12 +10,9 @@ from coordinator.cli.options import (
     JsonOption,
     connected,
 )
-from coordinator.cli.output.wording import number
 from coordinator.cli.run_names import RUN_HELP, run_ids_of
+from coordinator.display.wording import number
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
-
-if TYPE_CHECKING:
-    from wattfleet_proto.v1 import operator_pb2
 
 
 def plan(
@@ -38,9 +35,20 @@ def plan(
         str | None,
         typer.Option(help="Preview the first round of a new run of this workload. Default: that of the newest run."),
     ] = None,
+    site_budget_w: Annotated[
+        float | None, typer.Option(help="Preview with these watts for the site. Default: those in force.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Preview with this client-selection policy. Default: the one in force.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Devices that the --policy selects. Default: the policy's.")
+    ] = None,
+    deadline_s: Annotated[float | None, typer.Option(help="Deadline of the --policy, in seconds.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Preview the next round: selected devices, their modes and the reasons. Changes nothing."""
+    from coordinator.display.plan_values import preview_values
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
@@ -54,49 +62,16 @@ def plan(
             epochs=epochs or 0.0,
             all_devices=all_devices,
             workload=workload or "",
+            site_budget_w=site_budget_w,
+            policy=policy or "",
+            clients=clients,
+            deadline_s=deadline_s,
         )
-        content = _content(client.operate("PreviewPlan", request))
+        content = preview_values(client.operate("PreviewPlan", request))
     if json_:
         print_json(content)
     else:
         _print(content)
-
-
-def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
-    from wattfleet_proto.convert import plan_from_message
-
-    found = plan_from_message(answer.plan, answer.epochs)
-    parts = {assignment.device_id: assignment for assignment in found.assignments}
-    return {
-        "run_id": answer.run_id or None,
-        "round": answer.round,
-        "epochs": answer.epochs,
-        "only_devices_with_a_node": not answer.all_devices,
-        "duration_s": found.duration_s,
-        "deadline_s": found.deadline_s,
-        "planned_w": found.planned_w,
-        "site_budget_w": found.site_budget_w,
-        "supplies": [
-            {"supply": use.supply, "budget_w": use.budget_w, "planned_w": use.planned_w} for use in found.supplies
-        ],
-        "devices": [
-            {
-                "device_id": decision.device_id,
-                "selected": decision.selected,
-                "reason": decision.reason,
-                "mode": part.mode._asdict() if part else None,
-                "batch": part.batch if part else None,
-                "epochs": part.epochs if part else None,
-                "warmup_s": part.warmup_s if part else None,
-                "epoch_s": part.epoch_s if part else None,
-                "power_w": part.power_w if part else None,
-                "power_limit_w": part.power_limit_w if part else None,
-            }
-            for decision in found.decisions
-            for part in [parts.get(decision.device_id)]
-        ],
-        "not_looked_at": [{"device_id": each.device_id, "reason": each.reason} for each in answer.not_looked_at],
-    }
 
 
 def _print(content: dict[str, Any]) -> None:

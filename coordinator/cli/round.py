@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import JsonOption, connected
-from coordinator.cli.output.wording import moment_of, number
 from coordinator.cli.run_names import RUN_HELP, run_ids_of
+from coordinator.display.wording import moment_of, number
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text, plain_text, print_json, terminal
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output.wording import number
 from coordinator.cli.run_names import NO_RUNS, RUN_HELP, run_id_of
+from coordinator.display.wording import number
 from wattfleet_io.console import count_of, duration_text, energy_text, rounds_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def rounds(
     json_: JsonOption = False,
 ) -> None:
     """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
-    from coordinator.cli.output.view_values import round_values, run_values
+    from coordinator.display.view_values import round_values, run_values
 
     with connected() as client:
 

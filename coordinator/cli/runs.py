@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
-from coordinator.cli.output.wording import moment_of
 from coordinator.cli.run_names import NO_RUNS
+from coordinator.display.wording import moment_of
 from wattfleet_io.console import count_of, duration_text, energy_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def newest_runs(client: CoordinatorClient, limit: int) -> dict[str, Any]:
     Returns:
         `runs`: a dictionary for each run, the newest last; `older`: how many are left out.
     """
-    from coordinator.cli.output.view_values import round_values, run_values
+    from coordinator.display.view_values import round_values, run_values
 
     views = client.runs(with_times=True)
     found = []

@@ -13,7 +13,7 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output.wording import moment, number
+from coordinator.display.wording import moment, number
 from wattfleet_io.console import count_of, print_json, print_line
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _KINDS = ("id:", "tag:", "site:")
 
 def workloads(watch: WatchOption = False, json_: JsonOption = False) -> None:
     """List the workloads of runs and devices: who has a prediction, what was measured, and when it was used."""
-    from coordinator.cli.output.view_values import known_workload_values
+    from coordinator.display.view_values import known_workload_values
 
     with connected() as client:
         show(lambda: [known_workload_values(view) for view in client.workloads()], _table, json_, watch)

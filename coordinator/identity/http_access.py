@@ -10,6 +10,7 @@ from coordinator.identity.access import VIEWING, Access
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.server_credentials import ServerCredentials
 from wattfleet_identity.certificates import Certificate
+from wattfleet_identity.peers import Role
 
 
 class HttpAccess:
@@ -34,8 +35,8 @@ class HttpAccess:
             self._context = server_context(self._folder)
         return self._context
 
-    def require_viewer(self, connection: ssl.SSLSocket) -> None:
-        """Make sure that a caller may read, once the handshake is over.
+    def require_viewer(self, connection: ssl.SSLSocket | ssl.SSLObject) -> Role:
+        """Make sure that a caller may read, once the handshake is over; returns the caller's role.
 
         Raises:
             AccessDeniedError: its role may not read.
@@ -48,6 +49,7 @@ class HttpAccess:
         self._access.require_valid(certificate)
         if certificate.peer.role not in VIEWING:
             raise AccessDeniedError(f"{certificate.peer} may not read this: use a certificate of the role viewer")
+        return certificate.peer.role
 
 
 def server_context(folder: AuthorityFolder) -> ssl.SSLContext:

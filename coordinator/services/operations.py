@@ -18,11 +18,13 @@ from coordinator.settings import SiteSettings
 from coordinator.state.identity_records import CertificateRecord
 from coordinator.state.leases import Leases
 from coordinator.state.names import require_name
+from coordinator.state.preview import WhatIf
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
 from wattfleet.planning import Selection
+from wattfleet.planning.policies import policy_named
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import plan_to_message, workload_from_message, workload_to_message
 from wattfleet_proto.device_state import DeviceState
@@ -88,7 +90,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         if request.run_id and request.workload:
             raise InvalidInputError("a run has its own workload: leave out --run or --workload")
         workload = Workload(request.workload) if request.workload else None
-        preview = await self._planning.preview(run_id, request.all_devices, request.epochs, workload)
+        preview = await self._planning.preview(run_id, request.all_devices, request.epochs, workload, _what_if(request))
         record = preview.record
         return operator_pb2.PreviewPlanResponse(
             plan=await asyncio.to_thread(plan_to_message, "", record.plan, record.nodes),
@@ -355,3 +357,19 @@ def _overrides(overrides: Sequence[DeviceOverrides]) -> list[operator_pb2.Device
         operator_pb2.DeviceOverrides(device_id=each.device_id, tags=each.listed_tags, drained=each.drained)
         for each in overrides
     ]
+
+
+def _what_if(request: operator_pb2.PreviewPlanRequest) -> WhatIf:
+    """What a preview assumes.
+
+    Raises:
+        InvalidInputError: the policy is unknown, or does not take, lacks or cannot use an option.
+    """
+    clients = request.clients if request.HasField("clients") else None
+    deadline_s = request.deadline_s if request.HasField("deadline_s") else None
+    if not request.policy and (clients is not None or deadline_s is not None):
+        raise InvalidInputError("a number of devices or a deadline is an option of a policy: name the policy, too")
+    return WhatIf(
+        request.site_budget_w if request.HasField("site_budget_w") else None,
+        policy_named(request.policy, count=clients, deadline_s=deadline_s) if request.policy else None,
+    )

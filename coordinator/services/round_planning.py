@@ -16,7 +16,7 @@ from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.node_predictions import NodePrediction, predict_nodes
-from coordinator.state.preview import Preview, RoundPreview
+from coordinator.state.preview import Preview, RoundPreview, WhatIf
 from coordinator.state.records import RoundRecord, plan_id_of
 from coordinator.state.rounds.request import RoundRequest
 from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
@@ -127,7 +127,14 @@ class RoundPlanning:
         await self._repository.load_round(plan_id)
         return self._fleet.rounds.get(plan_id)
 
-    async def preview(self, run_id: str, all_devices: bool, epochs: float, workload: Workload | None = None) -> Preview:
+    async def preview(
+        self,
+        run_id: str,
+        all_devices: bool,
+        epochs: float,
+        workload: Workload | None = None,
+        what_if: WhatIf = WhatIf(),
+    ) -> Preview:
         """The next round of a run as it would be planned now.
 
         Args:
@@ -135,6 +142,7 @@ class RoundPlanning:
             all_devices: include devices without a Flower node.
             epochs: local epochs; 0 for those of the run's last round.
             workload: what a new run trains; None for the workload of the newest run.
+            what_if: what differs from the fleet.
 
         Raises:
             WattfleetError: as from `plan`.
@@ -142,7 +150,7 @@ class RoundPlanning:
         if run_id:
             await self._repository.load_history(run_id)
             await self._repository.load_newest_round(run_id)
-        preview = RoundPreview(self._fleet, run_id, all_devices, workload)
+        preview = RoundPreview(self._fleet, run_id, all_devices, workload, what_if)
         self._prepare(preview.fleet, preview.node_ids)
         return await asyncio.to_thread(preview.plan, epochs)
 

@@ -175,6 +175,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                 f" {run_id}`"
             ) from None
         workload = self._fleet.flower.workload_of(run_id)
+        if request.device_id:
+            record = _only(record, request.device_id)
         return _round_view(record, workload, times.get(plan_id, Times()), not request.without_devices)
 
     async def _unplanned_view(
@@ -301,6 +303,19 @@ def _shown(metrics: dict[str, float]) -> dict[str, float]:
 def _without_devices(plan: RoundPlan) -> RoundPlan:
     first = None if plan.first_planned is None else _without_devices(plan.first_planned)
     return replace(plan, assignments=(), decisions=(), first_planned=first)
+
+
+def _only(record: RoundRecord, device_id: str) -> RoundRecord:
+    """A round with what it holds of one device."""
+    plan = record.plan
+    some = replace(
+        plan,
+        assignments=tuple(each for each in plan.assignments if each.device_id == device_id),
+        decisions=tuple(each for each in plan.decisions if each.device_id == device_id),
+    )
+    seen = {each: observed for each, observed in record.observations.items() if each == device_id}
+    results = tuple(each for each in record.results if each.device_id == device_id)
+    return replace(record, plan=some, observations=seen, results=results)
 
 
 def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: bool) -> view_pb2.RoundView:

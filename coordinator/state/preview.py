@@ -9,8 +9,10 @@ from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
 from coordinator.state.pairing import NodePairings
 from coordinator.state.records import RoundRecord
+from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
+from wattfleet.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState
 
 
@@ -27,6 +29,19 @@ class Preview:
     not_considered: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class WhatIf:
+    """What differs from the fleet in a preview.
+
+    Attributes:
+        site_budget_w: watts of the site; None for those in force.
+        policy: the client-selection policy; None for the one in force.
+    """
+
+    site_budget_w: float | None = None
+    policy: Policy | None = None
+
+
 class RoundPreview:
     """A copy of the fleet in which a run's next round is planned; the fleet itself does not change.
 
@@ -36,7 +51,12 @@ class RoundPreview:
     """
 
     def __init__(
-        self, fleet: Fleet, run_id: str = "", all_devices: bool = False, workload: Workload | None = None
+        self,
+        fleet: Fleet,
+        run_id: str = "",
+        all_devices: bool = False,
+        workload: Workload | None = None,
+        what_if: WhatIf = WhatIf(),
     ) -> None:
         """Copy the fleet as it is now.
 
@@ -45,13 +65,15 @@ class RoundPreview:
             run_id: the run, whose newest round and history are cached; empty for a new run.
             all_devices: include devices without a Flower node, as for a run that starts now.
             workload: what a new run trains; None for the workload of the newest run.
+            what_if: what differs in the copy.
 
         Raises:
             UnknownRecordError: no such run.
             NoDevicesError: no device has a node.
-            InvalidInputError: the run has ended.
+            InvalidInputError: the run has ended, or the watts are invalid or of several sites.
         """
         self.fleet = fleet.copy()
+        self._assume(what_if)
         self._run_id = run_id
         flower = self.fleet.flower
         if not run_id:
@@ -92,6 +114,16 @@ class RoundPreview:
         record = self.fleet.flower.plan(self._run_id, number, self.node_ids, epochs or usual_epochs)
         considered = {decision.device_id for decision in record.plan.decisions}
         return Preview(record, {each: text for each, text in occupations.items() if each not in considered})
+
+    def _assume(self, what_if: WhatIf) -> None:
+        if what_if.policy is not None:
+            self.fleet.flower.policy = what_if.policy
+        if what_if.site_budget_w is None:
+            return
+        sites = [each.name for each in self.fleet.operator.allowance.supplies.supplies if each.parent is None]
+        if len(sites) > 1:
+            raise InvalidInputError(f"there are {len(sites)} sites, so no one budget can be assumed for all of them")
+        self.fleet.operator.set_budget(sites[0], InForce(what_if.site_budget_w, "operator", False, "assumed"))
 
     def _occupation(self, device_id: str) -> str:
         """What would keep a device from the round, in words."""

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.cli.output.view_values import state_word
+from coordinator.display.view_values import state_word
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.cli.output.view_values import (
+from coordinator.display.view_values import (
     Values,
     device_values,
     device_workload_values,

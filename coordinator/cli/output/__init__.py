@@ -1,1 +1,1 @@
-"""How commands show what they found: tables, numbers, times and plain values."""
+"""How commands lay out what they found on a terminal."""

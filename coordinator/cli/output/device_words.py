@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from coordinator.cli.output.wording import age
+from coordinator.display.wording import age
 
 
 def worst_first(devices: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cli.output.view_values import Values, known, round_values
+from coordinator.display.view_values import Values, known, round_values
 
 if TYPE_CHECKING:
     from wattfleet_proto.v1 import planning_pb2, view_pb2

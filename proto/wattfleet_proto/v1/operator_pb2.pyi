@@ -28,6 +28,10 @@ class PreviewPlanRequest(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     ALL_DEVICES_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """empty: the newest run, or a new one if that is over"""
     epochs: _builtins.float
@@ -36,6 +40,14 @@ class PreviewPlanRequest(_message.Message):
     """include devices that no Flower node is bound to"""
     workload: _builtins.str
     """name of what a new run trains; empty: the workload of the newest run"""
+    site_budget_w: _builtins.float
+    """what if the site had these watts; absent: those in force"""
+    policy: _builtins.str
+    """what if this policy selected; empty: the one in force"""
+    clients: _builtins.int
+    """devices that the other policy selects; absent: its default"""
+    deadline_s: _builtins.float
+    """deadline of the other policy, seconds; absent: its default"""
     def __init__(
         self,
         *,
@@ -43,12 +55,27 @@ class PreviewPlanRequest(_message.Message):
         epochs: _builtins.float = ...,
         all_devices: _builtins.bool = ...,
         workload: _builtins.str = ...,
+        site_budget_w: _builtins.float | None = ...,
+        policy: _builtins.str = ...,
+        clients: _builtins.int | None = ...,
+        deadline_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clients", b"_clients", "_deadline_s", b"_deadline_s", "_site_budget_w", b"_site_budget_w", "clients", b"clients", "deadline_s", b"deadline_s", "site_budget_w", b"site_budget_w"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_devices", b"all_devices", "epochs", b"epochs", "run_id", b"run_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clients", b"_clients", "_deadline_s", b"_deadline_s", "_site_budget_w", b"_site_budget_w", "all_devices", b"all_devices", "clients", b"clients", "deadline_s", b"deadline_s", "epochs", b"epochs", "policy", b"policy", "run_id", b"run_id", "site_budget_w", b"site_budget_w", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clients: _TypeAlias = _typing.Literal["clients"]  # noqa: Y015
+    _WhichOneofArgType__clients: _TypeAlias = _typing.Literal["_clients", b"_clients"]  # noqa: Y015
+    _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
+    _WhichOneofReturnType__site_budget_w: _TypeAlias = _typing.Literal["site_budget_w"]  # noqa: Y015
+    _WhichOneofArgType__site_budget_w: _TypeAlias = _typing.Literal["_site_budget_w", b"_site_budget_w"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clients) -> _WhichOneofReturnType__clients | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__site_budget_w) -> _WhichOneofReturnType__site_budget_w | None: ...
 
 Global___PreviewPlanRequest: _TypeAlias = PreviewPlanRequest  # noqa: Y015
 

@@ -837,12 +837,15 @@ class StreamRoundsRequest(_message.Message):
     WITHOUT_DEVICES_FIELD_NUMBER: _builtins.int
     WITH_TIMES_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     without_devices: _builtins.bool
     """omits assignments, decisions, observations and results"""
     with_times: _builtins.bool
     round: _builtins.int
     """only this one; 0: all, as before protocol 2.7"""
+    device_id: _builtins.str
+    """with a round: omits what is not of this device; empty: all devices"""
     def __init__(
         self,
         *,
@@ -850,10 +853,11 @@ class StreamRoundsRequest(_message.Message):
         without_devices: _builtins.bool = ...,
         with_times: _builtins.bool = ...,
         round: _builtins.int = ...,
+        device_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "run_id", b"run_id", "with_times", b"with_times", "without_devices", b"without_devices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "round", b"round", "run_id", b"run_id", "with_times", b"with_times", "without_devices", b"without_devices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

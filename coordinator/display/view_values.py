@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from wattfleet_proto.convert import (
+    front_from_message,
     kept_duty_from_message,
     provenance_from_message,
     state_from_message,
@@ -70,6 +71,30 @@ def node_values(view: view_pb2.NodeView) -> Values:
         "bound_unix_s": known(view, "bound_unix_s"),
         "connected_unix_s": known(view, "connected_unix_s"),
     }
+
+
+def tagged_device_values(view: view_pb2.DeviceView) -> Values:
+    """A device's values with all its tags, those of the site file and those of commands, in order."""
+    values = device_values(view)
+    return {**values, "tags": sorted({*values["site_tags"], *values["operator_tags"]})}
+
+
+def front_values(view: view_pb2.DeviceView) -> list[Values] | None:
+    """The modes of a device's front; None without a front."""
+    if not view.HasField("front"):
+        return None
+    front = front_from_message(view.front)
+    return [
+        {
+            "mode": front.mode(k)._asdict(),
+            "batch": None if front.batch is None else int(front.batch[k]),
+            "warmup_s": float(front.warmup_s[k]),
+            "epoch_s": float(front.epoch_s[k]),
+            "power_w": float(front.power_w[k]),
+            "planned_w": float(front.planned_w[k]),
+        }
+        for k in range(len(front))
+    ]
 
 
 def workload_values(message: power_pb2.Workload) -> Values:

@@ -1,0 +1,74 @@
+"""Plans as plain values by name: the totals, and each device's part with the reason of its decision."""
+
+from __future__ import annotations
+
+from coordinator.display.view_values import Values
+from wattfleet.planning import Assignment, Decision
+from wattfleet_proto.convert import plan_from_message
+from wattfleet_proto.v1 import operator_pb2, view_pb2
+
+
+def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:
+    """A previewed round: its totals, and each device with its mode and the reason why it was selected or not."""
+    found = plan_from_message(answer.plan, answer.epochs)
+    parts = {assignment.device_id: assignment for assignment in found.assignments}
+    return {
+        "run_id": answer.run_id or None,
+        "round": answer.round,
+        "epochs": answer.epochs,
+        "only_devices_with_a_node": not answer.all_devices,
+        "duration_s": found.duration_s,
+        "deadline_s": found.deadline_s,
+        "planned_w": found.planned_w,
+        "site_budget_w": found.site_budget_w,
+        "supplies": [
+            {"supply": use.supply, "budget_w": use.budget_w, "planned_w": use.planned_w} for use in found.supplies
+        ],
+        "devices": [_decision_values(decision, parts.get(decision.device_id)) for decision in found.decisions],
+        "not_looked_at": [{"device_id": each.device_id, "reason": each.reason} for each in answer.not_looked_at],
+    }
+
+
+def _decision_values(decision: Decision, part: Assignment | None) -> Values:
+    return {
+        "device_id": decision.device_id,
+        "selected": decision.selected,
+        "reason": decision.reason,
+        "mode": part.mode._asdict() if part else None,
+        "batch": part.batch if part else None,
+        "epochs": part.epochs if part else None,
+        "warmup_s": part.warmup_s if part else None,
+        "epoch_s": part.epoch_s if part else None,
+        "power_w": part.power_w if part else None,
+        "power_limit_w": part.power_limit_w if part else None,
+    }
+
+
+def round_device_values(view: view_pb2.RoundView) -> list[Values]:
+    """A round's selected devices, the slowest first: what was predicted, what was observed, and what failed.
+
+    As in `RoundRecord.observed_duration_s`, the warm-up's prediction counts in the observed seconds, too.
+    """
+    plan = plan_from_message(view.plan, view.epochs)
+    observed = {each.device_id: each for each in view.observations}
+    results = {each.device_id: each for each in view.results}
+    reasons = {each.device_id: each.reason for each in plan.decisions}
+    rows = []
+    for part in plan.assignments:
+        seen, result = observed.get(part.device_id), results.get(part.device_id)
+        rows.append(
+            {
+                "device_id": part.device_id,
+                "mode": part.mode._asdict(),
+                "epochs": part.epochs,
+                "predicted_s": part.warmup_s + part.epochs * part.epoch_s,
+                "observed_s": None if seen is None else part.warmup_s + part.epochs * seen.epoch_s,
+                "predicted_w": part.power_w,
+                "power_limit_w": part.power_limit_w,
+                "observed_w": None if seen is None else seen.power_w,
+                "failure": (result.failure if result else "") or None,
+                "late": part.device_id in view.late_device_ids,
+                "reason": reasons.get(part.device_id, ""),
+            }
+        )
+    return sorted(rows, key=lambda row: -max(row["predicted_s"], row["observed_s"] or 0.0))

@@ -1,0 +1,108 @@
+"""The page as a web application: its routes, its security headers, and what it says when something fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.errors import UnknownRecordError
+from coordinator.page.device_page import device
+from coordinator.page.drawing import drawn
+from coordinator.page.events_page import events
+from coordinator.page.fleet_page import fleet, watts_history
+from coordinator.page.run_pages import run, runs
+from coordinator.page.updates import updates
+from coordinator.page.what_if_page import what_if
+from wattfleet.errors import InvalidInputError, WattfleetError
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+class _SecurityHeaders:
+    """Adds the headers that keep everything but the page's own files out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+def page_application(profiled_modes: int, hosts: Sequence[str], has_authority: bool) -> Starlette:
+    """The application; its `state.snapshots` is set by whoever serves it.
+
+    Args:
+        profiled_modes: how many modes a device measures at most.
+        hosts: the names that requests may use for the coordinator; another site's name would let that site read.
+        has_authority: whether operators have certificates.
+    """
+    app = Starlette(
+        routes=[
+            Route("/", fleet, name="fleet"),
+            Route("/watts.json", watts_history, name="watts"),
+            Route("/updates", updates, name="updates"),
+            Route("/runs", runs, name="runs"),
+            Route("/runs/{run_id:path}", run, name="run"),
+            Route("/devices/{device_id:path}", device, name="device"),
+            Route("/what-if", what_if, name="what_if"),
+            Route("/events", events, name="events"),
+            Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
+        ],
+        middleware=[
+            Middleware(_SecurityHeaders),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        ],
+        exception_handlers={
+            UnknownRecordError: _unknown,
+            InvalidInputError: _invalid,
+            WattfleetError: _failed,
+            HTTPException: _no_page,
+        },
+    )
+    app.state.profiled_modes = profiled_modes
+    app.state.has_authority = has_authority
+    return app
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    return await drawn(request, "error.html", {"title": "Not found", "text": str(error)}, status=404)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    return await drawn(request, "error.html", {"title": "This cannot be asked for", "text": str(error)}, status=400)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    title = "The coordinator cannot answer now"
+    return await drawn(request, "error.html", {"title": title, "text": str(error)}, status=503)
+
+
+async def _no_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = "There is no such page: choose one above." if error.status_code == 404 else error.detail
+    return await drawn(request, "error.html", {"title": "Not found", "text": text}, status=error.status_code)

@@ -1,0 +1,102 @@
+"""One device: its front with presets and the mode in force, and how its rounds went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.display.plan_values import round_device_values
+from coordinator.display.view_values import (
+    Values,
+    device_workload_values,
+    front_values,
+    round_values,
+    tagged_device_values,
+)
+from coordinator.page.drawing import drawn
+from coordinator.page.front_plot import FrontPlot
+from coordinator.page.queries import Queries
+from coordinator.page.snapshots import Snapshots
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import PowerMode, board_named
+from wattfleet_proto.convert import plan_from_message
+from wattfleet_proto.v1 import view_pb2
+
+_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class _DeviceRound:
+    """A device's part in one round.
+
+    Attributes:
+        number: of the round.
+        part: the values of its training; None if it was not selected.
+        reason: why it was selected or not; None if the round did not consider it.
+    """
+
+    number: int
+    part: Values | None
+    reason: str | None
+
+
+async def device(request: Request) -> Response:
+    """The page of one device."""
+    device_id = request.path_params["device_id"]
+    snapshots: Snapshots = request.app.state.snapshots
+    queries: Queries = snapshots.queries
+    view = await queries.device(device_id)
+    values, front = tagged_device_values(view), front_values(view)
+    run_id, rounds = await _newest_rounds(queries, device_id)
+    in_force = None
+    if values["granted_plan_id"] is not None:
+        in_force = _mode_in_force(rounds, f"{run_id}/", values["granted_plan_id"])
+    presets = _presets_of(values["board"])
+    content = {
+        "device": values,
+        "workloads": [device_workload_values(each) for each in reversed(view.workloads)],
+        "front": front,
+        "presets": presets,
+        "plot": None if not front else FrontPlot.of(front, presets, in_force),
+        "in_force": in_force,
+        "run_id": run_id,
+        "rounds": rounds,
+        "profiled_modes": request.app.state.profiled_modes,
+    }
+    return await drawn(request, "device.html", content)
+
+
+def _mode_in_force(rounds: list[_DeviceRound], run_prefix: str, plan_id: str) -> Values | None:
+    """The mode of the round whose grant is in force; None if it is not among these."""
+    for each in rounds:
+        if each.part is not None and plan_id == f"{run_prefix}{each.number}":
+            mode: Values = each.part["mode"]
+            return mode
+    return None
+
+
+async def _newest_rounds(queries: Queries, device_id: str) -> tuple[str | None, list[_DeviceRound]]:
+    """The newest run, and the device's part in its newest rounds, the newest first."""
+    runs = await queries.runs()
+    if not runs:
+        return None, []
+    run_id = runs[-1].run_id
+    planned = [round_values(each)["round"] for each in await queries.rounds(run_id) if not each.unplanned]
+    views = [await queries.round(run_id, number, device_id) for number in planned[: -_ROUNDS - 1 : -1]]
+    return run_id, [_part_of(view) for view in views]
+
+
+def _part_of(view: view_pb2.RoundView) -> _DeviceRound:
+    reasons = [each.reason for each in plan_from_message(view.plan, view.epochs).decisions]
+    parts = round_device_values(view)
+    return _DeviceRound(view.round, parts[0] if parts else None, reasons[0] if reasons else None)
+
+
+def _presets_of(board: str) -> dict[str, PowerMode]:
+    """NVIDIA's preset modes of a board by name; none for a board without them."""
+    try:
+        return dict(board_named(board).presets)
+    except InvalidInputError:
+        return {}

@@ -1,0 +1,70 @@
+"""Draws a page from its template in a thread, so that viewers do not wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from coordinator.display.wording import moment, number, watts
+from wattfleet.modes import PowerMode
+from wattfleet_io.console import MODE_LEGEND, count_of, duration_text
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def _time_of(unix_s: float | None) -> str | Markup:
+    """A time for people, in the coordinator's zone, and for machines."""
+    if unix_s is None:
+        return "-"
+    when = datetime.fromtimestamp(unix_s, timezone.utc)
+    exact = when.isoformat(timespec="seconds")
+    return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(exact, moment(when))
+
+
+def _mode_label(mode: Mapping[str, int] | None) -> str:
+    return "-" if mode is None else PowerMode(**mode).label()
+
+
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters.update(
+        number=number,
+        watts=watts,
+        duration=duration_text,
+        time=_time_of,
+        mode=_mode_label,
+        count=count_of,
+    )
+    found.globals["mode_legend"] = MODE_LEGEND
+    return found
+
+
+_ENVIRONMENT = _environment()
+
+
+async def drawn(request: Request, template: str, content: Mapping[str, Any], status: int = 200) -> Response:
+    """A page.
+
+    Args:
+        request: what is answered.
+        template: name of its template.
+        content: the template's values.
+        status: of the answer.
+    """
+    section = "/" + request.url.path.strip("/").partition("/")[0]
+    text = await asyncio.to_thread(_ENVIRONMENT.get_template(template).render, section=section, **content)
+    return HTMLResponse(text, status_code=status)

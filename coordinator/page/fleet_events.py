@@ -1,0 +1,78 @@
+"""What has happened in the fleet since the coordinator started, found by comparing snapshots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coordinator.display.view_values import Values
+
+_KEPT_EVENTS = 1_000
+
+
+@dataclass(frozen=True)
+class FleetEvent:
+    """One thing that happened.
+
+    Attributes:
+        at_unix_s: when it was seen, up to a few seconds after it happened.
+        subject: a device's or run's id.
+        path: the subject's page.
+        text: what happened.
+        is_bad: whether somebody should look.
+    """
+
+    at_unix_s: float
+    subject: str
+    path: str
+    text: str
+    is_bad: bool
+
+
+@dataclass
+class EventLog:
+    """The newest events, the newest first.
+
+    Attributes:
+        events: these events.
+    """
+
+    events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
+    _states: dict[str, str] | None = None
+    _runs: dict[str, bool] = field(default_factory=dict)
+
+    def compare(self, at_unix_s: float, devices: Sequence[Values], runs: Sequence[Values]) -> None:
+        """Note what differs from the time before; the first time, nothing is an event.
+
+        Args:
+            at_unix_s: when.
+            devices: the values of all devices.
+            runs: the values of all runs.
+        """
+        states = {each["device_id"]: _state_of(each) for each in devices}
+        ended = {each["run_id"]: bool(each["finished"]) for each in runs}
+        if self._states is not None:
+            for device in devices:
+                device_id = device["device_id"]
+                before, now = self._states.get(device_id), states[device_id]
+                if before != now:
+                    text = f"{now}, before: {before}" if before else f"enrolled: {now}"
+                    is_bad = device["state"] in ("degraded", "offline") or device["left_out"] is not None
+                    self._note(at_unix_s, device_id, f"/devices/{device_id}", text, is_bad)
+            for run in runs:
+                run_id = run["run_id"]
+                if run_id not in self._runs:
+                    self._note(at_unix_s, run_id, f"/runs/{run_id}", f"began with {run['strategy']}", False)
+                if ended[run_id] and not self._runs.get(run_id):
+                    why = f"ended: {run['error']}" if run["error"] else "finished"
+                    self._note(at_unix_s, run_id, f"/runs/{run_id}", why, bool(run["error"]))
+        self._states, self._runs = states, ended
+
+    def _note(self, at_unix_s: float, subject: str, path: str, text: str, is_bad: bool) -> None:
+        self.events.appendleft(FleetEvent(at_unix_s, subject, path, text, is_bad))
+
+
+def _state_of(device: Values) -> str:
+    state = str(device["state"])
+    return f"{state}, left out: {device['left_out']}" if device["left_out"] else state

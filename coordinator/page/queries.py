@@ -1,0 +1,91 @@
+"""The page's queries: the services that answer the commands, called in the coordinator's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from coordinator.services.identities import IdentityServicer
+from coordinator.services.operations import OperatorServicer
+from coordinator.services.views import ViewServicer
+from wattfleet_proto.v1 import identity_pb2, operator_pb2, view_pb2
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Reads the fleet from another thread's event loop; errors are those of the services.
+
+    Attributes:
+        viewer: answers what a fleet holds.
+        operator: answers what is planned and allowed.
+        identity: answers what operators changed.
+        loop: the coordinator's event loop, the only one in which the fleet may be read.
+    """
+
+    viewer: ViewServicer
+    operator: OperatorServicer
+    identity: IdentityServicer
+    loop: asyncio.AbstractEventLoop
+
+    async def fleet(self) -> view_pb2.GetFleetResponse:
+        """The properties of the whole fleet."""
+        return await self._asked(self.viewer.GetFleet(view_pb2.GetFleetRequest(), None))
+
+    async def budgets(self) -> list[operator_pb2.SupplyBudget]:
+        """The budgets in force, the site's grid connection first."""
+        answer = await self._asked(self.operator.GetBudgets(operator_pb2.GetBudgetsRequest(), None))
+        return sorted(answer.supplies, key=lambda each: bool(each.parent))
+
+    async def devices(self) -> list[view_pb2.DeviceView]:
+        """All devices by id, without their fronts."""
+        answers = await self._streamed(self.viewer.ListDevices, view_pb2.ListDevicesRequest())
+        return [device for answer in answers for device in answer.devices]
+
+    async def device(self, device_id: str) -> view_pb2.DeviceView:
+        """One device with its fronts and times."""
+        request = view_pb2.ListDevicesRequest(device_ids=[device_id], with_fronts=True, with_times=True)
+        (answer,) = await self._streamed(self.viewer.ListDevices, request)
+        found: view_pb2.DeviceView = answer.devices[0]
+        return found
+
+    async def runs(self) -> list[view_pb2.RunView]:
+        """All runs with their times, oldest first."""
+        answers = await self._streamed(self.viewer.ListRuns, view_pb2.ListRunsRequest(with_times=True))
+        return [run for answer in answers for run in answer.runs]
+
+    async def rounds(self, run_id: str) -> list[view_pb2.RoundView]:
+        """The totals of a run's rounds, oldest first."""
+        request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=True, with_times=True)
+        return await self._streamed(self.viewer.StreamRounds, request)
+
+    async def round(self, run_id: str, number: int, device_id: str = "") -> view_pb2.RoundView:
+        """One round with its devices, or with one of them."""
+        request = view_pb2.StreamRoundsRequest(run_id=run_id, round=number, device_id=device_id)
+        (found,) = await self._streamed(self.viewer.StreamRounds, request)
+        return found
+
+    async def preview(self, request: operator_pb2.PreviewPlanRequest) -> operator_pb2.PreviewPlanResponse:
+        """The next round as it would be planned; nothing changes."""
+        return await self._asked(self.operator.PreviewPlan(request, None))
+
+    async def audit_log(self) -> list[identity_pb2.AuditEntry]:
+        """What operators changed or tried to change, newest first."""
+        answers = await self._streamed(self.identity.ReadAuditLog, identity_pb2.ReadAuditLogRequest())
+        return [entry for answer in answers for entry in answer.entries][::-1]
+
+    async def _asked(self, query: Coroutine[Any, Any, Answer]) -> Answer:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(query, self.loop))
+
+    async def _streamed(self, method: Callable[[Any, Any], AsyncIterator[Answer]], request: Any) -> list[Answer]:
+        async def all_messages() -> list[Answer]:
+            found = []
+            async for message in method(request, None):
+                found.append(message)
+                await asyncio.sleep(0)  # sessions are answered between two messages
+            return found
+
+        return await self._asked(all_messages())

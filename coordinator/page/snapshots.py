@@ -1,0 +1,168 @@
+"""The fleet as the page shows it: one snapshot for all viewers, taken at most once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from coordinator.display.view_values import Values, run_values, tagged_device_values
+from coordinator.page.fleet_events import EventLog
+from coordinator.page.queries import Queries
+from wattfleet.errors import WattfleetError
+from wattfleet_proto.v1 import operator_pb2, view_pb2
+
+_log = logging.getLogger(__name__)
+
+_WATCHED_S = 1.0
+_UNWATCHED_S = 5.0
+_MAX_SHARE = 0.1
+"""The share of time that snapshots of a large fleet may take: after one that took a second, ten seconds pass."""
+
+_KEPT_SAMPLES = 900
+
+
+@dataclass(frozen=True)
+class Watts:
+    """The whole site's watts at one time.
+
+    Attributes:
+        at_unix_s: when.
+        budget_w: what is allowed.
+        set_aside_w: what is reserved for trainings and idle devices.
+        estimated_w: last observed watts of devices that train, and idle watts of the others.
+    """
+
+    at_unix_s: float
+    budget_w: float
+    set_aside_w: float
+    estimated_w: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the page shows of the fleet.
+
+    Attributes:
+        at_unix_s: when it was taken.
+        devices: the values of all devices, by id.
+        runs: the values of all runs, oldest first.
+        watts: of the whole site.
+        policy: name of the client-selection policy.
+        version: changes with what pages show.
+    """
+
+    at_unix_s: float
+    devices: Sequence[Values]
+    runs: Sequence[Values]
+    watts: Watts
+    policy: str
+    version: str
+
+    @property
+    def states(self) -> Counter[str]:
+        """How many devices are in each state."""
+        return Counter(each["state"] for each in self.devices)
+
+
+@dataclass
+class Snapshots:
+    """Takes snapshots for as long as it is kept going, often only while somebody watches.
+
+    Attributes:
+        queries: read the fleet.
+        events: what has happened since the coordinator started.
+        history: the site's watts, oldest first.
+        viewers: open streams of updates.
+    """
+
+    queries: Queries
+    events: EventLog = field(default_factory=EventLog)
+    history: deque[Watts] = field(default_factory=lambda: deque(maxlen=_KEPT_SAMPLES))
+    viewers: int = 0
+    _newest: Snapshot | None = None
+    _taken: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _watched: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def keep(self) -> None:
+        """Take snapshots until cancelled."""
+        while True:
+            began_s = time.monotonic()
+            try:
+                await self._take()
+            except WattfleetError as error:
+                _log.warning("the page cannot be brought up to date: %s", error)
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(_WATCHED_S, took_s / _MAX_SHARE))
+            if not self.viewers:
+                self._watched.clear()
+                try:
+                    await asyncio.wait_for(self._watched.wait(), max(_UNWATCHED_S - _WATCHED_S, took_s / _MAX_SHARE))
+                except (TimeoutError, asyncio.TimeoutError):
+                    pass
+
+    async def newest(self) -> Snapshot:
+        """The newest snapshot; waits for the first one. Whoever asks is about to watch."""
+        self._watched.set()
+        async with self._taken:
+            await self._taken.wait_for(lambda: self._newest is not None)
+        assert self._newest is not None
+        return self._newest
+
+    async def after(self, snapshot: Snapshot | None) -> Snapshot:
+        """The next snapshot after another."""
+        self._watched.set()
+        async with self._taken:
+            await self._taken.wait_for(lambda: self._newest is not None and self._newest is not snapshot)
+        assert self._newest is not None
+        return self._newest
+
+    async def _take(self) -> None:
+        devices, runs = await self.queries.devices(), await self.queries.runs()
+        budgets, fleet = await self.queries.budgets(), await self.queries.fleet()
+        taken = await asyncio.to_thread(_snapshot, devices, runs, budgets, fleet)
+        self.history.append(taken.watts)
+        self.events.compare(taken.at_unix_s, taken.devices, taken.runs)
+        async with self._taken:
+            self._newest = taken
+            self._taken.notify_all()
+
+
+def _snapshot(
+    devices: Sequence[view_pb2.DeviceView],
+    runs: Sequence[view_pb2.RunView],
+    budgets: Sequence[operator_pb2.SupplyBudget],
+    fleet: view_pb2.GetFleetResponse,
+) -> Snapshot:
+    now = time.time()
+    values, run_list = [tagged_device_values(each) for each in devices], [run_values(each) for each in runs]
+    set_aside_w = sum(each.set_aside_w for each in budgets if not each.parent)
+    watts = Watts(now, fleet.site_budget_w, set_aside_w, sum(map(_estimated_w, values)))
+    return Snapshot(
+        now,
+        values,
+        run_list,
+        watts,
+        fleet.policy,
+        _version_of(values, run_list, [{"site_budget_w": fleet.site_budget_w, "policy": fleet.policy}]),
+    )
+
+
+def _version_of(*lists: Sequence[Values]) -> str:
+    """A short text that differs if any value does."""
+    digest = hashlib.blake2b(digest_size=8)
+    for each in chain(*lists):  # one by one: other threads wait while JSON is written
+        digest.update(json.dumps(each, default=str).encode())
+    return digest.hexdigest()
+
+
+def _estimated_w(device: Values) -> float:
+    is_training = device["state"] == "training" and device["observed_w"] is not None
+    watts = device["observed_w"] if is_training else device["idle_w"]
+    return 0.0 if watts is None or device["state"] == "offline" else float(watts)

@@ -1,0 +1,93 @@
+"""A round's timeline: for each device a bar of predicted and a bar of observed seconds, from the training's start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.display.view_values import Values
+
+_MAX_ROWS = 30
+_LEFT, _RIGHT, _ROW, _TOP = 170.0, 20.0, 30.0, 26.0
+_WIDTH = 900.0
+_TICKS = 5
+
+
+@dataclass(frozen=True)
+class TimelineRow:
+    """One device's bars, in the drawing's units.
+
+    Attributes:
+        device_id: the device.
+        y: the top of its row.
+        predicted: width of the predicted bar.
+        actual: width of the observed bar; None if there is no observation.
+        is_failed: whether the device failed, or was late.
+        text: what both bars say.
+    """
+
+    device_id: str
+    y: float
+    predicted: float
+    actual: float | None
+    is_failed: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The drawing.
+
+    Attributes:
+        rows: the slowest devices, the slowest first.
+        hidden: number of devices without a row.
+        width: of the drawing.
+        height: of the drawing.
+        left: where bars begin.
+        ticks: positions and seconds of the time axis.
+        mark: position of the predicted end of the round.
+    """
+
+    rows: Sequence[TimelineRow]
+    hidden: int
+    width: float
+    height: float
+    left: float
+    ticks: Sequence[tuple[float, float]]
+    mark: float | None
+
+    @classmethod
+    def of(cls, devices: Sequence[Values], totals: Values) -> Timeline:
+        """Draw a round.
+
+        Args:
+            devices: the values of its devices, the slowest first.
+            totals: the values of the round.
+        """
+        shown = devices[:_MAX_ROWS]
+        longest_s = max(
+            [each[key] or 0.0 for each in shown for key in ("predicted_s", "observed_s")]
+            + [totals["planned_s"] or 0.0, 1e-9]
+        )
+        scale = (_WIDTH - _LEFT - _RIGHT) / longest_s
+        rows = [
+            TimelineRow(
+                each["device_id"],
+                _TOP + k * _ROW,
+                each["predicted_s"] * scale,
+                None if each["observed_s"] is None else each["observed_s"] * scale,
+                each["failure"] is not None or each["late"],
+                _text_of(each),
+            )
+            for k, each in enumerate(shown)
+        ]
+        ticks = [(_LEFT + longest_s * k / _TICKS * scale, longest_s * k / _TICKS) for k in range(_TICKS + 1)]
+        mark = None if totals["planned_s"] is None else _LEFT + totals["planned_s"] * scale
+        height = _TOP + len(shown) * _ROW + 8
+        return cls(rows, len(devices) - len(shown), _WIDTH, height, _LEFT, ticks, mark)
+
+
+def _text_of(device: Values) -> str:
+    observed = "not observed" if device["observed_s"] is None else f"observed {device['observed_s']:,.1f} s"
+    failure = f", {device['failure']}" if device["failure"] else ", late" if device["late"] else ""
+    return f"{device['device_id']}: predicted {device['predicted_s']:,.1f} s, {observed}{failure}"
