@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _WATCHED_S = 1.0
 _UNWATCHED_S = 5.0
+_STALE_S = 1.5
 _MAX_SHARE = 0.1
 """The share of time that snapshots of a large fleet may take: after one that took a second, ten seconds pass."""
 
@@ -94,6 +96,7 @@ class Snapshots:
         """Take snapshots until cancelled."""
         while True:
             began_s = time.monotonic()
+            self._watched.clear()  # whoever asks from now on wants the next one
             try:
                 await self._take()
             except WattfleetError as error:
@@ -101,7 +104,6 @@ class Snapshots:
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(_WATCHED_S, took_s / _MAX_SHARE))
             if not self.viewers:
-                self._watched.clear()
                 try:
                     await asyncio.wait_for(self._watched.wait(), max(_UNWATCHED_S - _WATCHED_S, took_s / _MAX_SHARE))
                 except (TimeoutError, asyncio.TimeoutError):
@@ -113,6 +115,9 @@ class Snapshots:
         async with self._taken:
             await self._taken.wait_for(lambda: self._newest is not None)
         assert self._newest is not None
+        if time.time() - self._newest.at_unix_s > _STALE_S:
+            with suppress(TimeoutError, asyncio.TimeoutError):  # of a large fleet, the stale one has to do
+                return await asyncio.wait_for(self.after(self._newest), _STALE_S)
         return self._newest
 
     async def after(self, snapshot: Snapshot | None) -> Snapshot:

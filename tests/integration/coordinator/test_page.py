@@ -100,10 +100,6 @@ async def trained(config: CoordinatorSettings) -> AsyncIterator[Trained]:
         fleet = Trained(client)
         await fleet.ready()
         await fleet.train(await fleet.plan(1), failing="orin-nano-2")
-        profiling = session_pb2.StateReport(
-            state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=12, detail="measures modes of another workload"
-        )
-        await fleet.agents["orin-nano-4"].send(state=profiling)
         yield fleet
 
 
@@ -119,6 +115,10 @@ async def test_every_page_loads_without_a_complaint(config: CoordinatorSettings,
         "no-device": "/?text=nothing",
     }
     async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK, color_scheme=scheme) as tab:
+        profiling = session_pb2.StateReport(
+            state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=12, detail="measures modes of another workload"
+        )
+        await fleet.agents["orin-nano-4"].send(state=profiling)
         for name, path in pages.items():
             answer = await tab.page.goto(fleet.url + path)
             assert answer.status == 200, path
