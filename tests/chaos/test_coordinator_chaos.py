@@ -131,8 +131,12 @@ class FlowerServer:
             try:
                 return await getattr(self._planning, method)(request, timeout=10, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
-                # Nobody is ready yet, or the coordinator is gone.
-                assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), error
+                # Nobody is ready yet, or the coordinator is gone, or stops and cancels what takes longer than its grace.
+                assert error.code() in (
+                    grpc.StatusCode.UNAVAILABLE,
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    grpc.StatusCode.CANCELLED,
+                ), error
                 await asyncio.sleep(0.05)
 
 

@@ -32,6 +32,7 @@ class RefusedError(PlanningError):
     def is_transient(self) -> bool:
         """Whether the same request may succeed later: devices get ready, budgets rise, a full disk is cleared."""
         return self.code in (
+            grpc.StatusCode.CANCELLED,  # by a coordinator that stops, after its grace
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.DEADLINE_EXCEEDED,
