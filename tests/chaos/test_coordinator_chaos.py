@@ -131,7 +131,7 @@ class FlowerServer:
             try:
                 return await getattr(self._planning, method)(request, timeout=10, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
-                # Nobody is ready yet, or the coordinator is gone, or stops and cancels what takes longer than its grace.
+                # Nobody is ready yet, or the coordinator is gone, or stops and cancels what exceeds its grace.
                 assert error.code() in (
                     grpc.StatusCode.UNAVAILABLE,
                     grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
+from coordinator.services.state_times import StateTimes
 from coordinator.services.views import ViewServicer
 from tests.fakes.small_fleet import ORIN_FRONT, small_fleet
 from wattfleet_proto.device_state import DeviceState
@@ -36,7 +37,9 @@ async def test_sessions_are_answered_while_a_snapshot_is_taken() -> None:
     repository: Any = SimpleNamespace(fleet=fleet, times=no_times)
     budgets: Any = _Budgets()
     nobody: Any = None
-    queries = Queries(ViewServicer(repository), budgets, nobody, asyncio.get_running_loop())
+    queries = Queries(
+        ViewServicer(repository, StateTimes(fleet.agents.devices, 50)), budgets, nobody, asyncio.get_running_loop()
+    )
 
     async def snapshot() -> tuple[int, float]:
         snapshots, began_s = Snapshots(queries), time.perf_counter()

@@ -69,7 +69,7 @@ async def test_every_command_over_an_exposed_connection_warns(exposed: Client) -
         assert warning in " ".join(done.stderr.split()), (words, done.output)
         with pytest.raises(InvalidInputError, match="or pass --insecure for plaintext"):
             await coordinator(*words, "--coordinator", exposed.bound.address)
-    assert await asyncio.to_thread(metric_at, exposed.bound.metrics_address) == 2, "RPCs and metrics"
+    assert await asyncio.to_thread(metric_at, exposed.bound.metrics_address) == 3, "RPCs, metrics and page"
 
 
 async def test_a_watched_screen_keeps_the_warning(exposed: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,9 @@ async def test_it_is_healthy_while_it_serves_and_gives_its_ports_back(config: Co
 
     config = config.with_values(policy={"name": "fastest-k", "clients": 2})
     first = await bound_while_healthy(config)
-    again = config.with_values(server={"address": first.address, "metrics_address": first.metrics_address})
+    again = config.with_values(
+        server={"address": first.address, "metrics_address": first.metrics_address, "page_address": first.page_address}
+    )
     assert await bound_while_healthy(again) == first
 
 

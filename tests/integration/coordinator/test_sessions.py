@@ -71,13 +71,16 @@ async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, arte
             protocol=session_pb2.ProtocolVersion(major=2, minor=1),
             grant_lifetime_s=120.0,
         )
-        assert (await client.devices())["orin"] == view_pb2.DeviceView(
+        shown = (await client.devices())["orin"]
+        assert shown == view_pb2.DeviceView(
             device_id="orin",
             board="agx-orin",
             provenance=power_pb2.PROVENANCE_SIMULATED,
             state=session_pb2.DEVICE_STATE_ENROLLED,
             mode_count=7,
+            target_modes=7,
             supply="site",
+            state_since_unix_s=shown.state_since_unix_s,
         )
         profiling = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=3, detail="12c")
         await agent.send(state=profiling)

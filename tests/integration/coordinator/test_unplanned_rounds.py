@@ -164,7 +164,7 @@ async def test_rounds_without_a_plan_are_listed_exported_and_counted(
         shown = (await shell("rounds", columns=200)).stdout.splitlines()
         assert "rounds 2–3, 5 unplanned: no budget was kept" in shown
         [row] = [line.split() for line in shown if line.split()[:1] == ["5"]]
-        assert row == ["5", "2", "of", "3", "-", "-", "-", "-", "45.0", "s", "0.750", "-", "-", "-"]
+        assert row == ["5", "2", "of", "3", "-", "-", "-", "-", "45.0", "s", "-", "0.750", "-", "-", "-"]
         listed = (await asked(shell, "rounds"))["rounds"][1]
         assert (listed["unplanned"], listed["site_budget_w"], listed["planned_w"]) == (True, None, None)
         await shell("export", "--out", str(tmp_path / "out"))
