@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from tests.fakes.fronts import fronts
 from tests.fakes.granted import Granted, late_results
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Allowance, Assignment
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
@@ -183,7 +184,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     def plan_over(self, run: str, number: int, nodes: list[int]) -> None:
         known = self.stored_rounds.get(f"{run}/{number}")
-        named = [self.nodes[node] for node in nodes if node in self.nodes]
+        named = self.paired(nodes)
         if known is None:
             self.release(run, set(named))
         ready = {each for each in named if self.is_ready(each)}
@@ -196,15 +197,14 @@ class FleetMachine(RuleBasedStateMachine):
         except InfeasibleBudgetError:
             assert known is None and ready
             return
-        except InvalidInputError:
-            assert known is None and len(set(named)) < len(named)
-            return
         if known is not None:
             assert record == known
             return
         self.keep_round(record)
         chosen = {assignment.device_id: assignment for assignment in record.plan.assignments}
-        assert {decision.device_id for decision in record.plan.decisions} == ready
+        shared = {self.nodes[node] for node in nodes if node in self.nodes} - set(named)
+        decided = {decision.device_id for decision in record.plan.decisions}
+        assert decided == ready | (shared & set(self.stored_devices)), "who shares its device is told so"
         assert set(chosen) <= ready and chosen
         assert all(self.nodes[record.nodes[device]] == device and record.nodes[device] in nodes for device in chosen)
         rest_w = sum(watts for device, watts in drawn_w.items() if device not in chosen)
@@ -219,9 +219,14 @@ class FleetMachine(RuleBasedStateMachine):
         """A run's Flower server does not wait for some devices any more."""
         nodes = [node for node, device in self.nodes.items() if device in some]
         self.fleet.flower.release(run, nodes)
-        for device in {self.nodes[node] for node in nodes}:
+        for device in self.paired(nodes):
             if device in self.granted and self.granted[device].run == run:
                 self.granted[device].give_up()
+
+    def paired(self, nodes: list[int]) -> list[str]:
+        """The devices of some nodes. Two nodes that name the same device have none."""
+        claims = Counter(self.nodes[node] for node in nodes if node in self.nodes)
+        return [device for device, count in claims.items() if count == 1]
 
     @precondition(lambda self: self.stored_rounds)
     @rule(data=st.data(), device=devices, watts=st.integers(1, 30))
