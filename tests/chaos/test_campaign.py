@@ -13,6 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,8 +158,8 @@ class Campaign:
             self.processes.pop(name).kill()
         self._until(lambda: not undelivered(self.fleet), "everything observed is delivered")
         for device_id in DEVICES:
-            # One that was killed last may be starting yet, and leave nothing behind.
-            assert self.processes.pop(device_id).stop() in (0, -signal.SIGTERM)
+            self._until(partial(self.fleet.answers, device_id), f"{device_id} has started")
+            assert self.processes.pop(device_id).stop() == 0
         serving = self.serving
         assert serving is not None
         standby = self.processes.pop("second" if serving == "first" else "first")

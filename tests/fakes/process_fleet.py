@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -149,9 +150,9 @@ class FleetFolder:
 
     def agent(self, device_id: str, coordinator: str) -> ForkedProcess:
         """Start a device's agent."""
-        socket = self._socket(device_id)
+        agents = self._socket(device_id)
         return self._start(
-            device_id, run_agent, [self.board(device_id), coordinator, device_id, self.seed(device_id), socket]
+            device_id, run_agent, [self.board(device_id), coordinator, device_id, self.seed(device_id), agents]
         )
 
     def flower(self, coordinator: str, rounds: int, minibatches: int, training_s: float) -> list[ForkedProcess]:
@@ -162,6 +163,15 @@ class FleetFolder:
             coordinator, self._flowers, sockets, nodes, self.ledger, rounds, minibatches, training_s
         )
         return [self._start("flower", serve_rounds, [settings]), self._start("nodes", serve_nodes, [settings])]
+
+    def answers(self, device_id: str) -> bool:
+        """Whether the device's agent accepts connections on its socket."""
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(self._socket(device_id)))
+            except OSError:
+                return False
+        return True
 
     def _socket(self, device_id: str) -> Path:
         return self.folder / f"{device_id}.sock"

@@ -50,7 +50,7 @@ class News(SessionNews):
         super().__init__()
         self.failures: list[str] = []
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, cause: str = "") -> None:
         self.failures.append(reason)
         super().failed(reason)
 
