@@ -14,7 +14,7 @@ from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
-from wattfleet.planning import Participation, RoundPlan, plausible_examples, plausible_loss
+from wattfleet.planning import Assignment, Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
 
@@ -182,6 +182,14 @@ class ObservedTraining:
                 f" not {self.epoch_s} and {self.power_w}"
             )
 
+    def training_s(self, planned: Assignment) -> float:
+        """Seconds of the whole training: its warm-up is not observed, so that its prediction counts."""
+        return planned.warmup_s + planned.epochs * self.epoch_s
+
+    def energy_j(self, planned: Assignment) -> float:
+        """Joules of the whole training, with the observed watts during its warm-up, too."""
+        return self.power_w * self.training_s(planned)
+
 
 @dataclass(frozen=True)
 class RoundObservation:
@@ -288,28 +296,17 @@ class RoundRecord(_WithResults):
 
     @property
     def observed_duration_s(self) -> float | None:
-        """Observed seconds of the slowest chosen device; None until every chosen one was observed.
-
-        A training's warm-up is not observed: its prediction counts.
-        """
+        """Observed seconds of the slowest chosen device; None until every chosen one was observed."""
         if not self._is_observed:
             return None
-        observed_s = {device_id: observed.epoch_s for device_id, observed in self.observations.items()}
-        return max(each.warmup_s + each.epochs * observed_s[each.device_id] for each in self.plan.assignments)
+        return max(self.observations[each.device_id].training_s(each) for each in self.plan.assignments)
 
     @property
     def observed_training_j(self) -> float | None:
-        """Joules of the trainings: observed watts, times the warm-up as predicted and the epochs as observed.
-
-        None until every chosen device was observed. Devices that wait or idle are not included.
-        """
+        """Observed joules of the trainings, without devices that idle; None until every chosen one was observed."""
         if not self._is_observed:
             return None
-        return sum(
-            seen.power_w * (each.warmup_s + each.epochs * seen.epoch_s)
-            for each in self.plan.assignments
-            for seen in [self.observations[each.device_id]]
-        )
+        return sum(self.observations[each.device_id].energy_j(each) for each in self.plan.assignments)
 
 
 @dataclass(frozen=True)

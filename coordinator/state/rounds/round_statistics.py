@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable
 
 from coordinator.histograms import Histogram
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
-from wattfleet.planning import Assignment
 
 RATIO_LIMITS = (0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
 """Limits of observed by predicted values."""
@@ -94,7 +93,7 @@ class RoundStatistics:
         if not (seen.beside_duty or planned.is_length_assumed):
             self._compare("time", planned.epoch_s, planned.epoch_log_sd, seen.epoch_s)
         self._compare("power", planned.power_w, planned.power_log_sd, seen.power_w)
-        energy_j = _energy_j(planned, seen)
+        energy_j = seen.energy_j(planned)
         self.device_j[seen.device_id] = self.device_j.get(seen.device_id, 0.0) + energy_j
         self.run_j[record.run_id] = self.run_j.get(record.run_id, 0.0) + energy_j
         self._round_observed(record)
@@ -108,16 +107,15 @@ class RoundStatistics:
 
     def _round_observed(self, record: RoundRecord) -> None:
         """Count a round with its last observation."""
-        site_w, duration_s = record.observed_site_w, record.observed_duration_s
-        if site_w is None or duration_s is None:
+        site_w, duration_s, training_j = record.observed_site_w, record.observed_duration_s, record.observed_training_j
+        if site_w is None or duration_s is None or training_j is None:
             return
         self.round_s["predicted"].add(record.plan.duration_s)
         self.round_s["observed"].add(duration_s)
         self.round_w["planned"].add(record.plan.planned_w)
         self.round_w["observed"].add(site_w)
         self.over_budget += site_w > record.plan.site_budget_w
-        chosen = record.plan.assignments
-        self.round_j.add(sum(_energy_j(each, record.observations[each.device_id]) for each in chosen))
+        self.round_j.add(training_j)
 
     def runs_finished(self, run_ids: Collection[str]) -> None:
         """Remove what is kept of runs that have ended."""
@@ -128,11 +126,6 @@ class RoundStatistics:
         """Remove what is kept of some devices."""
         for device_id in device_ids:
             self.device_j.pop(device_id, None)
-
-
-def _energy_j(planned: Assignment, seen: ObservedTraining) -> float:
-    """The joules of a training: its observed watts for its warm-up as predicted, and its epochs as observed."""
-    return seen.power_w * (planned.warmup_s + planned.epochs * seen.epoch_s)
 
 
 def _outcome(result: DeviceResult) -> str:
