@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from coordinator.settings import CoordinatorSettings, IdentitySettings
 from tests.fakes.served import Client, serving
 from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_identity.channels import open_async_channel
-from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.identity_folder import Identity, write_identity
 from wattfleet_identity.invites import Invite
 from wattfleet_identity.joining import Applicant, join
 from wattfleet_identity.peers import Peer, Role
@@ -42,6 +43,14 @@ class CertifiedFleet:
             request_certificate(key_pem), Peer(fleet, role, name, **device), lifetime, utc_now()
         )
         return Identity(key_pem, certificate_pem, self.authority.trusted_pem)
+
+    def https_context(self, identity: Identity | None, folder: Path) -> ssl.SSLContext:
+        """A client of the fleet's HTTPS servers; an identity's files are written to the folder."""
+        context = ssl.create_default_context(cadata=self.authority.trusted_pem.decode())
+        if identity is not None:
+            write_identity(folder, identity)
+            context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+        return context
 
 
 def certified(config: CoordinatorSettings, folder: Path, **identity: object) -> CoordinatorSettings:

@@ -14,7 +14,7 @@ import pytest
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import CertifiedFleet, certified
 from tests.fakes.served import serving
-from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.identity_folder import Identity
 from wattfleet_identity.peers import Role
 from wattfleet_io.addresses import split_address
 
@@ -28,11 +28,7 @@ async def test_metrics_for_other_machines_need_a_viewers_certificate(
     settings = certified(config, fleet.authority.folder).with_values(server={"metrics_address": "0.0.0.0:0"})
 
     def context_of(identity: Identity | None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cadata=fleet.authority.trusted_pem.decode())
-        if identity is not None:
-            write_identity(tmp_path / "caller", identity)
-            context.load_cert_chain(tmp_path / "caller" / "certificate.pem", tmp_path / "caller" / "key.pem")
-        return context
+        return fleet.https_context(identity, tmp_path / "caller")
 
     def scraped(port: int, identity: Identity | None) -> str:
         url = f"https://127.0.0.1:{port}/metrics"

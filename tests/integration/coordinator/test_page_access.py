@@ -16,7 +16,7 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import CertifiedFleet, certified
 from tests.fakes.served import serving
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.identity_folder import Identity
 from wattfleet_identity.peers import Role
 from wattfleet_io.addresses import split_address
 
@@ -40,11 +40,7 @@ async def test_other_machines_need_a_certificate_and_the_audit_log_an_operators(
     settings = certified(config, fleet.authority.folder).with_values(server={"page_address": "0.0.0.0:0"})
 
     def context_of(identity: Identity | None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cadata=fleet.authority.trusted_pem.decode())
-        if identity is not None:
-            write_identity(tmp_path / "caller", identity)
-            context.load_cert_chain(tmp_path / "caller" / "certificate.pem", tmp_path / "caller" / "key.pem")
-        return context
+        return fleet.https_context(identity, tmp_path / "caller")
 
     async with serving(settings) as served:
         assert served.bound.page_address is not None
