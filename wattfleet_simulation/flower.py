@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import socket
 import ssl
 import subprocess
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +32,7 @@ _CONNECTION = "fleet"
 _READY_WITHIN_S = 60.0
 _COMMAND_WITHIN_S = 120.0
 _COMPLETED = "finished:completed"
+_PORTS = range(20_000, 32_768)
 
 SUPERNODE = (sys.executable, "-P", "-m", "wattfleet_flower.supernode")
 """`wattfleet-supernode`, found without a PATH."""
@@ -63,12 +65,20 @@ class Node:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that are free at this moment."""
+    """Different ports that are free at this moment.
+
+    They are below those that Linux gives to connections and to servers on port 0, so that nobody takes one by chance
+    before the program that it is for listens.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
+        found: list[int] = []
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                break
+            with suppress(OSError):
+                stack.enter_context(socket.socket()).bind((HOST, port))
+                found.append(port)
+        return found
 
 
 class FlowerDeployment:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator.state.records import DeviceResult
+from wattfleet.planning import Assignment
 
 
 @dataclass
@@ -52,3 +53,8 @@ class Granted:
 def late_results(device_ids: Iterable[str]) -> list[DeviceResult]:
     """Results of devices that a round did not wait for."""
     return [DeviceResult(device_id, late=True) for device_id in device_ids]
+
+
+def limits_w(assignments: Iterable[Assignment]) -> dict[str, float]:
+    """The power limit of each device of a plan, in watts."""
+    return {each.device_id: each.power_limit_w for each in assignments}

@@ -329,6 +329,7 @@ def test_no_other_call_exists_on_the_sockets() -> None:
         for method in service.methods
     }
     assert calls == {
+        "LocalAgentService/GetDevice",
         "LocalAgentService/Train",
         "LocalAgentService/ShowTraining",
         "DutyService/Serve",

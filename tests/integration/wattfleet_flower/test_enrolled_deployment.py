@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 _WITHIN_S = 200.0
 
 
-def until(what: str, condition: Callable[[], bool]) -> None:
+def until(what: str, condition: Callable[[], object]) -> None:
     """Wait until a condition holds, on a machine that may be busy."""
     give_up_s = time.monotonic() + _WITHIN_S
     while not condition():
@@ -102,7 +102,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         store = ["--store", str(tmp_path / "store.db"), "--identity", str(tmp_path / "wattfleet-identity")]
         serve = [*addresses, *store, "--site-budget-w", "60", "--superlink-address", superlink]
         served = parts.start("coordinator", [program("wattfleet"), "coordinator", "serve", *serve], made.environment)
-        until("the coordinator serves", lambda: "coordinator serves" in served.log.read_text())
+        until("the coordinator serves", lambda: served.failure() or "coordinator serves" in served.log.read_text())
+        parts.check()
         identity = tmp_path / "superlink"
         made.done(
             "wattfleet", "join", "--identity", str(identity), line=made.invite("--role", "superlink", "--name", "s")

@@ -201,10 +201,10 @@ def require_protected_fleet(out: Path, mark: str, printed: str, environment: dic
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     anybody.set_alpn_protocols(["h2"])
     plaintext = [line for port, line in listening(mark).items() if not speaks_tls(port, anybody)]
-    # On loopback, /metrics is open, and each SuperNode serves its own ClientApps.
-    assert sum("coordinator serve" in line for line in plaintext) == 1
+    # On loopback, /metrics and the page are open, and each SuperNode serves its own ClientApps.
+    assert sum("coordinator serve" in line for line in plaintext) == 2
     assert sum("wattfleet_flower.supernode " in line for line in plaintext) == 2
-    assert len(plaintext) == 3, plaintext
+    assert len(plaintext) == 4, plaintext
 
     written = "".join(log.read_text(errors="replace") for log in (out / "logs").iterdir())
     for secret in ("wfj1/", "PRIVATE KEY"):

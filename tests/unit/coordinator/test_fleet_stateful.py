@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,11 +17,11 @@ from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fakes.fronts import fronts
-from tests.fakes.granted import Granted, late_results
+from tests.fakes.granted import Granted, late_results, limits_w
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import Allowance, Assignment
+from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
@@ -29,15 +29,10 @@ BUDGET_W = 45.0
 # Connected devices are expected to obey however long they take: the random worlds have those that do not.
 GRANTS = GrantSettings(confirm_timeout_s=1e9)
 LAPSED_S = 1_000.0
-IDS = [f"device-{k}" for k in range(4)]
-RUNS = ["run", "other"]
+IDS, RUNS = [f"device-{k}" for k in range(4)], ["run", "other"]
 REPORTED = [DeviceState.READY, DeviceState.TRAINING, DeviceState.PROFILING, DeviceState.DEGRADED]
 devices, runs = st.sampled_from(IDS), st.sampled_from(RUNS)
 numbers = st.integers(1, 4)
-
-
-def limits_w(assignments: Iterable[Assignment]) -> dict[str, float]:
-    return {each.device_id: each.power_limit_w for each in assignments}
 
 
 class FleetMachine(RuleBasedStateMachine):
