@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +23,17 @@ settings.load_profile("unhurried")
 
 # A client that goes away at the end of a test is no failure either, and services do not log it.
 logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_a_line)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave thousands of tests and the libraries that they import out of every later garbage collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
