@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import GridOfNodes, PlannerStub
 from tests.fakes.flower_in_process import trained as replied
-from tests.fakes.power_aware_runs import KNOWN, A, B, C, D, WarningLog, fleet, run
+from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, WarningLog, fleet, run
+from wattfleet_flower import PowerAware
 
 AWAY = "no agent listens at /run/wattfleet/agent.sock: start it"
 
@@ -78,3 +79,18 @@ def test_a_node_that_cannot_train_does_not_evaluate() -> None:
     run(grid, PlannerStub(), rounds=1, strategy=FedAvg())
     evaluated = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
     assert sorted(evaluated) == [B, C, D]
+
+
+def test_a_node_that_cannot_train_does_not_train_without_a_plan_either() -> None:
+    grid, planner = GridOfNodes(fleet(a={"problem": AWAY})), PlannerStub()
+
+    def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        planner.away = server_round == 1
+        return MetricRecord({"accuracy": 0.5})
+
+    strategy = PowerAware(
+        FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, on_coordinator_away="unplanned", patience_s=5.0
+    )
+    strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=evaluated)
+    assert [request.round for request in planner.asked("PlanRound")] == [1], "the second round had no plan"
+    assert sorted(trained(grid)) == [B, B, C, C, D, D]
