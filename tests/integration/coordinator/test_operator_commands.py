@@ -66,6 +66,9 @@ async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: Coordinator
             planning_pb2.NodeBinding(node_id=3, device_id="ghost", pairing_problem=""),
         ]
         await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+        # A SuperNode that was there for a moment, under another number.
+        gone = planning_pb2.NodeBinding(node_id=4, device_id="orin", pairing_problem="")
+        await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=[gone]))
         # Of the nodes from before, only these are connected.
         await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[1, 2, 3]))
         nodes = {each["node_id"]: each for each in await asked(shell, "nodes")}
@@ -75,7 +78,7 @@ async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: Coordinator
             3: "unknown device",
         }
         assert (nodes[2]["remedy"], nodes[2]["device_state"]) == (problem, "ready")
-        assert len(await asked(shell, "nodes", "--all")) == 5
+        assert len(await asked(shell, "nodes", "--all")) == 6
         shown = (await shell("nodes", columns=200)).stdout
         assert "3 nodes: 2 to mend" in shown and f"nano: {problem}" in shown
         known = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[2]))
