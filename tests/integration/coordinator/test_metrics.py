@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.metrics.exposure_collector import ExposureCollector
 from coordinator.metrics.fleet_collector import FleetCollector
-from coordinator.metrics.server import serve_metrics
+from coordinator.metrics.server import metrics_served
 from coordinator.metrics.service_collector import ServiceCollector
 from coordinator.service_figures import ServiceFigures
 from coordinator.state.fleet import Fleet
@@ -290,10 +290,8 @@ def test_names_that_need_escaping_arrive_as_they_are() -> None:
 @pytest.fixture
 def served() -> Iterator[tuple[Fleet, str]]:
     fleet = small_fleet()
-    server = serve_metrics(fleet, "127.0.0.1", 0)
-    yield fleet, f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    server.server_close()
+    with metrics_served(fleet, "127.0.0.1", 0) as port:
+        yield fleet, f"http://127.0.0.1:{port}/metrics"
 
 
 def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) -> None:
@@ -314,27 +312,24 @@ def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) ->
 
 
 def test_prometheus_finds_no_fault_with_the_metrics() -> None:
-    server = serve_metrics(trained_fleet(), "127.0.0.1", 0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as response:
+    with metrics_served(trained_fleet(), "127.0.0.1", 0) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
             promtool("check", "metrics", text=response.read().decode())
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_port_in_use_is_refused_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InvalidInputError) as refusal:
-            serve_metrics(small_fleet(), "127.0.0.1", port)
+        with pytest.raises(InvalidInputError) as refusal, metrics_served(small_fleet(), "127.0.0.1", port):
+            pass
     assert f"127.0.0.1:{port}" in str(refusal.value)
     assert "choose another port" in str(refusal.value)
 
 
 def test_a_host_that_is_not_here_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="cannot serve metrics on 203.0.113.7:0"):
-        serve_metrics(small_fleet(), "203.0.113.7", 0)
+    refused = pytest.raises(InvalidInputError, match="cannot serve metrics on 203.0.113.7:0")
+    with refused, metrics_served(small_fleet(), "203.0.113.7", 0):
+        pass
 
 
 def test_latest_results_survive_eviction_and_a_restored_round_is_not_newest() -> None:
