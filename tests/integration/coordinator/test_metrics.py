@@ -101,6 +101,7 @@ def training_fleet() -> Fleet:
     plan_id = fleet.flower.plan(RUN, 2, NODES, 2.0).plan_id
     for device_id, grant in fleet.take_orders():
         fleet.rounds.grants.confirm(device_id, grant.grant_id, plan_id, GrantPhase.TRAINING, 0.0)
+    fleet.rounds.since_s[plan_id] = 0.0
     return fleet
 
 
@@ -115,6 +116,34 @@ def test_the_documentation_lists_every_metric_with_its_type_labels_and_text() ->
         for family in exported(training_fleet())
     ]
     assert sorted(documented_metrics(), key=lambda each: each.name) == sorted(found, key=lambda each: each.name)
+
+
+def test_a_round_that_goes_on_is_compared_with_its_own_prediction() -> None:
+    def in_flight(fleet: Fleet, now_s: float) -> dict[tuple[str, ...], float]:
+        registry = CollectorRegistry()
+        registry.register(FleetCollector(fleet, now_s=lambda: now_s))
+        return of(parsed(generate_latest(registry).decode()), "wattfleet_round_in_flight_seconds")
+
+    fleet = small_fleet(policy=FastestK(1))
+    first = fleet.flower.plan(RUN, 1, [ORIN_NODE], 2.0)
+    fleet.rounds.since_s[first.plan_id] = 1_000.0
+    fleet.flower.start_run("4712", "FedAvg", 1)
+    second = fleet.flower.plan("4712", 1, [NANO_NODE], 1.0)
+    fleet.rounds.since_s[second.plan_id] = 1_030.0
+    # By hand: the Orin has 2 epochs of 10 s at 50 W, and the Nano 1 epoch of 35 s.
+    assert in_flight(fleet, 1_040.0) == {
+        ("elapsed", RUN): 40.0,
+        ("predicted", RUN): 20.0,
+        ("elapsed", "4712"): 10.0,
+        ("predicted", "4712"): 35.0,
+    }
+    # Its observation ends no round: Flower's server waits for the reply.
+    fleet.observe("orin", first.plan_id, 21.0, 31.0)
+    assert in_flight(fleet, 1_041.0)["elapsed", RUN] == 41.0
+    fleet.rounds.finish(first.plan_id, [], 42.0)
+    assert set(in_flight(fleet, 1_050.0)) == {("elapsed", "4712"), ("predicted", "4712")}
+    fleet.rounds.abandon(second.plan_id)
+    assert in_flight(fleet, 1_060.0) == {}
 
 
 def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
