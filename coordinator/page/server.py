@@ -19,7 +19,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
 
 if TYPE_CHECKING:
-    from coordinator.identity.http_access import HttpAccess
+    from wattfleet_identity.http_access import HttpAccess
 
 _log = logging.getLogger(__name__)
 
