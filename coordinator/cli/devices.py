@@ -14,7 +14,7 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output.device_words import in_state_for, measured_modes, profiling_left, worst_first
+from coordinator.display.device_words import in_state_for, measured_modes, profiling_left, worst_first
 from coordinator.display.wording import moment, number, watts
 from wattfleet_io.clock import unix_now_s
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal

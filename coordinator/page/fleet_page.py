@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from coordinator.display.device_words import STATES, worst_first
 from coordinator.display.view_values import Values
 from coordinator.page.drawing import drawn
 from coordinator.page.paging import page_of
 from coordinator.page.snapshots import Snapshot, Snapshots
-
-STATES = ("degraded", "offline", "profiling", "enrolled", "training", "ready")
-"""The states of devices, the worst first."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class DeviceFilter:
 
     Attributes:
         text: part of an id, board or detail.
-        state: one of `STATES`, "left out" or "drained"; empty for all.
+        state: a state, "left out" or "drained"; empty for all.
         supply: name of a supply; empty for all.
         tag: a tag; empty for all.
     """
@@ -54,20 +51,6 @@ class DeviceFilter:
         """The query of one page of the list."""
         asked = {name: text for name, text in asdict(self).items() if text}
         return "?" + urlencode({**asked, **({"page": page} if page > 1 else {})})
-
-
-def worst_first(devices: Sequence[Values]) -> list[Values]:
-    """Devices that need somebody first: left out, degraded, offline and so on; then the slower ones first."""
-    return sorted(
-        devices,
-        key=lambda each: (
-            each["left_out"] is None,
-            STATES.index(each["state"]) if each["state"] in STATES else 0,
-            not each["drained"],
-            -(each["fastest_epoch_s"] or 0.0),
-            each["device_id"],
-        ),
-    )
 
 
 async def fleet(request: Request) -> Response:
