@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.display.plan_values import round_device_values
+from coordinator.display.round_details import round_details
 from coordinator.display.view_values import (
     Values,
     device_workload_values,
@@ -21,7 +21,6 @@ from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, board_named
-from wattfleet_proto.convert import plan_from_message
 from wattfleet_proto.v1 import view_pb2
 
 _ROUNDS = 20
@@ -89,9 +88,11 @@ async def _newest_rounds(queries: Queries, device_id: str) -> tuple[str | None, 
 
 
 def _part_of(view: view_pb2.RoundView) -> _DeviceRound:
-    reasons = [each.reason for each in plan_from_message(view.plan, view.epochs).decisions]
-    parts = round_device_values(view)
-    return _DeviceRound(view.round, parts[0] if parts else None, reasons[0] if reasons else None)
+    """The part of the one device that a view is of."""
+    details = round_details(view)
+    part = next(iter(details["selected"]), None)
+    considered = [part, *details["not_selected"]] if part else details["not_selected"]
+    return _DeviceRound(view.round, part, considered[0]["reason"] if considered else None)
 
 
 def _presets_of(board: str) -> dict[str, PowerMode]:

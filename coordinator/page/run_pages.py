@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.display.plan_values import round_device_values
-from coordinator.display.view_values import Values, round_values, run_values
+from coordinator.display.round_details import round_details, slowest_first
+from coordinator.display.view_values import round_values, run_values
 from coordinator.page.drawing import drawn
 from coordinator.page.paging import page_of
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.page.timeline import Timeline
-from wattfleet_proto.convert import plan_from_message
-from wattfleet_proto.v1 import view_pb2
 
 
 async def runs(request: Request) -> Response:
@@ -44,22 +43,13 @@ async def run(request: Request) -> Response:
     if rounds:
         number = int(asked) if asked.isdecimal() and len(asked) < 9 else rounds[0]["round"]
         view = await queries.round(run_id, number)
-        devices, left_out = await asyncio.to_thread(_devices_of, view)
+        details = await asyncio.to_thread(round_details, view)
+        devices = [] if view.unplanned else slowest_first(details["selected"])
+        reasons = Counter(each["reason"] for each in details["not_selected"])
         content["shown"] = {
-            **round_values(view),
+            **details,
             "device_page": page_of(devices, request),
-            "not_selected": left_out,
-            "timeline": Timeline.of(devices, round_values(view)),
+            "not_selected": reasons.most_common(),
+            "timeline": Timeline.of(devices, details),
         }
     return await drawn(request, "run.html", content)
-
-
-def _devices_of(view: view_pb2.RoundView) -> tuple[list[Values], list[tuple[str, int]]]:
-    """The selected devices, and for each reason of the others how many have it, the most frequent first."""
-    if view.unplanned:
-        return [], []
-    counts: dict[str, int] = {}
-    for decision in plan_from_message(view.plan, view.epochs).decisions:
-        if not decision.selected:
-            counts[decision.reason] = counts.get(decision.reason, 0) + 1
-    return round_device_values(view), sorted(counts.items(), key=lambda each: -each[1])

@@ -307,15 +307,18 @@ def _without_devices(plan: RoundPlan) -> RoundPlan:
 
 def _only(record: RoundRecord, device_id: str) -> RoundRecord:
     """A round with what it holds of one device."""
-    plan = record.plan
-    some = replace(
+    seen = {each: observed for each, observed in record.observations.items() if each == device_id}
+    results = tuple(each for each in record.results if each.device_id == device_id)
+    return replace(record, plan=_plan_of(record.plan, device_id), observations=seen, results=results)
+
+
+def _plan_of(plan: RoundPlan, device_id: str) -> RoundPlan:
+    return replace(
         plan,
         assignments=tuple(each for each in plan.assignments if each.device_id == device_id),
         decisions=tuple(each for each in plan.decisions if each.device_id == device_id),
+        first_planned=None if plan.first_planned is None else _plan_of(plan.first_planned, device_id),
     )
-    seen = {each: observed for each, observed in record.observations.items() if each == device_id}
-    results = tuple(each for each in record.results if each.device_id == device_id)
-    return replace(record, plan=some, observations=seen, results=results)
 
 
 def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: bool) -> view_pb2.RoundView:

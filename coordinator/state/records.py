@@ -184,7 +184,7 @@ class ObservedTraining:
 
     def training_s(self, planned: Assignment) -> float:
         """Seconds of the whole training: its warm-up is not observed, so that its prediction counts."""
-        return planned.warmup_s + planned.epochs * self.epoch_s
+        return planned.training_s(self.epoch_s)
 
     def energy_j(self, planned: Assignment) -> float:
         """Joules of the whole training, with the observed watts during its warm-up, too."""
