@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.display.round_details import round_details, slowest_first
-from coordinator.display.view_values import round_values, run_values
+from coordinator.display.run_totals import is_over_budget, run_totals
+from coordinator.display.view_values import Values, round_values
+from coordinator.errors import UnknownRecordError
 from coordinator.page.drawing import drawn
 from coordinator.page.paging import page_of
 from coordinator.page.queries import Queries
@@ -18,10 +22,14 @@ from coordinator.page.timeline import Timeline
 
 
 async def runs(request: Request) -> Response:
-    """The page of all runs, newest first."""
+    """The page of all runs, newest first, with what each has cost."""
     snapshots: Snapshots = request.app.state.snapshots
-    snapshot = await snapshots.newest()
-    return await drawn(request, "runs.html", {"page": page_of(snapshot.runs[::-1], request)})
+    page = page_of((await snapshots.queries.runs())[::-1], request)
+    rows = []
+    for view in page.rows:
+        with suppress(UnknownRecordError):  # deleted meanwhile
+            rows.append(await snapshots.run_costs.of(view))
+    return await drawn(request, "runs.html", {"page": replace(page, rows=rows)})
 
 
 async def run(request: Request) -> Response:
@@ -31,9 +39,9 @@ async def run(request: Request) -> Response:
     queries: Queries = snapshots.queries
     views = await queries.rounds(run_id)
     found = next((each for each in await queries.runs() if each.run_id == run_id), None)
-    rounds = [round_values(view) for view in reversed(views)]
+    rounds = [_with_judgement(round_values(view)) for view in reversed(views)]
     content = {
-        "run": None if found is None else run_values(found),
+        "run": None if found is None else run_totals(found, views),
         "run_id": run_id,
         "page": page_of(rounds, request),
         "metrics": sorted({name for each in rounds for name in each["metrics"]})[:4],
@@ -47,9 +55,13 @@ async def run(request: Request) -> Response:
         devices = [] if view.unplanned else slowest_first(details["selected"])
         reasons = Counter(each["reason"] for each in details["not_selected"])
         content["shown"] = {
-            **details,
+            **_with_judgement(details),
             "device_page": page_of(devices, request),
             "not_selected": reasons.most_common(),
             "timeline": Timeline.of(devices, details),
         }
     return await drawn(request, "run.html", content)
+
+
+def _with_judgement(round_: Values) -> Values:
+    return {**round_, "over_budget": is_over_budget(round_)}

@@ -308,6 +308,12 @@ class RoundRecord(_WithResults):
             return None
         return sum(self.observations[each.device_id].energy_j(each) for each in self.plan.assignments)
 
+    @property
+    def observed_so_far_j(self) -> float:
+        """Joules of the trainings that were observed, also of devices that a trim has stopped."""
+        planned = {each.device_id: each for each in (*self.plan.original.assignments, *self.plan.assignments)}
+        return sum(seen.energy_j(planned[device_id]) for device_id, seen in self.observations.items())
+
 
 @dataclass(frozen=True)
 class UnplannedRound(_WithResults):
