@@ -145,7 +145,7 @@ def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExit
     queries = Queries(services.viewer, services.operator, services.identity, loop)
     guard, has_authority = _guard(preparation, host), preparation.credentials is not None
     try:
-        page = PageServer(queries, host, port, settings.profiling.modes, guard, has_authority)
+        page = PageServer(queries, host, port, guard, has_authority)
     except InvalidInputError as error:
         if settings.server.page_address is not None:
             raise
