@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own work: lists as in the repository, files outside `docs/`, the reference of the code."""
+"""What mkdocs does beside its own work: lists as in the repository, files outside `docs/`, a reference of the code."""
 
 from __future__ import annotations
 
