@@ -89,7 +89,9 @@ async def test_commands_of_an_operator(
     monkeypatch.chdir(tmp_path)
     write_artefact(another, tmp_path / "second-reference")
     (tmp_path / "site.toml").write_text(_SITE)
-    async with serving(config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})) as client:
+    site = {"budget_w": None, "file": tmp_path / "site.toml"}
+    # The agents here renew no lease by themselves.
+    async with serving(config.with_values(site=site, sessions={"missed_leases": 1000})) as client:
         agents = await in_its_third_round(client)
         # What ends a run or a session comes last.
         for block in sorted(blocks_of("fleet"), key=lambda block: bool(_ENDS.search(block.text))):
