@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from wattfleet_io.logs import is_worth_a_line
+from wattfleet_io.settings.user_file import FILE_VARIABLE
 
 pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.processes"]
 if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
@@ -21,6 +23,10 @@ settings.load_profile("unhurried")
 
 # A client that goes away at the end of a test is no failure either, and services do not log it.
 logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_a_line)
+
+
+# The settings of whoever runs the tests are not those of the commands under test.
+os.environ[FILE_VARIABLE] = ""
 
 
 @pytest.fixture(scope="session")
