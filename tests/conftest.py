@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from wattfleet_io.logs import is_worth_a_line
+from wattfleet_io.settings.user_file import FILE_VARIABLE
 
 pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.processes"]
 if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
@@ -23,6 +25,10 @@ settings.load_profile("unhurried")
 
 # A client that goes away at the end of a test is no failure either, and services do not log it.
 logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_a_line)
+
+
+# The settings of whoever runs the tests are not those of the commands under test.
+os.environ[FILE_VARIABLE] = ""
 
 
 @pytest.hookimpl(wrapper=True)

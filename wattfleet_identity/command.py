@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, USER_FOLDER
+from wattfleet_identity.endpoint import USER_FOLDER
 from wattfleet_identity.invite_input import ArgumentsGiven, InviteCommand, read_invite
+from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 
 app = typer.Typer(add_completion=False)
 
@@ -18,7 +19,7 @@ def join(
     arguments: ArgumentsGiven = None,
     identity: Annotated[
         Path,
-        typer.Option(envvar=ENVIRONMENT_VARIABLE, help="Store the key and the certificate in this folder."),
+        typer.Option(envvar=IDENTITY_VARIABLE, help="Store the key and the certificate in this folder."),
     ] = USER_FOLDER,
 ) -> None:
     """Enrol this user with a coordinator, with the line of `wattfleet coordinator invite` from standard input.

@@ -18,9 +18,9 @@ from wattfleet_identity.channels import (
 )
 from wattfleet_identity.identity_folder import Identity, read_identity
 from wattfleet_io.addresses import split_address
+from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
-ENVIRONMENT_VARIABLE = "WATTFLEET_IDENTITY"
 USER_FOLDER = Path("~/.config/wattfleet/identity")
 OPERATOR_FOLDER = Path("wattfleet-identity/operator")
 """Where `wattfleet coordinator init` puts the operator's identity, below the current directory."""
@@ -113,7 +113,7 @@ def named_folder(named: Path | None, *defaults: Path) -> Path | None:
     Raises:
         InvalidInputError: the named folder has no identity, or an identity is damaged.
     """
-    if named is None and (variable := os.environ.get(ENVIRONMENT_VARIABLE)):
+    if named is None and (variable := os.environ.get(IDENTITY_VARIABLE)):
         named = Path(variable)
     if named is not None:
         require_identity(named)

@@ -12,6 +12,8 @@ import typer
 from wattfleet.errors import WattfleetError
 from wattfleet_io.completion import print_completion
 from wattfleet_io.console import plain_text, print_line
+from wattfleet_io.settings.option_variables import name_variables
+from wattfleet_io.settings.user_file import with_origin
 from wattfleet_io.version import show_version
 
 EXIT_BAD_INPUT = 2
@@ -19,6 +21,8 @@ EXIT_FAILED = 1
 
 _MAX_ERROR_LENGTH = 5_000
 """Characters of an error that are shown; it may quote a file, and lists at most a few things."""
+
+_NAME = "wattfleet"
 
 _EXTRAS = {"join": "flower", "reference": "simulation", "simulate": "simulation"}
 """The extra with a command's dependencies, if its name is not the command's."""
@@ -44,12 +48,15 @@ class InstalledCommands(click.Group):
         except ModuleNotFoundError as error:
             return _not_installed(cmd_name, error.name or str(error))
         command.name = cmd_name
+        name_variables(command, [_NAME, cmd_name])
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; if it finds a dependency missing, its error tells how to install it."""
+        """Run a command; its errors name a dependency that is missing, or the file of a value that is invalid."""
         try:
             return super().invoke(ctx)
+        except click.BadParameter as error:
+            raise with_origin(error) from None
         except ModuleNotFoundError as error:
             raise _missing(ctx.invoked_subcommand or "", error.name or str(error)) from None
 
@@ -80,8 +87,9 @@ def wattfleet() -> None:
     """Federated learning on a fleet of NVIDIA Jetsons under a power budget."""
 
 
-wattfleet.add_command(print_completion)
-wattfleet.add_command(show_version)
+for own_command in (print_completion, show_version):
+    name_variables(own_command, [_NAME, str(own_command.name)])
+    wattfleet.add_command(own_command)
 
 
 def main() -> None:
@@ -90,7 +98,7 @@ def main() -> None:
     # strangers connect.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        wattfleet(prog_name="wattfleet")
+        wattfleet(prog_name=_NAME)
     except WattfleetError as error:
         print_line(plain_text(f"wattfleet: {error}", _MAX_ERROR_LENGTH), to_stderr=True)
         sys.exit(exit_code(error))

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.proofs import LIFETIME
+from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
@@ -177,7 +177,7 @@ class FlowerDeployment:
         if self._identity is None:
             command, identity = [program("flower-superlink"), "--insecure"], {}
         else:
-            command, identity = [*_SUPERLINK], {ENVIRONMENT_VARIABLE: str(self._identity)}
+            command, identity = [*_SUPERLINK], {IDENTITY_VARIABLE: str(self._identity)}
         command += ["--host", HOST, "--port", str(self._port), "--disable-runtime-dependency-installation"]
         return self._parts.start("superlink", command, {**self._environment, **identity})
 

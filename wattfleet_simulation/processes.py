@@ -17,10 +17,11 @@ from types import TracebackType
 import psutil
 
 from wattfleet.errors import WattfleetError
-from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE
+from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE
+from wattfleet_io.settings.user_file import FILE_VARIABLE
 
 _STOP_GRACE_S = 8.0
-_USERS_OWN = ("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_", "WATTFLEET_SUPERNODE", ENVIRONMENT_VARIABLE)
+_USERS_OWN = (COORDINATOR_VARIABLE, "WATTFLEET_AGENT_", "WATTFLEET_SUPERNODE", IDENTITY_VARIABLE, INSECURE_VARIABLE)
 """Beginnings of the variables that are meant for the user's own fleet."""
 
 
@@ -144,11 +145,11 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child.
 
     Its PATH includes this Python's folder, where Flower finds its own programs. Settings and the identity of the user's
-    own fleet are left out, since they would change the simulation.
+    own fleet are left out, as is their settings file, since they would change the simulation.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_OWN)}
-    return {**kept, "PATH": path, **more}
+    return {**kept, "PATH": path, FILE_VARIABLE: "", **more}
 
 
 def _children(part: Part) -> list[psutil.Process]:

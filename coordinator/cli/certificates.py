@@ -48,7 +48,9 @@ def certificates(
 def certificate(
     name: Annotated[str, typer.Argument(help="Name of the program or person that uses the certificate.")],
     out: Annotated[Path, typer.Option(help="Write the key and the certificate to this folder.")],
-    role: Annotated[str, typer.Option(help="What it may do: flower, superlink, operator or viewer.")] = "viewer",
+    role: Annotated[
+        str, typer.Option(allow_from_autoenv=False, help="What it may do: flower, superlink, operator or viewer.")
+    ] = "viewer",
     lifetime: Annotated[
         str | None,
         typer.Option(help="Let it expire after this long, such as 365d. Default: as the coordinator's setting says."),
@@ -88,10 +90,13 @@ def certificate(
 
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME|SERIAL", help="Name of its owner, or its serial number.")],
-    reason: Annotated[str, typer.Option(help="Why, for the list of certificates. Default: none.")] = "",
+    reason: Annotated[
+        str, typer.Option(allow_from_autoenv=False, help="Why, for the list of certificates. Default: none.")
+    ] = "",
     role: Annotated[
         str | None,
         typer.Option(
+            allow_from_autoenv=False,
             help="Revoke only the certificates of this role, such as device. Default: those of every role, after a"
             " question if there are several and a terminal to ask on.",
             show_default=False,

@@ -24,7 +24,9 @@ def invite(
             help="Id of the device. One that is enrolled under this id is replaced. Default: the device names itself."
         ),
     ] = None,
-    role: Annotated[str, typer.Option(help="What enrols: device, flower, superlink, operator or viewer.")] = "device",
+    role: Annotated[
+        str, typer.Option(allow_from_autoenv=False, help="What enrols: device, flower, superlink, operator or viewer.")
+    ] = "device",
     name: Annotated[
         str | None,
         typer.Option(help="Name of the Flower app, SuperLink, operator or viewer. Default: none, as for devices."),
@@ -34,7 +36,7 @@ def invite(
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Give the device this tag. Repeatable. Default: none.")] = None,
     ttl: Annotated[str, typer.Option(help="Let the invite expire after this long, such as 30m or 2d.")] = "1h",
-    uses: Annotated[int, typer.Option(help="Let so many machines enrol with it.")] = 1,
+    uses: Annotated[int, typer.Option(allow_from_autoenv=False, help="Let so many machines enrol with it.")] = 1,
     json_: JsonOption = False,
 ) -> None:
     """Print a line with which a machine enrols. Whoever has the line can enrol, so keep it secret."""

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from coordinator.cli.watching import watch_as_json, watch_in_place
+from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE
 from wattfleet_io.console import print_json, print_line, terminal
 
 if TYPE_CHECKING:
@@ -43,28 +44,28 @@ def _connection_options() -> Iterator[click.Parameter]:
     yield TyperOption(
         param_decls=["--coordinator"],
         type=str,
-        envvar="WATTFLEET_COORDINATOR",
-        show_envvar=False,
-        help="Connect to the coordinator at this host:port. Default: WATTFLEET_COORDINATOR, else that of the identity,"
-        f" else {_DEFAULT_ADDRESS}.",
+        envvar=COORDINATOR_VARIABLE,
+        show_envvar=True,
+        help=f"Connect to the coordinator at this host:port. Default: that of the identity, else {_DEFAULT_ADDRESS}.",
         expose_value=False,
         callback=_note,
     )
     yield TyperOption(
         param_decls=["--identity"],
         type=click.Path(path_type=Path),
-        help="Connect with the key and the certificate in this folder. Default: WATTFLEET_IDENTITY, else"
-        " ./wattfleet-identity/operator or ~/.config/wattfleet/identity, if there is one.",
+        envvar=IDENTITY_VARIABLE,
+        show_envvar=True,
+        help="Connect with the key and the certificate in this folder. Default: ./wattfleet-identity/operator or"
+        " ~/.config/wattfleet/identity, if there is one.",
         expose_value=False,
         callback=_note,
     )
     yield TyperOption(
         param_decls=["--insecure"],
         is_flag=True,
-        envvar="WATTFLEET_INSECURE",
-        show_envvar=False,
-        help="Connect in plaintext where there is no identity, also to another machine. Default:"
-        " WATTFLEET_INSECURE, else no.",
+        envvar=INSECURE_VARIABLE,
+        show_envvar=True,
+        help="Connect in plaintext where there is no identity, also to another machine. Default: no.",
         expose_value=False,
         callback=_note,
     )

@@ -19,8 +19,12 @@ DevicesArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids
 
 def tag(
     devices: DevicesArgument,
-    add: Annotated[list[str] | None, typer.Option(help="Add this tag. Repeatable. Default: none.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="Remove this tag. Repeatable. Default: none.")] = None,
+    add: Annotated[
+        list[str] | None, typer.Option(allow_from_autoenv=False, help="Add this tag. Repeatable. Default: none.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(allow_from_autoenv=False, help="Remove this tag. Repeatable. Default: none.")
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Add tags to devices, or remove tags that were added by this command.
@@ -45,7 +49,10 @@ def tag(
 def drain(
     devices: DevicesArgument,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Let the devices be selected again. Default: drain them.")
+        bool,
+        typer.Option(
+            "--undo", allow_from_autoenv=False, help="Let the devices be selected again. Default: drain them."
+        ),
     ] = False,
     json_: JsonOption = False,
 ) -> None:

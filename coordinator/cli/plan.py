@@ -19,7 +19,9 @@ def plan(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Preview the round without starting it. Required: only Flower's server can start a round."
+            "--dry-run",
+            allow_from_autoenv=False,
+            help="Preview the round without starting it. Required: only Flower's server can start a round.",
         ),
     ] = False,
     run: Annotated[

@@ -23,7 +23,12 @@ app = typer.Typer(no_args_is_help=True, help=_HELP)
 KeysArgument = Annotated[Path, typer.Argument(help="Folder that `wattfleet coordinator reference keys init` made.")]
 KeyOption = Annotated[
     list[Path] | None,
-    typer.Option("--key", help="Also use the private key in this file; can be repeated.", show_default=False),
+    typer.Option(
+        "--key",
+        allow_from_autoenv=False,
+        help="Also use the private key in this file; can be repeated.",
+        show_default=False,
+    ),
 ]
 DaysOption = Annotated[
     float | None,
@@ -77,6 +82,7 @@ def rotate(
     replace: Annotated[
         list[str] | None,
         typer.Option(
+            allow_from_autoenv=False,
             help="Replace this key: `targets`, `online` (by the coordinator's present key), or the first 6 or more"
             " digits of a root key's id. It may be lost. Can be repeated.",
             show_default=False,
@@ -130,7 +136,11 @@ def sign(
     ] = None,
     revoke: Annotated[
         list[str] | None,
-        typer.Option(help="Sign no more the reference with this digest; can be repeated.", show_default=False),
+        typer.Option(
+            allow_from_autoenv=False,
+            help="Sign no more the reference with this digest; can be repeated.",
+            show_default=False,
+        ),
     ] = None,
     key: KeyOption = None,
     days: DaysOption = None,

@@ -31,7 +31,10 @@ def forget(
 def delete(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Flower's ids of the runs, or their beginnings.")],
     end: Annotated[
-        bool, typer.Option("--end", help="End the runs that are running first. Default: refuse them.")
+        bool,
+        typer.Option(
+            "--end", allow_from_autoenv=False, help="End the runs that are running first. Default: refuse them."
+        ),
     ] = False,
     json_: JsonOption = False,
 ) -> None:

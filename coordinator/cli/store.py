@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from coordinator.cli.options import JsonOption
@@ -18,6 +19,7 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
+        allow_from_autoenv=False,
         help="Use this SQLite file. Default: the store of the settings, as for `serve`.",
         show_default=False,
     ),
@@ -26,6 +28,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        allow_from_autoenv=False,
         help="Read the store's location from this TOML file. Default: WATTFLEET_COORDINATOR_CONFIG, else no file.",
         show_default=False,
     ),
@@ -101,11 +104,14 @@ def _file(store: str | None, config: Path | None, instead: str, must_exist: bool
     from wattfleet.errors import InvalidInputError
     from wattfleet_io.settings.command import require_no_password
     from wattfleet_io.settings.loading import load
+    from wattfleet_io.settings.option_variables import variables_beside
 
     if store is not None:
         require_no_password("--store", store)
     options = {} if store is None else {"store.location": store}
-    url = database_url(load(CoordinatorSettings, ENVIRONMENT_PREFIX, options, config).settings.store.location)
+    of_others = variables_beside(click.get_current_context())
+    loaded = load(CoordinatorSettings, ENVIRONMENT_PREFIX, options, config, of_others)
+    url = database_url(loaded.settings.store.location)
     if url.drivername != "sqlite":
         raise InvalidInputError(f"{display_name(url)} is a PostgreSQL database: {instead}")
     path = Path(str(url.database))

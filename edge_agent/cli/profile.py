@@ -71,7 +71,10 @@ def profile(
         ),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask before a brute force that takes more than an hour.")
+        bool,
+        typer.Option(
+            "--yes", allow_from_autoenv=False, help="Do not ask before a brute force that takes more than an hour."
+        ),
     ] = False,
     tolerance: ToleranceOption = DEFAULT_TOLERANCE,
     workload: WorkloadOption = None,

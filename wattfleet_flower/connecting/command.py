@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, OPERATOR_FOLDER, USER_FOLDER
+from wattfleet_identity.endpoint import OPERATOR_FOLDER, USER_FOLDER
+from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE
 
 if TYPE_CHECKING:
     from wattfleet_identity.endpoint import Endpoint
@@ -29,13 +30,14 @@ def connect(
     identity: Annotated[
         Path | None,
         typer.Option(
-            help=f"Folder of the identity of a Flower app or operator. Default: {ENVIRONMENT_VARIABLE}, {USER_FOLDER},"
-            f" or {OPERATOR_FOLDER}.",
+            envvar=IDENTITY_VARIABLE,
+            help=f"Folder of the identity of a Flower app or operator. Default: {USER_FOLDER}, or {OPERATOR_FOLDER}.",
             show_default=False,
         ),
     ] = None,
     coordinator: Annotated[
-        str | None, typer.Option(help="Host:port of the coordinator. Default: that of the identity.")
+        str | None,
+        typer.Option(envvar=COORDINATOR_VARIABLE, help="Host:port of the coordinator. Default: that of the identity."),
     ] = None,
 ) -> None:
     """Let `flwr` on this machine use the fleet's SuperLink, with TLS and this user's identity.

@@ -31,10 +31,11 @@ from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
 from wattfleet_flower.superlink.server_certificate import FOLDER, ServerCertificate
 from wattfleet_flower.superlink.tls_files import WatchedFiles, load_pair
-from wattfleet_identity.endpoint import ENVIRONMENT_VARIABLE, USER_FOLDER, Endpoint, named_folder, require_identity
+from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder, require_identity
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.peers import Role
 from wattfleet_io.cli import exit_code
+from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 
 # The package exports a function of the module's name.
 _flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--identity",
         type=Path,
         metavar="FOLDER",
-        help=f"take the identity from this folder (default: {ENVIRONMENT_VARIABLE}, or {USER_FOLDER})",
+        help=f"take the identity from this folder (default: {IDENTITY_VARIABLE}, or {USER_FOLDER})",
     )
     parser.add_argument(
         "--coordinator", metavar="HOST:PORT", help="ask this coordinator (default: the one of the identity)"
@@ -143,7 +144,7 @@ def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
             sys.argv += [name, file]
     if not given.enable_supernode_auth:
         sys.argv.append("--enable-supernode-auth")
-    os.environ[ENVIRONMENT_VARIABLE] = str(folder)  # for the ServerApps that it starts
+    os.environ[IDENTITY_VARIABLE] = str(folder)  # for the ServerApps that it starts
     # Those beside the TLS certificate follow a replacement of the authority within seconds.
     access = ControlAccess(peer.fleet, folder / TRUSTED if certificate is None else certificate.trusted_file)
     _flower.load_control_authn_plugin = lambda: access

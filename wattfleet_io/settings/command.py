@@ -21,6 +21,14 @@ _GIVEN = "wattfleet_io.settings.given"
 _WIDEST_CHOICES = 12
 
 
+class _KeyOption(TyperOption):
+    """An option whose help names the variable of its key."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Nothing: `load` reads the environment, and knows where each value is from."""
+        return None
+
+
 class SettingsCommand(TyperCommand):
     """A command with an option for each key of its settings model that names one.
 
@@ -54,18 +62,19 @@ def effective(ctx: click.Context) -> Any:
     """
     from wattfleet_io.settings.loading import load
     from wattfleet_io.settings.model import with_required_keys_optional
+    from wattfleet_io.settings.option_variables import variables_beside
     from wattfleet_io.settings.toml_text import as_toml
 
     command = ctx.command
     assert isinstance(command, SettingsCommand), "the command has settings"
     given: dict[str, Any] = ctx.meta.get(_GIVEN, {}).copy()
     config, prints = given.pop("config", None), given.pop("print-config", False)
-    model = command.settings_model()
+    model, of_others = command.settings_model(), variables_beside(ctx)
     if prints:
-        partial = load(with_required_keys_optional(model), command.prefix, given, config)
+        partial = load(with_required_keys_optional(model), command.prefix, given, config, of_others)
         click.echo(as_toml(partial, ctx.command_path), nl=False)
         ctx.exit()
-    return load(model, command.prefix, given, config).settings
+    return load(model, command.prefix, given, config, of_others).settings
 
 
 def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
@@ -73,7 +82,7 @@ def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
 
     for key in keys_of(model):
         if key.option:
-            yield from _of_key(key, model.title_of(key.group))
+            yield from _of_key(key, model.title_of(key.group), prefix)
     yield TyperOption(
         param_decls=["--config"],
         type=click.Path(path_type=Path),
@@ -91,15 +100,19 @@ def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
     )
 
 
-def _of_key(key: Key, panel: str) -> Iterator[TyperOption]:
+def _of_key(key: Key, panel: str, prefix: str) -> Iterator[TyperOption]:
+    from wattfleet_io.settings.loading import variable_of
+
     type_ = _type(key.field.annotation)
     is_list = get_origin(type_) is tuple
     choices = list(get_args(type_)) if get_origin(type_) is Literal else []
     # Rich leaves little room for help beside a long list of choices.
     in_help = sum(map(len, choices)) > _WIDEST_CHOICES
     one_of = f" One of {', '.join(choices)}." if in_help else ""
-    yield TyperOption(
+    yield _KeyOption(
         param_decls=[key.option],
+        envvar=variable_of(prefix, key.path),
+        show_envvar=True,
         type=str if choices else _click_type(get_args(type_)[0] if is_list else type_),
         metavar="NAME" if in_help else f"[{'|'.join(choices)}]" if choices else None,
         is_flag=type_ is bool or None,

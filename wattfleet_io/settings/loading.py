@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -15,7 +15,7 @@ from pydantic_settings import EnvSettingsSource
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.parsing import parse_toml
 from wattfleet_io.settings.errors import explain, suggestion
-from wattfleet_io.settings.model import S, Settings, keys_of
+from wattfleet_io.settings.model import S, keys_of
 
 # Kubernetes sets these for a service whose name is the prefix's.
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?")
@@ -41,7 +41,11 @@ def variable_of(prefix: str, path: str) -> str:
 
 
 def load(
-    model: type[S], prefix: str, options: Mapping[str, Any] | None = None, config: Path | None = None
+    model: type[S],
+    prefix: str,
+    options: Mapping[str, Any] | None = None,
+    config: Path | None = None,
+    of_others: Collection[str] = (),
 ) -> Loaded[S]:
     """Read the effective settings of a process.
 
@@ -50,17 +54,22 @@ def load(
         prefix: of its environment variables, such as `WATTFLEET_COORDINATOR_`.
         options: values given on the command line, by key, such as `store.keep_days`.
         config: the TOML file. Where it is None, the environment variable `<prefix>CONFIG` may name one.
+        of_others: variables with the same prefix that belong to other commands, and are ignored.
 
     Raises:
         InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
     """
-    _require_known(model, prefix)
+    known = {variable_of(prefix, key.path) for key in keys_of(model)} | {f"{prefix}CONFIG"}
+    ignored = set(of_others) - known
+    _require_known(prefix, known, ignored)
     if config is None and (named := os.environ.get(f"{prefix}CONFIG")):
         config = Path(named)
     option_of = {key.path: key.option for key in keys_of(model)}
     variables = EnvSettingsSource(
         model, env_prefix=prefix, env_nested_delimiter="_", env_nested_max_split=1, env_ignore_empty=True
     )
+    folded = {name.lower() for name in ignored}
+    variables.env_vars = {name: value for name, value in variables.env_vars.items() if name.lower() not in folded}
     layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
         ({} if config is None else _file(config), lambda _: str(config)),
         (variables(), lambda path: variable_of(prefix, path)),
@@ -86,16 +95,16 @@ def _file(path: Path) -> dict[str, Any]:
         raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
 
 
-def _require_known(model: type[Settings], prefix: str) -> None:
+def _require_known(prefix: str, known: Collection[str], ignored: Collection[str]) -> None:
     """Refuse environment variables that look like settings and are none.
 
     Raises:
         InvalidInputError: there is such a variable.
     """
-    known = [f"{prefix}CONFIG", *(variable_of(prefix, key.path) for key in keys_of(model))]
+    names = {*known, *ignored}
     for name in sorted(os.environ):
-        if name.startswith(prefix) and name not in known and not _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
-            raise InvalidInputError(f"unknown environment variable {name}{suggestion(name, known)}")
+        if name.startswith(prefix) and name not in names and not _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
+            raise InvalidInputError(f"unknown environment variable {name}{suggestion(name, names)}")
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def install(
         bool,
         typer.Option(
             "--insecure",
+            allow_from_autoenv=False,
             help="Let the service connect in plaintext while the device has no identity, also to another machine."
             " Anybody on the network can then read and change everything.",
         ),
@@ -63,15 +64,22 @@ def install(
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", allow_from_autoenv=False, help="Show the planned steps without doing them.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", allow_from_autoenv=False, help="Skip the confirmation prompt.")] = False,
     root: Annotated[
-        Path, typer.Option(help="Write the files below this folder and run no commands, to prepare a disk image.")
+        Path,
+        typer.Option(
+            allow_from_autoenv=False,
+            help="Write the files below this folder and run no commands, to prepare a disk image.",
+        ),
     ] = _THIS_MACHINE,
     allow_writable: Annotated[
         bool,
         typer.Option(
             "--allow-writable",
+            allow_from_autoenv=False,
             help="Install even if users other than root can modify the service's code, and so become root.",
         ),
     ] = False,

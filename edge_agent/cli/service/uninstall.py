@@ -15,10 +15,16 @@ _THIS_MACHINE = Path("/")
 
 
 def uninstall(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", allow_from_autoenv=False, help="Show the planned steps without doing them.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", allow_from_autoenv=False, help="Skip the confirmation prompt.")] = False,
     root: Annotated[
-        Path, typer.Option(help="Remove the files below this folder and run no commands, to clean a disk image.")
+        Path,
+        typer.Option(
+            allow_from_autoenv=False,
+            help="Remove the files below this folder and run no commands, to clean a disk image.",
+        ),
     ] = _THIS_MACHINE,
     json_: JsonOption = False,
 ) -> None:

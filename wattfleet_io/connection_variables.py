@@ -1,0 +1,10 @@
+"""The environment variables that say once, for all commands, how to reach the coordinator."""
+
+COORDINATOR_VARIABLE = "WATTFLEET_COORDINATOR"
+"""Its host:port."""
+
+IDENTITY_VARIABLE = "WATTFLEET_IDENTITY"
+"""The folder of the identity to connect with."""
+
+INSECURE_VARIABLE = "WATTFLEET_INSECURE"
+"""Whether plaintext may leave this machine where there is no identity."""
