@@ -15,6 +15,7 @@ from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.page.timeline import Timeline
 from wattfleet_proto.convert import plan_from_message
+from wattfleet_proto.metric_names import metric_order
 from wattfleet_proto.v1 import view_pb2
 
 
@@ -37,7 +38,7 @@ async def run(request: Request) -> Response:
         "run": None if found is None else run_values(found),
         "run_id": run_id,
         "page": page_of(rounds, request),
-        "metrics": sorted({name for each in rounds for name in each["metrics"]})[:4],
+        "metrics": sorted({name for each in rounds for name in each["metrics"]}, key=metric_order)[:4],
         "shown": None,
         "is_newest": not asked,
     }
