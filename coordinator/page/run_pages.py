@@ -19,6 +19,7 @@ from coordinator.page.paging import page_of
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.page.timeline import Timeline
+from wattfleet_proto.metric_names import metric_order
 
 
 async def runs(request: Request) -> Response:
@@ -44,7 +45,7 @@ async def run(request: Request) -> Response:
         "run": None if found is None else run_totals(found, views),
         "run_id": run_id,
         "page": page_of(rounds, request),
-        "metrics": sorted({name for each in rounds for name in each["metrics"]})[:4],
+        "metrics": sorted({name for each in rounds for name in each["metrics"]}, key=metric_order)[:4],
         "shown": None,
         "is_newest": not asked,
     }

@@ -33,6 +33,7 @@ from wattfleet_flower.server.summary import log_summary
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
 from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder
 from wattfleet_io.clock import Clock, SystemClock
+from wattfleet_proto.metric_names import CLIENT_METRICS_PREFIX
 
 ALLOWANCE_S = 90.0
 """Flower starts a Python process for each message, about ten seconds on a Jetson, and sends the model twice. It reports
@@ -41,9 +42,6 @@ a lost node or a killed process only after a minute."""
 PATIENCE_S = 120.0
 LOW_BUDGET_PATIENCE_S = 12 * 3600.0
 """One night."""
-
-CLIENT_METRICS_PREFIX = "clientapp_"
-"""Tells the metrics of the clients' evaluation from those of `evaluate_fn`; Flower's `Result` names both kinds so."""
 
 
 class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for strict checking
