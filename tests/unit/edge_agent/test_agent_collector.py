@@ -36,7 +36,7 @@ def exported(figures: AgentFigures, expires_at: datetime | None = EXPIRES) -> di
     return {each.name: each.value for each in samples if "le" not in each.labels}
 
 
-def test_the_documentation_lists_every_metric_of_an_agent_with_its_type_labels_and_text() -> None:
+def test_the_documentation_lists_every_metric_of_an_agent_as_it_is_exported() -> None:
     found = [
         DocumentedMetric(
             family.name + ("_total" if family.type == "counter" else ""),
