@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from coordinator.display.wording import age
 
@@ -82,7 +82,7 @@ def live_line(sample: Values | None) -> str:
         return "unknown: it is offline, or its agent is older"
     from wattfleet.modes import PowerMode
 
-    parts = (
+    parts: tuple[tuple[str, Callable[[Any], str]], ...] = (
         ("power_w", lambda value: f"{value:.1f} W"),
         ("temperature_c", lambda value: f"{value:.0f} °C"),
         ("mode", lambda value: PowerMode(**value).label()),
