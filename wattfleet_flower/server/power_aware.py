@@ -247,7 +247,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         if metrics is not None and not trains_nothing(self.strategy):  # without training, there is no planned round
             prefix = CLIENT_METRICS_PREFIX if self._evaluates_centrally else ""
             self._rounds.report_metrics(server_round, metrics, prefix)
-        return metrics  # type: ignore[no-any-return]
+        return metrics
 
     def predictions(self, grid: Grid) -> list[NodePrediction]:
         """Predict the next round of each connected node, in the fastest mode within the device's own limit.
