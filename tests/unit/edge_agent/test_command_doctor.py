@@ -9,11 +9,11 @@ import pytest
 
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.tree import Tree
-from edge_agent.systemd.ownership import InstalledCode
 from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.fakes.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
 from wattfleet_io.clock import SystemClock
+from wattfleet_io.systemd.ownership import InstalledCode
 
 
 @pytest.fixture(autouse=True)
