@@ -11,6 +11,8 @@ TORCH_ARGS ?=
 
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
+# Where this is set, each of the many processes that tests start compiles all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults page-pictures fuzz foreign-hellos test-jetson-pythons bench clean

@@ -12,31 +12,34 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 
+from edge_agent.exporter.served_address import read_url
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView
 from wattfleet_simulation.processes import Parts, program
 
 _READY_WITHIN_S = 120.0
-_IDLES_FOR_S = 5.0
+_IDLES_FOR_S = 5
 _MIB = 2**20
 _BARE = "import grpc, sys; print(flush=True); sys.stdin.read()"
 # One thread, as a board that trains would give it: BLAS sets memory aside for each.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def measure(board: str, profile_modes: int) -> dict[str, float]:
+def measure(board: str, profile_modes: int, with_metrics: bool = False) -> dict[str, float]:
     """Read what the processes hold.
 
     Args:
         board: kind of the simulated board; its mode space decides on the size of a prediction.
         profile_modes: modes that the agent measures.
+        with_metrics: whether it serves metrics of its own, which are read once a second while it idles.
 
     Returns:
         Mebibytes of resident memory: of the agent when ready, of the agent after idling, and of the bare Python.
@@ -49,10 +52,13 @@ def measure(board: str, profile_modes: int) -> dict[str, float]:
         _until(announced.exists, parts)
         address = str(json.loads(announced.read_text())["address"])
         view = running.enter_context(CoordinatorView(Endpoint(address)))
-        agent = parts.start("agent", _agent(scratch, board, address), _ONE_THREAD)
+        agent = parts.start("agent", _agent(scratch, board, address, with_metrics), _ONE_THREAD)
         _until(lambda: [device.state for device in view.devices()] == [session_pb2.DEVICE_STATE_READY], parts)
         ready_mib = _resident_mib(agent.process.pid)
-        time.sleep(_IDLES_FOR_S)
+        for _ in range(_IDLES_FOR_S):
+            if with_metrics:
+                _scrape(scratch / "state")
+            time.sleep(1)
         idling_mib = _resident_mib(agent.process.pid)
     return {"bare_mib": _bare_mib(), "ready_mib": ready_mib, "idling_mib": idling_mib}
 
@@ -66,12 +72,20 @@ def _coordinator(scratch: Path, announced: Path, profile_modes: int) -> Sequence
     ]
 
 
-def _agent(scratch: Path, board: str, address: str) -> Sequence[str]:
+def _scrape(state_directory: Path) -> None:
+    url = read_url(state_directory)
+    assert url is not None, "the agent serves metrics"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        response.read()
+
+
+def _agent(scratch: Path, board: str, address: str, with_metrics: bool) -> Sequence[str]:
     return [
         program("wattfleet"),
         *("agent", "run", "--device", f"simulated:{board}", "--device-id", "bench", "--coordinator", address),
         *("--state-dir", str(scratch / "state"), "--socket", str(scratch / "agent.sock")),
         *("--minibatches-per-epoch", "100", "--modes-first", "10000"),
+        *(("--metrics-address", "127.0.0.1:0") if with_metrics else ()),
     ]
 
 
@@ -108,9 +122,10 @@ def main() -> None:
     )
     parser.add_argument("--board", default="agx-orin", help="simulate this kind of board")
     parser.add_argument("--modes", type=int, default=50, help="set the number of modes that the agent measures")
+    parser.add_argument("--metrics", action="store_true", help="have the agent serve metrics, and read them")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    figures = measure(options.board, options.modes)
+    figures = measure(options.board, options.modes, options.metrics)
     if options.json:
         print(json.dumps(figures, indent=2))
     else:

@@ -29,14 +29,6 @@ class NotRunOwnerError(WattfleetError):
     """A run was started by another app: start a run of your own."""
 
 
-class AccessDeniedError(WattfleetError):
-    """The caller's role may not do this: use a certificate of another role, or enrol."""
-
-
-class InvalidCertificateError(WattfleetError):
-    """The caller's certificate has expired, was revoked or is of another fleet: enrol again."""
-
-
 class ForeignDeviceError(WattfleetError):
     """An agent claims to be another device than its certificate says: use that device's own certificate."""
 

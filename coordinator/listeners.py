@@ -12,8 +12,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.errors import AccessDeniedError
-from coordinator.identity.access import ANYBODY, VIEWING, Access
+from coordinator.identity.access import ANYBODY, Access
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.live_calls import LiveCalls
 from coordinator.identity.server_credentials import ServerCredentials
@@ -25,7 +24,9 @@ from coordinator.services.request_limits import RequestLimits
 from coordinator.services.rpc_latencies import RpcLatencies
 from coordinator.settings import CoordinatorSettings
 from wattfleet.errors import InvalidInputError
+from wattfleet_identity.certificate_check import CertificateCheck
 from wattfleet_identity.channels import is_loopback
+from wattfleet_identity.http_access import VIEWING, AccessDeniedError
 from wattfleet_identity.peers import Role
 from wattfleet_io.addresses import split_address
 from wattfleet_proto.error_boundary import ErrorInterceptor
@@ -114,11 +115,11 @@ def listeners_of(
             if address is not None:
                 raise InvalidInputError(f"{option} needs an authority: run `wattfleet coordinator init` first")
         return [Listener("main", main, None, None)]
-    fleet = credentials.folder.authority.fleet
+    certificates = CertificateCheck(credentials.folder.authority.fleet, is_revoked)
     mutual = credentials.requiring_certificates
 
     def access(roles: frozenset[Role], plaintext_roles: frozenset[Role] | None = None) -> Access:
-        return Access(fleet, roles, plaintext_roles, is_revoked, calls)
+        return Access(certificates, roles, plaintext_roles, calls)
 
     operators = identity.operator_address
     enrolment = identity.enrolment_address or _port_after(main)

@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.fleet_in_service import FleetInService
 from coordinator.identity.callers import certificate_of
-from coordinator.identity.http_access import HttpAccess
 from coordinator.listeners import Listeners, exposed_plaintext, page_address, public_addresses
-from coordinator.metrics.server import serve_metrics
+from coordinator.metrics.server import metrics_served
 from coordinator.preparation import Preparation
 from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
 from coordinator.rpc_services import RpcServices
@@ -30,6 +29,7 @@ from coordinator.stopping import stop_on_signals
 from coordinator.store.errors import NotOwnerError
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
+from wattfleet_identity.http_access import HttpAccess
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.clock import utc_now
@@ -105,7 +105,7 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
     guard = _guard(preparation, host)
     settings = preparation.settings
     exposed = exposed_plaintext(settings, preparation.credentials is not None)
-    metrics = serve_metrics(
+    served = metrics_served(
         serving.fleet,
         host,
         port,
@@ -115,16 +115,15 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
         serving.figures,
         lambda: preparation.expiries(utc_now()),
     )
-    held.callback(metrics.server_close)
-    held.callback(metrics.shutdown)
-    return f"{host}:{metrics.server_port}"
+    return f"{host}:{held.enter_context(served)}"
 
 
 def _guard(preparation: Preparation, host: str) -> HttpAccess | None:
     """Who may read what is served over HTTP: peers with a certificate, if other machines reach it."""
-    if preparation.credentials is None or preparation.access is None or is_loopback(host):
+    credentials, access = preparation.credentials, preparation.access
+    if credentials is None or access is None or is_loopback(host):
         return None
-    return HttpAccess(preparation.credentials, preparation.access)
+    return HttpAccess(lambda: credentials.folder.server_tls, access.certificates)
 
 
 def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExitStack) -> str | None:
@@ -146,7 +145,7 @@ def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExit
     queries = Queries(services.viewer, services.operator, services.identity, loop)
     guard, has_authority = _guard(preparation, host), preparation.credentials is not None
     try:
-        page = PageServer(queries, host, port, settings.profiling.modes, guard, has_authority)
+        page = PageServer(queries, host, port, guard, has_authority)
     except InvalidInputError as error:
         if settings.server.page_address is not None:
             raise

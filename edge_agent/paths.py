@@ -39,6 +39,9 @@ SUPERNODE_DIRECTORY = "supernode"
 SESSION_FILE = "session.json"
 """Below the state directory: how the session with the coordinator stands, for `wattfleet agent status`."""
 
+EXPORTER_FILE = "exporter.json"
+"""Below the state directory: where the agent serves its metrics, while it does."""
+
 DUTY_FILE = "duty.json"
 """Below the state directory: the duty in force."""
 

@@ -193,6 +193,18 @@ class SessionSettings(Group):
     )
 
 
+class MetricsSettings(Group):
+    """Metrics: of this device, for a Prometheus that reads them from the device itself (docs/metrics.md)."""
+
+    address: str | None = setting(
+        None,
+        "Serve Prometheus metrics of this device on this host:port, such as 127.0.0.1:9466. On an address that other"
+        " machines reach, viewers and operators read them over TLS.",
+        option="--metrics-address",
+        unset="nowhere",
+    )
+
+
 class RecoverySettings(Group):
     """Recovery: what happens after a knob or a sensor has failed."""
 
@@ -212,6 +224,7 @@ class AgentSettings(Settings):
     profile: ProfileSettings = ProfileSettings()
     workload: WorkloadSettings = WorkloadSettings()
     session: SessionSettings = SessionSettings()
+    metrics: MetricsSettings = MetricsSettings()
     recovery: RecoverySettings = RecoverySettings()
     log: LogSettings = LogSettings()
 

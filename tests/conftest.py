@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +29,17 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_a_line)
 
 # The settings of whoever runs the tests are not those of the commands under test.
 os.environ[FILE_VARIABLE] = ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave thousands of tests and the libraries that they import out of every later garbage collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

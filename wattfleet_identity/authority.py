@@ -25,10 +25,13 @@ from wattfleet_identity.certificates import (
     requested_key,
     to_pem,
 )
-from wattfleet_identity.peers import Peer
+from wattfleet_identity.peers import Peer, Role
 
 SERVER_NAME = "coordinator.wattfleet"
 """A DNS name of every server certificate; clients check it instead of the address, which may change."""
+
+DEVICE_NAME = "device.wattfleet"
+"""A DNS name of every device's certificate, for Prometheus, which reads metrics from a device at any address."""
 
 LIFETIME = timedelta(days=3650)
 VALID_FROM = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -97,7 +100,7 @@ class CertificateAuthority:
         return True
 
     def issue(self, request_pem: bytes, peer: Peer, lifetime: timedelta, now: datetime) -> bytes:
-        """Issue a client's certificate (PEM).
+        """Issue a client's certificate (PEM). A device's may serve as well: the agent has metrics of its own.
 
         Args:
             request_pem: the certificate request, of which only the key counts.
@@ -110,8 +113,12 @@ class CertificateAuthority:
         """
         if peer.fleet != self.fleet:
             raise InvalidInputError(f"{peer} is of the fleet {peer.fleet!r}, not of {self.fleet!r}")
-        client = ExtendedKeyUsageOID.CLIENT_AUTH
-        return self._issue(requested_key(request_pem), str(peer), _names(peer.uri), client, lifetime, now)
+        usages, hosts = [ExtendedKeyUsageOID.CLIENT_AUTH], []
+        if peer.role is Role.DEVICE:
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+            hosts.append(DEVICE_NAME)
+        names = _names(peer.uri, hosts)
+        return self._issue(requested_key(request_pem), str(peer), names, usages, lifetime, now)
 
     def issue_server(self, key_pem: bytes, hosts: Sequence[str], lifetime: timedelta, now: datetime) -> bytes:
         """Issue the coordinator's own certificate (PEM).
@@ -127,10 +134,10 @@ class CertificateAuthority:
         """
         names = _names(f"{_SCHEME}{self.fleet}/coordinator", [SERVER_NAME, *hosts])
         server = ExtendedKeyUsageOID.SERVER_AUTH
-        return self._issue(read_key(key_pem).public_key(), SERVER_NAME, names, server, lifetime, now)
+        return self._issue(read_key(key_pem).public_key(), SERVER_NAME, names, [server], lifetime, now)
 
     def issue_superlink(self, request_pem: bytes, hosts: Sequence[str], lifetime: timedelta, now: datetime) -> bytes:
-        """Issue the certificate of Flower's SuperLink (PEM). It never has the coordinator's name.
+        """Issue the certificate of Flower's SuperLink (PEM). It never has the coordinator's name, or the devices'.
 
         Args:
             request_pem: the certificate request, of which only the key counts.
@@ -141,18 +148,19 @@ class CertificateAuthority:
         Raises:
             InvalidInputError: the request cannot be used, or a host is no DNS name and no IP address.
         """
-        if SERVER_NAME in hosts:
-            raise InvalidInputError(f"{SERVER_NAME} is the coordinator's own name: name the SuperLink's host")
+        for name, owner in ((SERVER_NAME, "the coordinator's own name"), (DEVICE_NAME, "the name of devices")):
+            if name in hosts:
+                raise InvalidInputError(f"{name} is {owner}: name the SuperLink's host")
         names = _names(f"{_SCHEME}{self.fleet}/superlink", hosts)
         server = ExtendedKeyUsageOID.SERVER_AUTH
-        return self._issue(requested_key(request_pem), "Flower SuperLink", names, server, lifetime, now)
+        return self._issue(requested_key(request_pem), "Flower SuperLink", names, [server], lifetime, now)
 
     def _issue(
         self,
         key: ec.EllipticCurvePublicKey,
         subject: str,
         names: x509.SubjectAlternativeName,
-        usage: x509.ObjectIdentifier,
+        usages: Sequence[x509.ObjectIdentifier],
         lifetime: timedelta,
         now: datetime,
     ) -> bytes:
@@ -161,7 +169,7 @@ class CertificateAuthority:
             _builder(common_name(subject), self._certificate.subject, key, until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())

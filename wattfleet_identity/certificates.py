@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.peers import Peer, UnknownPeerError
@@ -152,6 +152,19 @@ def read_certificates(pem: bytes) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
         raise InvalidInputError("the certificate is unreadable: it must be PEM") from None
+
+
+def may_serve(certificate_pem: bytes) -> bool:
+    """Whether clients accept a certificate (PEM) as a server's.
+
+    Raises:
+        InvalidInputError: it is unreadable.
+    """
+    try:
+        usage = read_certificate(certificate_pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    return ExtendedKeyUsageOID.SERVER_AUTH in usage
 
 
 def to_pem(*certificates: x509.Certificate) -> bytes:

@@ -67,7 +67,8 @@ def simulate(
     policy: Annotated[
         str,
         typer.Option(
-            help="Client-selection policy: fastest-k, all, random, tiers, oort, fair, progress. Default: progress.",
+            help="Client-selection policy: fastest-k, all, random, deadline, tiers, oort, fair, progress. Default:"
+            " progress.",
             show_default=False,
         ),
     ] = "progress",
@@ -75,6 +76,14 @@ def simulate(
         int | None,
         typer.Option(
             help="Devices to select per round. Default: half of the devices; with progress: as many as useful."
+        ),
+    ] = None,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Limit a round's training to this many seconds, for the policy deadline, which needs it. Default:"
+            " none.",
+            show_default=False,
         ),
     ] = None,
     seed: Annotated[
@@ -123,6 +132,7 @@ def simulate(
         profile_modes=modes,
         policy=policy,
         clients=clients,
+        deadline_s=deadline_s,
         seed=seed,
         reference=reference,
         metrics_port=metrics_port,

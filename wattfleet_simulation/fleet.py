@@ -69,6 +69,8 @@ class FleetParts:
         ]
         if settings.clients is not None:
             command += ["--clients", str(settings.clients)]
+        if settings.deadline_s is not None:
+            command += ["--deadline-s", str(settings.deadline_s)]
         part = self._parts.start("coordinator", command, OFFLINE)
         give_up_s = time.monotonic() + _READY_WITHIN_S
         while not announced.exists():

@@ -61,6 +61,7 @@ def build_report(
             "modes": settings.profile_modes,
             "policy": settings.policy,
             "clients": settings.clients,
+            "deadline_s": settings.deadline_s,
             "own_epochs": settings.own_epochs,
             "duties": list(dict.fromkeys(device.duty for device in settings.devices if device.duty is not None)),
             "seed": settings.seed,

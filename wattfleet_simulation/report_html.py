@@ -62,7 +62,7 @@ def repeat_command(settings: Report) -> str:
         command += ["--duty", duty]
     if settings["own_epochs"]:
         command.append("--own-epochs")
-    for option in ("rounds", "site_budget_w", "modes", "policy", "clients", "seed", "reference"):
+    for option in ("rounds", "site_budget_w", "modes", "policy", "clients", "deadline_s", "seed", "reference"):
         if (value := settings[option]) is not None:
             command += [f"--{option.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
     return shlex.join(command)

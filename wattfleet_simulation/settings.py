@@ -106,6 +106,7 @@ class SimulationSettings:
         profile_modes: largest number of modes that each agent measures.
         policy: name of the client-selection policy.
         clients: devices in a round, for the policies that take a number.
+        deadline_s: seconds that a round's training may take, for the policy deadline.
         seed: of data split, boards, profiles and training.
         reference: name or directory of the reference predictor.
         metrics_port: of the coordinator's `/metrics`; 0 picks a free port.
@@ -123,6 +124,7 @@ class SimulationSettings:
     seed: int
     reference: str
     metrics_port: int
+    deadline_s: float | None = None
     own_epochs: bool = False
     patience_s: float = PATIENCE_S
 
@@ -135,4 +137,9 @@ class SimulationSettings:
             raise InvalidInputError(
                 "--own-epochs needs an app whose plan chooses epochs, such as --app perceptron:32:2/4/8"
             )
-        policy_named(self.policy, count=self.clients, seed=self.seed)
+        if self.policy == "deadline" and self.deadline_s is None:
+            raise InvalidInputError(
+                "policy 'deadline' selects the devices that train in time: pass the time as --deadline-s, such as"
+                " --deadline-s 60"
+            )
+        policy_named(self.policy, count=self.clients, seed=self.seed, deadline_s=self.deadline_s)

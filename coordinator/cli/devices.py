@@ -14,7 +14,14 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output.device_words import in_state_for, measured_modes, profiling_left, worst_first
+from coordinator.display.device_words import (
+    in_state_for,
+    live_line,
+    measured_modes,
+    profiling_left,
+    troubles,
+    worst_first,
+)
 from coordinator.display.wording import moment, number, watts
 from wattfleet_io.clock import unix_now_s
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
@@ -65,9 +72,8 @@ def devices(
 
         def content() -> list[dict[str, Any]]:
             found = [tagged_device_values(view) for view in client.devices(workload=workload, with_times=True)]
-            return worst_first(
-                each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))
-            )
+            chosen = [each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))]
+            return worst_first(chosen, unix_now_s())
 
         show(content, partial(_table, is_filtered=bool(state or tag)), json_, watch)
 
@@ -98,6 +104,8 @@ def _state(content: dict[str, Any]) -> Any:
         text.append("\ndrained", style="yellow")
     if content["left_out"]:
         text.append("\nleft out", style="bold red")
+    for trouble in troubles(content, unix_now_s()):
+        text.append(f"\n{trouble}", style="bold red")
     return text
 
 
@@ -201,6 +209,7 @@ def _print(content: dict[str, Any]) -> None:
         "state": content["state"] + (f": {content['detail']}" if content["detail"] else ""),
         "rounds": _rounds(content),
         "trust": _trust(content),
+        "now": live_line(content["sample"]),
         "supply": content["supply"] or "none: the site file attaches the device to no supply, or to several",
         "own limit": "none" if limit_w is None else watts(limit_w),
         "tags": ", ".join(tags) or "none",

@@ -24,7 +24,7 @@ def round_(
     json_: JsonOption = False,
 ) -> None:
     """Show one round: who trained, in which mode, why, and what failed."""
-    from coordinator.cli.output.round_details import round_details
+    from coordinator.display.round_details import round_details
 
     with connected() as client:
         [run_id] = run_ids_of(client, [run])
@@ -109,7 +109,7 @@ def _selected(content: dict[str, Any]) -> Table:
         mode = PowerMode(**each["mode"]).label()
         table.add_row(
             *names,
-            f"{mode} ({each['became']})" if each["became"] else mode,
+            f"{mode} ({_change(each)})" if each["became"] else mode,
             number(each["batch"], 0),
             "-" if each["epochs"] is None else f"{each['epochs']:g}",
             number(each["planned_w"]),
@@ -118,3 +118,10 @@ def _selected(content: dict[str, Any]) -> Table:
             duration_text(each["observed_s"]),
         )
     return table
+
+
+def _change(each: dict[str, Any]) -> str:
+    """What a trim made of a device's assignment."""
+    from wattfleet.modes import PowerMode
+
+    return f"first {PowerMode(**each['first']['mode']).label()}" if each["became"] == "other mode" else each["became"]

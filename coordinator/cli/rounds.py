@@ -17,6 +17,7 @@ from coordinator.cli.options import (
 from coordinator.cli.run_names import NO_RUNS, RUN_HELP, run_id_of
 from coordinator.display.wording import number
 from wattfleet_io.console import count_of, duration_text, energy_text, rounds_text
+from wattfleet_proto.metric_names import metric_order
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,7 +74,7 @@ def _table(content: dict[str, Any]) -> RenderableType:
             "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` says what the next one would be"
         )
         return Group(*lines, Text(f"no rounds yet{next_step}"))
-    names = sorted({name for each in content["rounds"] for name in each["metrics"]})
+    names = sorted({name for each in content["rounds"] for name in each["metrics"]}, key=metric_order)
     layouts = [partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1)]
     lines.append(Fitting(*layouts, partial(_with_metrics, content["rounds"], names, 0, has_energy=False)))
     lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]

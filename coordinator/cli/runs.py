@@ -38,23 +38,10 @@ def newest_runs(client: CoordinatorClient, limit: int) -> dict[str, Any]:
     Returns:
         `runs`: a dictionary for each run, the newest last; `older`: how many are left out.
     """
-    from coordinator.display.view_values import round_values, run_values
+    from coordinator.display.run_totals import run_totals
 
     views = client.runs(with_times=True)
-    found = []
-    for view in views[-limit:]:
-        rounds = [round_values(each) for each in client.rounds(view.run_id, with_devices=False)]
-        joules = [each["training_j"] for each in rounds if each["training_j"] is not None]
-        found.append(
-            {
-                **run_values(view),
-                "rounds_done": sum(each["wall_s"] is not None for each in rounds),
-                "wall_s": sum(each["wall_s"] or 0.0 for each in rounds),
-                "failed_trainings": sum(len(each["failed"]) for each in rounds),
-                "training_j": sum(joules) if joules else None,
-                "rounds_with_energy": len(joules),
-            }
-        )
+    found = [run_totals(view, client.rounds(view.run_id, with_devices=False)) for view in views[-limit:]]
     return {"runs": found, "older": max(0, len(views) - limit)}
 
 

@@ -1,11 +1,11 @@
-"""Plans as plain values by name: the totals, and each device's part with the reason of its decision."""
+"""A previewed plan as plain values by name: the totals, and each device's part with the reason of its decision."""
 
 from __future__ import annotations
 
 from coordinator.display.view_values import Values
 from wattfleet.planning import Assignment, Decision
 from wattfleet_proto.convert import plan_from_message
-from wattfleet_proto.v1 import operator_pb2, view_pb2
+from wattfleet_proto.v1 import operator_pb2
 
 
 def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:
@@ -42,33 +42,3 @@ def _decision_values(decision: Decision, part: Assignment | None) -> Values:
         "power_w": part.power_w if part else None,
         "power_limit_w": part.power_limit_w if part else None,
     }
-
-
-def round_device_values(view: view_pb2.RoundView) -> list[Values]:
-    """A round's selected devices, the slowest first: what was predicted, what was observed, and what failed.
-
-    As in `RoundRecord.observed_duration_s`, the warm-up's prediction counts in the observed seconds, too.
-    """
-    plan = plan_from_message(view.plan, view.epochs)
-    observed = {each.device_id: each for each in view.observations}
-    results = {each.device_id: each for each in view.results}
-    reasons = {each.device_id: each.reason for each in plan.decisions}
-    rows = []
-    for part in plan.assignments:
-        seen, result = observed.get(part.device_id), results.get(part.device_id)
-        rows.append(
-            {
-                "device_id": part.device_id,
-                "mode": part.mode._asdict(),
-                "epochs": part.epochs,
-                "predicted_s": part.warmup_s + part.epochs * part.epoch_s,
-                "observed_s": None if seen is None else part.warmup_s + part.epochs * seen.epoch_s,
-                "predicted_w": part.power_w,
-                "power_limit_w": part.power_limit_w,
-                "observed_w": None if seen is None else seen.power_w,
-                "failure": (result.failure if result else "") or None,
-                "late": part.device_id in view.late_device_ids,
-                "reason": reasons.get(part.device_id, ""),
-            }
-        )
-    return sorted(rows, key=lambda row: -max(row["predicted_s"], row["observed_s"] or 0.0))

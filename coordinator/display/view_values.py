@@ -6,8 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from wattfleet_proto.convert import (
+    board_sample_from_message,
     front_from_message,
     kept_duty_from_message,
+    presets_from_messages,
     provenance_from_message,
     state_from_message,
     workload_from_message,
@@ -57,8 +59,17 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "state_since_unix_s": known(view, "state_since_unix_s"),
         "target_modes": view.target_modes or None,
         "profiling_left_s": known(view, "profiling_left_s"),
+        "sample": sample_values(view.sample) if view.HasField("sample") else None,
+        "throttled_unix_s": known(view, "throttled_unix_s"),
+        "observed_limit_w": known(view, "observed_limit_w"),
         "duty": asdict(kept_duty_from_message(view.duty)) if view.HasField("duty") else None,
     }
+
+
+def sample_values(message: session_pb2.BoardSample) -> Values:
+    """What a board's sensors said; None is what the board does not report."""
+    sample = board_sample_from_message(message)
+    return {**asdict(sample), "mode": None if sample.mode is None else sample.mode._asdict()}
 
 
 def node_values(view: view_pb2.NodeView) -> Values:
@@ -94,6 +105,22 @@ def front_values(view: view_pb2.DeviceView) -> list[Values] | None:
             "planned_w": float(front.planned_w[k]),
         }
         for k in range(len(front))
+    ]
+
+
+def preset_values(view: view_pb2.DeviceView) -> list[Values]:
+    """The presets of a device's board with their predictions, as in `front_values`, and whether they were measured."""
+    return [
+        {
+            "preset": each.name,
+            "mode": each.front.mode(0)._asdict(),
+            "warmup_s": float(each.front.warmup_s[0]),
+            "epoch_s": float(each.front.epoch_s[0]),
+            "power_w": float(each.front.power_w[0]),
+            "planned_w": float(each.front.planned_w[0]),
+            "is_measured": each.is_measured,
+        }
+        for each in presets_from_messages(view.presets)
     ]
 
 
@@ -178,6 +205,8 @@ def round_values(view: view_pb2.RoundView) -> Values:
         "observed_s": known(view, "observed_duration_s"),
         "wall_s": known(view, "wall_s"),
         "training_j": known(view, "training_j"),
+        "observed_j": view.observed_j if view.observed_count else None,
+        "observed_trainings": view.observed_count,
         "deadline_s": view.plan.deadline_s or None,
         "in_other_mode": view.other_mode_count,
         "stopped": view.stopped_count,

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from coordinator.errors import AccessDeniedError, InvalidCertificateError
 from coordinator.identity.callers import certificate_of
 from coordinator.identity.live_calls import LiveCalls
-from wattfleet_identity.certificates import Certificate
+from wattfleet_identity.certificate_check import CertificateCheck
+from wattfleet_identity.http_access import VIEWING, AccessDeniedError
 from wattfleet_identity.peers import Role
-from wattfleet_io.clock import utc_now
 
 ANYBODY = frozenset(Role)
 _SESSION = frozenset({Role.DEVICE})
 _PLANNING = frozenset({Role.FLOWER, Role.SUPERLINK})  # a SuperLink runs the ServerApps of others
 _SUPERLINK = frozenset({Role.SUPERLINK})
 _OPERATING = frozenset({Role.OPERATOR})
-VIEWING = frozenset({Role.OPERATOR, Role.VIEWER})
-"""The roles that may read everything."""
-
 
 _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
     "wattfleet.v1.SessionService": (_SESSION, ("Session", "FetchReference", "FetchMetadata")),
@@ -136,33 +131,31 @@ STREAMS = frozenset(
 
 
 class Access:
-    """Lets callers use the RPCs of their role."""
+    """Lets callers use the RPCs of their role.
+
+    Attributes:
+        certificates: says whether a caller's certificate is valid.
+    """
 
     def __init__(
         self,
-        fleet: str,
+        certificates: CertificateCheck,
         roles: frozenset[Role] = ANYBODY,
         plaintext_roles: frozenset[Role] | None = None,
-        is_revoked: Callable[[str], bool] = lambda serial: False,
         calls: LiveCalls | None = None,
-        now: Callable[[], datetime] = utc_now,
     ) -> None:
         """Guard one address.
 
         Args:
-            fleet: the fleet that certificates must name.
+            certificates: says whether a caller's certificate is valid.
             roles: the roles that this address serves.
             plaintext_roles: what a caller without TLS may be; None where every caller has TLS.
-            is_revoked: whether a certificate was revoked, by its serial number.
             calls: ends calls whose certificate becomes invalid; None for a guard of its own.
-            now: the time.
         """
-        self._fleet = fleet
+        self.certificates = certificates
         self._roles = roles
         self._plaintext_roles = plaintext_roles
-        self._is_revoked = is_revoked
         self._calls = calls or LiveCalls()
-        self._now = now
 
     @contextmanager
     def admitted(self, method: str, context: Any) -> Iterator[None]:
@@ -176,7 +169,7 @@ class Access:
         certificate = certificate_of(context)
         allowed = ROLES.get(method, frozenset())
         if certificate is not None:
-            self.require_valid(certificate)
+            self.certificates.require_valid(certificate)
             role = certificate.peer.role
             if role not in allowed:
                 raise AccessDeniedError(
@@ -195,34 +188,5 @@ class Access:
         if certificate is None or method not in STREAMS:
             yield
             return
-        with self._calls.holding(certificate, self.require_still_valid):
+        with self._calls.holding(certificate, self.certificates.require_still_valid):
             yield
-
-    def require_valid(self, certificate: Certificate) -> None:
-        """Make sure that a certificate is of this fleet, has not expired and was not revoked.
-
-        Raises:
-            InvalidCertificateError: it is not valid; the text names the remedy.
-            UnknownPeerError: it names no peer.
-        """
-        peer = certificate.peer
-        if peer.fleet != self._fleet:
-            raise InvalidCertificateError(
-                f"the certificate is of the fleet {peer.fleet!r}, and this is {self._fleet!r}: enrol with this"
-                " coordinator"
-            )
-        self.require_still_valid(certificate)
-
-    def require_still_valid(self, certificate: Certificate) -> None:
-        """Make sure that a certificate, which was valid, has not expired or been revoked since.
-
-        This is checked for every lasting call each second, so it must not take the certificate's name apart.
-
-        Raises:
-            InvalidCertificateError: it is no longer valid; the text names the remedy.
-        """
-        if certificate.not_after <= self._now():
-            expired = f"expired on {certificate.not_after:%Y-%m-%d %H:%M} UTC"
-            raise InvalidCertificateError(f"the certificate of {certificate.peer} {expired}: enrol again")
-        if self._is_revoked(certificate.serial):
-            raise InvalidCertificateError(f"the certificate of {certificate.peer} was revoked: enrol again")

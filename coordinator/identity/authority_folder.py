@@ -31,6 +31,7 @@ from wattfleet_identity.certificates import (
     request_certificate,
     to_pem,
 )
+from wattfleet_identity.http_access import ServerTls
 from wattfleet_identity.identity_folder import SECRET_MODE, Identity, make_private_folder, require_secret
 from wattfleet_identity.peers import Peer, Role
 from wattfleet_io.atomic_files import read_regular_file, remove_file, replace_file
@@ -138,6 +139,11 @@ class AuthorityFolder:
     def server(self) -> Certificate:
         """What the server's certificate says."""
         return Certificate.from_pem(self.server_pem)
+
+    @property
+    def server_tls(self) -> ServerTls:
+        """What the server proves itself with over HTTPS, and whom it trusts."""
+        return ServerTls(self.server_key_pem, self.server_pem, self.trusted_pem)
 
     def with_new_server(self, now: datetime) -> AuthorityFolder:
         """Issue the server's next certificate, for a new key and the same hosts.

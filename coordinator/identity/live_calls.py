@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from coordinator.errors import InvalidCertificateError
+from wattfleet_identity.certificate_check import InvalidCertificateError
 from wattfleet_identity.certificates import Certificate
 
 Check = Callable[[Certificate], None]

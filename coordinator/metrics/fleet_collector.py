@@ -5,15 +5,16 @@ An unknown value has no sample; it is never exported as zero.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from coordinator.metrics.device_families import device_families
 from coordinator.metrics.duty_families import duty_families
-from coordinator.metrics.round_families import round_families, statistics_families
+from coordinator.metrics.round_families import in_flight_family, round_families, statistics_families
 from coordinator.metrics.workload_families import workload_families
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, RoundRecord
@@ -24,18 +25,22 @@ from wattfleet_proto.device_state import DeviceState
 class FleetCollector(Collector):
     """Exports the fleet as metric families."""
 
-    def __init__(self, fleet: Fleet, single_devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self, fleet: Fleet, single_devices: Sequence[str] = (), now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """Read from one fleet.
 
         Args:
             fleet: the fleet.
             single_devices: patterns such as `tag:lab` of the devices that are exported one by one; empty for all.
+            now_s: the clock by which rounds are planned.
 
         Raises:
             InvalidInputError: a pattern has another form.
         """
         self._fleet = fleet
         self._single = Selection(tuple(single_devices))
+        self._now_s = now_s
 
     def collect(self) -> Iterator[Metric]:
         """All families, from the current state."""
@@ -55,6 +60,7 @@ class FleetCollector(Collector):
         yield from device_families(self._fleet, single, live_runs)
         newest = self._fleet.rounds.latest_results
         yield from round_families(rounds, newest, self._fleet.operator.site_budget_w, live_runs)
+        yield in_flight_family(rounds, self._fleet.rounds.since_s.copy(), self._now_s())
         yield from statistics_families(self._fleet.rounds.statistics, live)
         yield from _supply_families(self._fleet, rounds)
         yield from workload_families(self._fleet)

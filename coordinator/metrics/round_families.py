@@ -48,6 +48,29 @@ def round_families(
     yield from (number, duration, site, accuracy)
 
 
+def in_flight_family(rounds: Sequence[RoundRecord], since_s: Mapping[str, float], now_s: float) -> GaugeMetricFamily:
+    """How long each run's oldest round in flight has lasted, beside the prediction for this very round.
+
+    Args:
+        rounds: of live runs, oldest first.
+        since_s: when each round in flight was planned, by plan id.
+        now_s: the time now, of the same clock.
+    """
+    family = GaugeMetricFamily(
+        "wattfleet_round_in_flight_seconds",
+        "Seconds since the run's oldest round that has not ended was planned, and its predicted makespan",
+        labels=["run", "kind"],
+    )
+    oldest: dict[str, RoundRecord] = {}
+    for record in rounds:
+        if record.plan_id in since_s and record.wall_s is None and record.plan.assignments:
+            oldest.setdefault(record.run_id, record)
+    for run_id, record in list(oldest.items())[-_NAMED_RUNS:]:
+        family.add_metric([run_id, "elapsed"], now_s - since_s[record.plan_id])
+        family.add_metric([run_id, "predicted"], record.plan.duration_s)
+    return family
+
+
 def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -> Iterator[Metric]:
     """What the rounds since the start came to.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from importlib.metadata import version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from coordinator.service_figures import ServiceFigures
-from wattfleet_proto.version import MAJOR, MINOR
+from wattfleet_io.build_metric import build_family
 
 
 class ServiceCollector(Collector):
@@ -30,11 +28,7 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, from the current figures."""
         figures = self._figures
-        build = GaugeMetricFamily(
-            "wattfleet_build_info", "Always 1; the labels are versions", labels=["version", "protocol", "python"]
-        )
-        build.add_metric([version("wattfleet"), f"{MAJOR}.{MINOR}", platform.python_version()], 1.0)
-        yield build
+        yield build_family()
         rpcs = HistogramMetricFamily(
             "wattfleet_rpc_seconds", "Seconds until an RPC was answered; streams are left out", labels=["method"]
         )

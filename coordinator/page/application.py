@@ -53,11 +53,10 @@ class _SecurityHeaders:
         await self._app(scope, receive, with_headers)
 
 
-def page_application(profiled_modes: int, hosts: Sequence[str], has_authority: bool) -> Starlette:
+def page_application(hosts: Sequence[str], has_authority: bool) -> Starlette:
     """The application; its `state.snapshots` is set by whoever serves it.
 
     Args:
-        profiled_modes: how many modes a device measures at most.
         hosts: the names that requests may use for the coordinator; another site's name would let that site read.
         has_authority: whether operators have certificates.
     """
@@ -84,7 +83,6 @@ def page_application(profiled_modes: int, hosts: Sequence[str], has_authority: b
             HTTPException: _no_page,
         },
     )
-    app.state.profiled_modes = profiled_modes
     app.state.has_authority = has_authority
     return app
 

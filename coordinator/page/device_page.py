@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.display.plan_values import round_device_values
+from coordinator.display.round_details import round_details
 from coordinator.display.view_values import (
     Values,
     device_workload_values,
     front_values,
+    preset_values,
     round_values,
     tagged_device_values,
 )
+from coordinator.display.wording import watts
 from coordinator.page.drawing import drawn
 from coordinator.page.front_plot import FrontPlot
+from coordinator.page.history_plot import HistoryPlot
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, board_named
-from wattfleet_proto.convert import plan_from_message
+from wattfleet_io.console import count_of
 from wattfleet_proto.v1 import view_pb2
 
 _ROUNDS = 20
@@ -53,22 +57,58 @@ async def device(request: Request) -> Response:
     in_force = None
     if values["granted_plan_id"] is not None:
         in_force = _mode_in_force(rounds, f"{run_id}/", values["granted_plan_id"])
-    presets = _presets_of(values["board"])
+    presets = preset_values(view) or _presets_on(front or [], values["board"])
     content = {
         "device": values,
         "workloads": [device_workload_values(each) for each in reversed(view.workloads)],
         "front": front,
         "presets": presets,
+        "missing_presets": sorted(_presets_of(values["board"]).keys() - {each["preset"] for each in presets}),
         "plot": None if not front else FrontPlot.of(front, presets, in_force),
         "in_force": in_force,
         "run_id": run_id,
         "rounds": rounds,
-        "profiled_modes": request.app.state.profiled_modes,
+        "histories": _histories(rounds),
+        "bounds": _bounds(values, front, rounds),
     }
     return await drawn(request, "device.html", content)
 
 
-def _mode_in_force(rounds: list[_DeviceRound], run_prefix: str, plan_id: str) -> Values | None:
+def _histories(rounds: Sequence[_DeviceRound]) -> list[HistoryPlot]:
+    """Predicted and observed seconds and watts over rounds; nothing without a round in which it was selected."""
+    parts = [(each.number, each.part) for each in reversed(rounds) if each.part is not None]
+    return [HistoryPlot.seconds(parts), HistoryPlot.watts(parts)] if parts else []
+
+
+def _bounds(device: Values, front: Sequence[Values] | None, rounds: Sequence[_DeviceRound]) -> list[str]:
+    """What keeps the device from its fastest mode, or out of rounds."""
+    found = []
+    if device["drained"]:
+        found.append("It is drained, so that no round selects it.")
+    if device["left_out"] is not None:
+        found.append(f"Its reports keep it out of rounds: {device['left_out']}.")
+    if device["state"] in ("offline", "degraded", "profiling", "enrolled"):
+        found.append(f"It is {device['state']}: only ready devices are selected.")
+    limit_w = device["limit_w"]
+    if front and limit_w is not None and (over := sum(each["planned_w"] > limit_w for each in front)):
+        found.append(
+            f"Its own limit of {watts(limit_w)} excludes {over} of {count_of(len(front), 'mode')} of its front."
+        )
+    newest = next((each for each in rounds if each.part is not None), None)
+    if front and newest is not None and newest.part is not None:
+        fastest = min(front, key=lambda each: float(each["warmup_s"] + each["epoch_s"]))
+        planned_w = newest.part["planned_w"]
+        if fastest["planned_w"] > planned_w:
+            found.append(
+                f"In round {newest.number}, the plan allowed it {watts(planned_w)}; its fastest mode needs"
+                f" {watts(fastest['planned_w'])}."
+            )
+        elif newest.part["became"] != "stopped":
+            found.append(f"In round {newest.number}, nothing bound it: it had the watts of its fastest mode.")
+    return found
+
+
+def _mode_in_force(rounds: Sequence[_DeviceRound], run_prefix: str, plan_id: str) -> Values | None:
     """The mode of the round whose grant is in force; None if it is not among these."""
     for each in rounds:
         if each.part is not None and plan_id == f"{run_prefix}{each.number}":
@@ -89,9 +129,21 @@ async def _newest_rounds(queries: Queries, device_id: str) -> tuple[str | None, 
 
 
 def _part_of(view: view_pb2.RoundView) -> _DeviceRound:
-    reasons = [each.reason for each in plan_from_message(view.plan, view.epochs).decisions]
-    parts = round_device_values(view)
-    return _DeviceRound(view.round, parts[0] if parts else None, reasons[0] if reasons else None)
+    """The part of the one device that a view is of."""
+    details = round_details(view)
+    part = next(iter(details["selected"]), None)
+    considered = [part, *details["not_selected"]] if part else details["not_selected"]
+    return _DeviceRound(view.round, part, considered[0]["reason"] if considered else None)
+
+
+def _presets_on(front: Sequence[Values], board: str) -> list[Values]:
+    """The presets of a board that are modes of a front, for agents that report none."""
+    modes = {PowerMode(**each["mode"]): each for each in front}
+    return [
+        {**modes[mode], "preset": name, "is_measured": False}
+        for name, mode in _presets_of(board).items()
+        if mode in modes
+    ]
 
 
 def _presets_of(board: str) -> dict[str, PowerMode]:

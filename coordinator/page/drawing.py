@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,9 +14,10 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from coordinator.display.wording import moment, number, watts
+from coordinator.display.device_words import HOT_C, in_state_for, live_line, measured_modes, profiling_left, troubles
+from coordinator.display.wording import age, moment, number, watts
 from wattfleet.modes import PowerMode
-from wattfleet_io.console import MODE_LEGEND, count_of, duration_text
+from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -48,8 +50,17 @@ def _environment() -> Environment:
         time=_time_of,
         mode=_mode_label,
         count=count_of,
+        energy=energy_text,
+        measured=measured_modes,
     )
-    found.globals["mode_legend"] = MODE_LEGEND
+    found.filters.update(
+        since=lambda device: in_state_for(device, time.time()),
+        troubles=lambda device: troubles(device, time.time()),
+        ago=lambda unix_s: f"{age(time.time() - unix_s)} ago",
+        left=profiling_left,
+        live=live_line,
+    )
+    found.globals.update(mode_legend=MODE_LEGEND, hot_c=HOT_C)
     return found
 
 

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coordinator.display.device_words import troubles
 from coordinator.display.view_values import Values
 
 _KEPT_EVENTS = 1_000
+_FINE = ("profiling", "enrolled", "training", "ready")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class EventLog:
             devices: the values of all devices.
             runs: the values of all runs.
         """
-        states = {each["device_id"]: _state_of(each) for each in devices}
+        states = {each["device_id"]: _state_of(each, at_unix_s) for each in devices}
         ended = {each["run_id"]: bool(each["finished"]) for each in runs}
         if self._states is not None:
             for device in devices:
@@ -58,7 +60,7 @@ class EventLog:
                 before, now = self._states.get(device_id), states[device_id]
                 if before != now:
                     text = f"{now}, before: {before}" if before else f"enrolled: {now}"
-                    is_bad = device["state"] in ("degraded", "offline") or device["left_out"] is not None
+                    is_bad = now not in _FINE
                     self._note(at_unix_s, device_id, f"/devices/{device_id}", text, is_bad)
             for run in runs:
                 run_id = run["run_id"]
@@ -73,6 +75,6 @@ class EventLog:
         self.events.appendleft(FleetEvent(at_unix_s, subject, path, text, is_bad))
 
 
-def _state_of(device: Values) -> str:
-    state = str(device["state"])
-    return f"{state}, left out: {device['left_out']}" if device["left_out"] else state
+def _state_of(device: Values, now_unix_s: float) -> str:
+    words = [str(device["state"]), *troubles(device, now_unix_s)]
+    return ", ".join([*words, f"left out: {device['left_out']}"] if device["left_out"] else words)

@@ -2,89 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from coordinator.display.device_words import STATES, TROUBLES, troubles, worst_first
 from coordinator.display.view_values import Values
 from coordinator.page.drawing import drawn
 from coordinator.page.paging import page_of
 from coordinator.page.snapshots import Snapshot, Snapshots
 
-STATES = ("degraded", "offline", "profiling", "enrolled", "training", "ready")
-"""The states of devices, the worst first."""
+EXCLUSIONS = ("left out", "drained")
+
+ORDERS = {
+    "": "worst first",
+    "temperature": "hottest first",
+    "watts": "most watts first",
+    "training": "farthest over its watts first",
+    "epoch": "slowest first",
+    "name": "by name",
+}
+"""How the list can be ordered."""
 
 
 @dataclass(frozen=True)
 class DeviceFilter:
-    """Which devices are listed.
+    """Which devices are listed, and in which order.
 
     Attributes:
         text: part of an id, board or detail.
-        state: one of `STATES`, "left out" or "drained"; empty for all.
+        state: a state, or one of `TROUBLES` and `EXCLUSIONS`; empty for all.
         supply: name of a supply; empty for all.
         tag: a tag; empty for all.
+        order: one of `ORDERS`.
     """
 
     text: str = ""
     state: str = ""
     supply: str = ""
     tag: str = ""
+    order: str = ""
 
     @classmethod
     def of(cls, request: Request) -> DeviceFilter:
-        """What a request asks for."""
+        """What a request asks for; an order that there is not counts as none."""
         asked = request.query_params
-        return cls(*(asked.get(name, "").strip() for name in ("text", "state", "supply", "tag")))
+        text, state, supply, tag, order = (
+            asked.get(name, "").strip() for name in ("text", "state", "supply", "tag", "order")
+        )
+        return cls(text, state, supply, tag, order if order in ORDERS else "")
 
-    def keeps(self, device: Values) -> bool:
+    def keeps(self, device: Values, now_unix_s: float) -> bool:
         """Whether a device is listed."""
         words = f"{device['device_id']} {device['board']} {device['detail']}".lower()
         return (
             self.text.lower() in words
-            and (not self.state or self.state in (device["state"], _exclusion(device)))
+            and (not self.state or self.state in _labels(device, now_unix_s))
             and (not self.supply or self.supply == device["supply"])
             and (not self.tag or self.tag in device["tags"])
         )
+
+    def listed(self, devices: Sequence[Values], now_unix_s: float) -> list[Values]:
+        """The devices to list, in their order."""
+        found = worst_first([each for each in devices if self.keeps(each, now_unix_s)], now_unix_s)
+        return sorted(found, key=_KEYS[self.order]) if self.order else found
 
     def query(self, page: int) -> str:
         """The query of one page of the list."""
         asked = {name: text for name, text in asdict(self).items() if text}
         return "?" + urlencode({**asked, **({"page": page} if page > 1 else {})})
 
-
-def worst_first(devices: Sequence[Values]) -> list[Values]:
-    """Devices that need somebody first: left out, degraded, offline and so on; then the slower ones first."""
-    return sorted(
-        devices,
-        key=lambda each: (
-            each["left_out"] is None,
-            STATES.index(each["state"]) if each["state"] in STATES else 0,
-            not each["drained"],
-            -(each["fastest_epoch_s"] or 0.0),
-            each["device_id"],
-        ),
-    )
+    def ordered_by(self, order: str) -> str:
+        """The query of the same devices in another order."""
+        return replace(self, order=order).query(1)
 
 
 async def fleet(request: Request) -> Response:
     """The page of the whole fleet."""
     snapshots: Snapshots = request.app.state.snapshots
     snapshot, wanted = await snapshots.newest(), DeviceFilter.of(request)
-    found = worst_first([each for each in snapshot.devices if wanted.keeps(each)])
-    page = page_of(found, request)
+    page = page_of(await asyncio.to_thread(wanted.listed, snapshot.devices, snapshot.at_unix_s), request)
     content = {
         "snapshot": snapshot,
-        "counts": _counts(snapshot),
+        "counts": await asyncio.to_thread(_counts, snapshot),
+        "bad": ("offline", "degraded", "left out", *TROUBLES),
         "wanted": wanted,
         "page": page,
-        "states": STATES,
+        "labels": (*STATES, *EXCLUSIONS, *TROUBLES),
+        "orders": ORDERS,
         "supplies": sorted({each["supply"] for each in snapshot.devices if each["supply"]}),
         "tags": sorted({tag for each in snapshot.devices for tag in each["tags"]}),
-        "profiled_modes": request.app.state.profiled_modes,
     }
     return await drawn(request, "fleet.html", content)
 
@@ -96,16 +110,46 @@ async def watts_history(request: Request) -> Response:
     return JSONResponse([asdict(each) for each in snapshots.history])
 
 
-def _exclusion(device: Values) -> str:
-    if device["left_out"] is not None:
-        return "left out"
-    return "drained" if device["drained"] else ""
+def _labels(device: Values, now_unix_s: float) -> list[str]:
+    """The words by which a device can be chosen: its state, its exclusions and its troubles."""
+    exclusions = (device["left_out"] is not None, bool(device["drained"]))
+    return [
+        str(device["state"]),
+        *(name for name, applies in zip(EXCLUSIONS, exclusions, strict=True) if applies),
+        *troubles(device, now_unix_s),
+    ]
 
 
 def _counts(snapshot: Snapshot) -> dict[str, int]:
-    """How many devices need somebody, and how many are in each state."""
-    states = snapshot.states
-    left_out = sum(each["left_out"] is not None for each in snapshot.devices)
-    drained = sum(bool(each["drained"]) for each in snapshot.devices)
-    counts = {**{state: states[state] for state in STATES}, "left out": left_out, "drained": drained}
-    return {name: count for name, count in counts.items() if count}
+    """How many devices have each label, those that need somebody first."""
+    counted = Counter(label for each in snapshot.devices for label in _labels(each, snapshot.at_unix_s))
+    order = (*STATES[:2], EXCLUSIONS[0], *TROUBLES, *STATES[2:], EXCLUSIONS[1])
+    return {label: counted[label] for label in order if counted[label]}
+
+
+def _descending(value: Callable[[Values], float | None]) -> Callable[[Values], float]:
+    """A key that puts the largest values first, and unknown ones last."""
+
+    def key(device: Values) -> float:
+        found = value(device)
+        return math.inf if found is None else -found
+
+    return key
+
+
+def _sensed(name: str) -> Callable[[Values], float | None]:
+    return lambda device: None if device["sample"] is None else device["sample"][name]
+
+
+def _over_limit(device: Values) -> float | None:
+    """The watts of a device's last training by those that the plan allowed it."""
+    return None if device["observed_limit_w"] is None else device["observed_w"] / device["observed_limit_w"]
+
+
+_KEYS: dict[str, Callable[[Values], Any]] = {
+    "temperature": _descending(_sensed("temperature_c")),
+    "watts": _descending(_sensed("power_w")),
+    "training": _descending(_over_limit),
+    "epoch": _descending(lambda device: device["fastest_epoch_s"]),
+    "name": lambda device: device["device_id"],
+}

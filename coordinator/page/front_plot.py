@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.display.view_values import Values
@@ -16,21 +16,36 @@ _TICKS = 4
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """One mode of the front, in the drawing's units.
+    """One mode, in the drawing's units.
 
     Attributes:
         x: seconds per epoch, on a logarithmic scale.
         y: watts.
-        preset: name of the preset that is this mode; empty for none.
         is_in_force: whether the device trains in it now.
         text: what the point says.
     """
 
     x: float
     y: float
-    preset: str
     is_in_force: bool
     text: str
+
+
+@dataclass(frozen=True)
+class PresetMark:
+    """One of the board's presets, which need not be on the front.
+
+    Attributes:
+        point: where it is.
+        names: of the presets that are this mode.
+        is_measured: whether the device has measured it; else it is predicted.
+        is_left: whether the names are left of the point, since there is no room on the right.
+    """
+
+    point: FrontPoint
+    names: str
+    is_measured: bool
+    is_left: bool
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,8 @@ class FrontPlot:
     """The drawing.
 
     Attributes:
-        points: the modes.
+        points: the modes of the front.
+        presets: the presets of the board.
         x_ticks: positions and seconds.
         y_ticks: positions and watts.
         width: of the drawing.
@@ -46,18 +62,25 @@ class FrontPlot:
     """
 
     points: Sequence[FrontPoint]
+    presets: Sequence[PresetMark]
     x_ticks: Sequence[tuple[float, float]]
     y_ticks: Sequence[tuple[float, float]]
     width: float = _WIDTH
     height: float = _HEIGHT
 
     @classmethod
-    def of(cls, front: Sequence[Values], presets: Mapping[str, PowerMode], in_force: Values | None) -> FrontPlot:
-        """Draw a front of at least one mode."""
-        seconds = [math.log(each["epoch_s"]) for each in front]
+    def of(cls, front: Sequence[Values], presets: Sequence[Values], in_force: Values | None) -> FrontPlot:
+        """Draw a front of at least one mode.
+
+        Args:
+            front: its modes.
+            presets: the board's presets, with predictions as those of the front.
+            in_force: the mode in which the device trains; None if it does not.
+        """
+        drawn = [*front, *presets]
+        seconds = [math.log(each["epoch_s"]) for each in drawn]
         first, span = min(seconds), (max(seconds) - min(seconds)) or 1.0
-        most_w: float = 1.1 * max(each["power_w"] for each in front)
-        names = {tuple(mode): name for name, mode in presets.items()}
+        most_w: float = 1.1 * max(each["power_w"] for each in drawn)
 
         def x_of(log_s: float) -> float:
             return _LEFT + 8 + (log_s - first) / span * (_WIDTH - _LEFT - _RIGHT - 16)
@@ -65,19 +88,26 @@ class FrontPlot:
         def y_of(watts: float) -> float:
             return _TOP + (1 - watts / most_w) * (_HEIGHT - _TOP - _BOTTOM)
 
-        points = [
-            FrontPoint(
-                x_of(math.log(each["epoch_s"])),
-                y_of(each["power_w"]),
-                names.get(tuple(each["mode"].values()), ""),
-                each["mode"] == in_force,
-                f"{PowerMode(**each['mode']).label()}: {each['epoch_s']:,.1f} s per epoch, {each['power_w']:,.1f} W",
+        def point_of(each: Values, beside: str = "") -> FrontPoint:
+            label = PowerMode(**each["mode"]).label()
+            text = f"{label}: {each['epoch_s']:,.1f} s per epoch, {each['power_w']:,.1f} W{beside}"
+            return FrontPoint(x_of(math.log(each["epoch_s"])), y_of(each["power_w"]), each["mode"] == in_force, text)
+
+        named: dict[PowerMode, list[Values]] = {}
+        for each in presets:
+            named.setdefault(PowerMode(**each["mode"]), []).append(each)
+        marks = []
+        for alike in named.values():
+            names, how = (
+                ", ".join(each["preset"] for each in alike),
+                "measured" if alike[0]["is_measured"] else "predicted",
             )
-            for each in front
-        ]
+            point = point_of(alike[0], f", preset {names}, {how}")
+            marks.append(PresetMark(point, names, alike[0]["is_measured"], point.x > 0.8 * _WIDTH))
         steps = [k / _TICKS for k in range(_TICKS + 1)]
         return cls(
-            points,
+            [point_of(each) for each in front],
+            marks,
             [(x_of(first + span * step), math.exp(first + span * step)) for step in steps],
             [(y_of(most_w * step), most_w * step) for step in steps],
         )

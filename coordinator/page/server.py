@@ -19,7 +19,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
 
 if TYPE_CHECKING:
-    from coordinator.identity.http_access import HttpAccess
+    from wattfleet_identity.http_access import HttpAccess
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ class PageServer:
         queries: Queries,
         host: str,
         port: int,
-        profiled_modes: int,
         access: HttpAccess | None = None,
         has_authority: bool = False,
     ) -> None:
@@ -49,7 +48,6 @@ class PageServer:
             queries: read the fleet.
             host: the address to listen on.
             port: the port.
-            profiled_modes: how many modes a device measures at most.
             access: who may read, over HTTPS; None lets everybody read over HTTP.
             has_authority: whether operators have certificates; without one, the audit log is then not shown.
 
@@ -60,7 +58,7 @@ class PageServer:
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self._queries = queries
         hosts = ["127.0.0.1", "localhost"] if access is None and is_loopback(host) else ["*"]
-        self._app = page_application(profiled_modes, hosts, has_authority)
+        self._app = page_application(hosts, has_authority)
         config = uvicorn.Config(
             self._app,
             http=protocol_for(access) if access is not None else "h11",

@@ -16,6 +16,7 @@ from itertools import chain
 from coordinator.display.view_values import Values, run_values, tagged_device_values
 from coordinator.page.fleet_events import EventLog
 from coordinator.page.queries import Queries
+from coordinator.page.run_costs import RunCosts
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import operator_pb2, view_pb2
 
@@ -29,6 +30,10 @@ _MAX_SHARE = 0.1
 
 _KEPT_SAMPLES = 900
 
+_LIVE = ("sample", "profiling_left_s")
+_LIVE_S = 5.0
+"""Pages are brought up to date this often for values that always change."""
+
 
 @dataclass(frozen=True)
 class Watts:
@@ -38,13 +43,16 @@ class Watts:
         at_unix_s: when.
         budget_w: what is allowed.
         set_aside_w: what is reserved for trainings and idle devices.
-        estimated_w: last observed watts of devices that train, and idle watts of the others.
+        drawn_w: what boards measure now; of those that do not say, the watts of the last training while they train,
+            else their idle watts.
+        measured: number of devices whose boards say what they draw.
     """
 
     at_unix_s: float
     budget_w: float
     set_aside_w: float
-    estimated_w: float
+    drawn_w: float
+    measured: int
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class Snapshots:
 
     Attributes:
         queries: read the fleet.
+        run_costs: what runs have come to.
         events: what has happened since the coordinator started.
         history: the site's watts, oldest first.
         viewers: open streams of updates.
@@ -88,9 +97,13 @@ class Snapshots:
     events: EventLog = field(default_factory=EventLog)
     history: deque[Watts] = field(default_factory=lambda: deque(maxlen=_KEPT_SAMPLES))
     viewers: int = 0
+    run_costs: RunCosts = field(init=False)
     _newest: Snapshot | None = None
     _taken: asyncio.Condition = field(default_factory=asyncio.Condition)
     _watched: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.run_costs = RunCosts(self.queries)
 
     async def keep(self) -> None:
         """Take snapshots until cancelled."""
@@ -148,26 +161,39 @@ def _snapshot(
     now = time.time()
     values, run_list = [tagged_device_values(each) for each in devices], [run_values(each) for each in runs]
     set_aside_w = sum(each.set_aside_w for each in budgets if not each.parent)
-    watts = Watts(now, fleet.site_budget_w, set_aside_w, sum(map(_estimated_w, values)))
+    measured = sum(_measured_w(each) is not None for each in values)
+    watts = Watts(now, fleet.site_budget_w, set_aside_w, sum(map(_drawn_w, values)), measured)
     return Snapshot(
         now,
         values,
         run_list,
         watts,
         fleet.policy,
-        _version_of(values, run_list, [{"site_budget_w": fleet.site_budget_w, "policy": fleet.policy}]),
+        _version_of(values, run_list, [{"site_budget_w": fleet.site_budget_w, "policy": fleet.policy}], at_unix_s=now),
     )
 
 
-def _version_of(*lists: Sequence[Values]) -> str:
-    """A short text that differs if any value does."""
+def _version_of(devices: Sequence[Values], *others: Sequence[Values], at_unix_s: float) -> str:
+    """A short text that differs if any value does; values that always change count every `_LIVE_S` seconds only."""
     digest = hashlib.blake2b(digest_size=8)
-    for each in chain(*lists):  # one by one: other threads wait while JSON is written
+    is_live = False
+    for device in devices:  # one by one: other threads wait while JSON is written
+        is_live = is_live or any(device[name] is not None for name in _LIVE)
+        digest.update(json.dumps({**device, **dict.fromkeys(_LIVE)}, default=str).encode())
+    for each in chain(*others):
         digest.update(json.dumps(each, default=str).encode())
-    return digest.hexdigest()
+    return f"{digest.hexdigest()}-{at_unix_s // _LIVE_S:.0f}" if is_live else digest.hexdigest()
 
 
-def _estimated_w(device: Values) -> float:
+def _measured_w(device: Values) -> float | None:
+    """What a device's board draws now by its own sensors; None if it does not say."""
+    watts: float | None = None if device["sample"] is None else device["sample"]["power_w"]
+    return watts
+
+
+def _drawn_w(device: Values) -> float:
+    if (measured_w := _measured_w(device)) is not None:
+        return measured_w
     is_training = device["state"] == "training" and device["observed_w"] is not None
     watts = device["observed_w"] if is_training else device["idle_w"]
     return 0.0 if watts is None or device["state"] == "offline" else float(watts)

@@ -76,7 +76,7 @@ class Timeline:
                 _TOP + k * _ROW,
                 each["predicted_s"] * scale,
                 None if each["observed_s"] is None else each["observed_s"] * scale,
-                each["failure"] is not None or each["late"],
+                each["outcome"] in ("failed", "late"),
                 _text_of(each),
             )
             for k, each in enumerate(shown)
@@ -89,5 +89,5 @@ class Timeline:
 
 def _text_of(device: Values) -> str:
     observed = "not observed" if device["observed_s"] is None else f"observed {device['observed_s']:,.1f} s"
-    failure = f", {device['failure']}" if device["failure"] else ", late" if device["late"] else ""
+    failure = f", {device['failure']}" if device["failure"] else ", late" if device["outcome"] == "late" else ""
     return f"{device['device_id']}: predicted {device['predicted_s']:,.1f} s, {observed}{failure}"

@@ -8,8 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coordinator.identity.http_access import HttpAccess
 from wattfleet.errors import WattfleetError
+from wattfleet_identity.http_access import HttpAccess
 
 _log = logging.getLogger(__name__)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import grpc
 
 from coordinator.errors import (
-    AccessDeniedError,
     AlreadyEnrolledError,
     DuplicateSessionError,
     FleetReturningError,
     ForeignDeviceError,
-    InvalidCertificateError,
     InvalidInviteError,
     NoDevicesError,
     NotRunOwnerError,
@@ -25,6 +23,8 @@ from coordinator.errors import (
 )
 from coordinator.store.errors import DamagedStoreError, NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
+from wattfleet_identity.certificate_check import InvalidCertificateError
+from wattfleet_identity.http_access import AccessDeniedError
 from wattfleet_identity.peers import UnknownPeerError
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.version import ProtocolVersionError

@@ -62,7 +62,6 @@ class RoundPlanning:
         self._now_s = now_s
         self._settings = settings
         self._figures = figures or ServiceFigures()
-        self._in_flight_since_s: dict[str, float] = {}
         self._fronts_until_s: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
         self._lock = asyncio.Lock()
@@ -176,7 +175,7 @@ class RoundPlanning:
         self._fleet.flower.run(run_id)  # not deleted meanwhile
         self._fleet.flower.accept_plan(request, record)
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
-        self._in_flight_since_s[record.plan_id] = self._now_s()
+        self._fleet.rounds.since_s[record.plan_id] = self._now_s()
         self._refusals.pop(run_id, None)
         log_planned(record)
 
@@ -254,7 +253,8 @@ class RoundPlanning:
         records = fleet.rounds.in_flight()
         in_flight = {record.plan_id: record.plan for record in records}
         finished = {record.plan_id for record in records if record.wall_s is not None}
-        since_s = {plan_id: self._in_flight_since_s.get(plan_id, now_s) for plan_id in in_flight}
+        since_s = {plan_id: fleet.rounds.since_s.get(plan_id, now_s) for plan_id in in_flight}
+        fleet.rounds.since_s = since_s.copy()
         for plan_id, plan in in_flight.items():
             planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
             if any(each.is_length_assumed for each in plan.assignments):
@@ -264,4 +264,3 @@ class RoundPlanning:
                 what = "still has late trainings" if plan_id in finished else "was never finished"
                 _log.warning("round %s is overdue and %s: its devices are released", plan_id, what)
                 fleet.rounds.abandon(plan_id)
-        self._in_flight_since_s = since_s

@@ -24,7 +24,7 @@ from coordinator.settings import PeerSettings, SessionSettings
 from coordinator.state.enrolments import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
-from coordinator.state.records import StoredRecord
+from coordinator.state.records import DeviceRecord, StoredRecord
 from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import ImplausibleError, InvalidInputError
@@ -36,6 +36,7 @@ from wattfleet_proto.convert import (
     kept_duty_from_message,
     measured_from_messages,
     phase_from_message,
+    presets_from_messages,
     provenance_from_message,
     state_from_message,
     workload_from_message,
@@ -324,9 +325,20 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if not lease.HasField("sample"):
             return
         try:
-            self._fleet.samples.report(device_id, board_sample_from_message(lease.sample))
+            if self._fleet.samples.report(device_id, board_sample_from_message(lease.sample)):
+                self._state_times.note_throttling(device_id)
         except InvalidInputError as error:
             _log.debug("%s: a sample is left out: %s", device_id, error)
+
+    def _take_presets(self, record: DeviceRecord, report: session_pb2.FrontReport) -> None:
+        """Take what a front's report says of the board's presets."""
+        try:
+            presets = presets_from_messages(report.presets)
+        except InvalidInputError as error:
+            _log.debug("%s: its presets are left out: %s", record.device_id, error)
+            presets = ()
+        name = record.fronts[-1].name
+        self._fleet.presets.report(record.device_id, name, presets, [each.name for each in record.fronts])
 
     def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
         """Take a device's word on which grant is in force; returns whether this grant is renewed."""
@@ -377,6 +389,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 name = EVERY_WORKLOAD if workload is None else workload.name
                 self._fleet.agents.refuse_front(device_id, str(error), name)
                 raise
+            self._take_presets(reported, report)
             if workload is not None:
                 self._orders.modes_measured(reported, workload.name, measured)
             return reported
@@ -408,6 +421,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._state_times.note(disconnected)
             log_offline(disconnected)
             self._fleet.samples.forget([lease.device_id])
+            self._fleet.presets.forget([lease.device_id])
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
         handler = self._handlers.get(lease)

@@ -1,4 +1,4 @@
-"""Since when each device has been in its state, and how long its profiling still takes."""
+"""Since when each device has been in its state, how long its profiling still takes, and when it last throttled."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class StateTimes:
         self._target_modes = target_modes
         self._now_unix_s = now_unix_s
         self._devices: dict[str, _InState] = {}
+        self._throttled_unix_s: dict[str, float] = {}
 
     def note(self, device: DeviceRecord) -> None:
         """Note a device's state and progress, as it has just reported them."""
@@ -54,6 +55,16 @@ class StateTimes:
                 self._devices = {name: each for name, each in self._devices.items() if name in self._known}
         elif modes > seen.grown_modes:
             seen.grown_unix_s, seen.grown_modes = now, modes
+
+    def note_throttling(self, device_id: str) -> None:
+        """Note that a device's board has just throttled itself."""
+        self._throttled_unix_s[device_id] = self._now_unix_s()
+        if len(self._throttled_unix_s) > len(self._known):
+            self._throttled_unix_s = {name: at for name, at in self._throttled_unix_s.items() if name in self._known}
+
+    def throttled_unix_s(self, device_id: str) -> float | None:
+        """When a device's board last throttled itself, seconds since 1970; None if this coordinator has not seen it."""
+        return self._throttled_unix_s.get(device_id)
 
     def since_unix_s(self, device: DeviceRecord) -> float | None:
         """When a device's state began, seconds since 1970; None if this coordinator has not seen it."""

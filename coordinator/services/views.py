@@ -23,9 +23,11 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
 from wattfleet.planning import RoundPlan
 from wattfleet_proto.convert import (
+    board_sample_to_message,
     front_to_message,
     kept_duty_to_message,
     plan_to_message,
+    presets_to_messages,
     provenance_to_message,
     state_to_message,
     workload_to_message,
@@ -197,7 +199,9 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         grant = self._fleet.rounds.grants.of(record.device_id)
         if grant is not None and grant.is_over:
             grant = None
-        observed = self._fleet.rounds.latest_results.observations.get(record.device_id)
+        newest = self._fleet.rounds.latest_results
+        observed, predicted = newest.observations.get(record.device_id), newest.predictions.get(record.device_id)
+        sample = self._fleet.samples.of(record.device_id)
         kept = self._fleet.duties.of(record.device_id)
         return view_pb2.DeviceView(
             device_id=record.device_id,
@@ -234,6 +238,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             state_since_unix_s=self._state_times.since_unix_s(record),
             target_modes=self._state_times.target_modes(record),
             profiling_left_s=self._state_times.profiling_left_s(record),
+            presets=presets_to_messages(self._fleet.presets.of(record.device_id, known.name))
+            if known is not None and request.with_fronts
+            else None,
+            sample=None if sample is None else board_sample_to_message(sample),
+            throttled_unix_s=self._state_times.throttled_unix_s(record.device_id),
+            observed_limit_w=None if observed is None or predicted is None else predicted.power_limit_w,
         )
 
     def _device_workload(
@@ -307,15 +317,18 @@ def _without_devices(plan: RoundPlan) -> RoundPlan:
 
 def _only(record: RoundRecord, device_id: str) -> RoundRecord:
     """A round with what it holds of one device."""
-    plan = record.plan
-    some = replace(
+    seen = {each: observed for each, observed in record.observations.items() if each == device_id}
+    results = tuple(each for each in record.results if each.device_id == device_id)
+    return replace(record, plan=_plan_of(record.plan, device_id), observations=seen, results=results)
+
+
+def _plan_of(plan: RoundPlan, device_id: str) -> RoundPlan:
+    return replace(
         plan,
         assignments=tuple(each for each in plan.assignments if each.device_id == device_id),
         decisions=tuple(each for each in plan.decisions if each.device_id == device_id),
+        first_planned=None if plan.first_planned is None else _plan_of(plan.first_planned, device_id),
     )
-    seen = {each: observed for each, observed in record.observations.items() if each == device_id}
-    results = tuple(each for each in record.results if each.device_id == device_id)
-    return replace(record, plan=some, observations=seen, results=results)
 
 
 def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: bool) -> view_pb2.RoundView:
@@ -340,6 +353,8 @@ def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: 
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
         training_j=record.observed_training_j,
+        observed_j=record.observed_so_far_j,
+        observed_count=len(record.observations),
         results=[_result(result) for result in record.results if with_devices],
         device_count=len(record.plan.original.assignments),
         idle_w=record.idle_w,

@@ -18,6 +18,7 @@ from coordinator.state.operator import OperatorSettings
 from coordinator.state.pairing import NodePairings
 from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
 from coordinator.state.power_draw import PowerDraw
+from coordinator.state.preset_points import PresetPoints
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -127,6 +128,7 @@ class Fleet:
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
         self.duties = KeptDuties()
         self.samples = LiveSamples()
+        self.presets = PresetPoints()
         waiting = WaitingRuns(now_s, weights)
         contention = Contention(waiting, self.agents, self.operator, self.rounds.grants, self.draw)
         self.flower = FlowerRuns(

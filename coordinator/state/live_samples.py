@@ -14,9 +14,13 @@ class LiveSamples:
         """Start without any."""
         self._by_device: dict[str, BoardSample] = {}
 
-    def report(self, device_id: str, sample: BoardSample) -> None:
-        """Take a device's sample in place of the one before."""
+    def report(self, device_id: str, sample: BoardSample) -> bool:
+        """Take a device's sample in place of the one before; returns whether the board has throttled itself since."""
+        before = self._by_device.get(device_id)
         self._by_device[device_id] = sample
+        if before is None or before.throttle_events is None or sample.throttle_events is None:
+            return False
+        return sample.throttle_events > before.throttle_events
 
     def of(self, device_id: str) -> BoardSample | None:
         """A device's latest sample; None while it is disconnected, and from agents before protocol 2.7."""

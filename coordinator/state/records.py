@@ -184,7 +184,7 @@ class ObservedTraining:
 
     def training_s(self, planned: Assignment) -> float:
         """Seconds of the whole training: its warm-up is not observed, so that its prediction counts."""
-        return planned.warmup_s + planned.epochs * self.epoch_s
+        return planned.training_s(self.epoch_s)
 
     def energy_j(self, planned: Assignment) -> float:
         """Joules of the whole training, with the observed watts during its warm-up, too."""
@@ -307,6 +307,12 @@ class RoundRecord(_WithResults):
         if not self._is_observed:
             return None
         return sum(self.observations[each.device_id].energy_j(each) for each in self.plan.assignments)
+
+    @property
+    def observed_so_far_j(self) -> float:
+        """Joules of the trainings that were observed, also of devices that a trim has stopped."""
+        planned = {each.device_id: each for each in (*self.plan.original.assignments, *self.plan.assignments)}
+        return sum(seen.energy_j(planned[device_id]) for device_id, seen in self.observations.items())
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Upgrades a database's tables to this version by running Alembic's migrations."""
+"""Creates a database's tables, or upgrades them to this version by running Alembic's migrations."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -12,9 +13,10 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert, inspect
 
 from coordinator.store.integrity import UNREADABLE
+from coordinator.store.tables import Base, CoordinatorTerm
 from wattfleet.errors import InvalidInputError
 
 _log = logging.getLogger(__name__)
@@ -28,13 +30,19 @@ def migration_config() -> Config:
     return config
 
 
+@cache
+def _versions() -> ScriptDirectory:
+    """The migrations, whose files are read once."""
+    return ScriptDirectory.from_config(migration_config())
+
+
 def version_of(connection: Connection) -> str | None:
     """The version of a database's tables; None for a database without versions.
 
     Raises:
         InvalidInputError: the database was written by a newer version.
     """
-    script = ScriptDirectory.from_config(migration_config())
+    script = _versions()
     try:
         current = MigrationContext.configure(connection).get_current_revision()
     except CommandError as error:
@@ -49,13 +57,13 @@ def version_of(connection: Connection) -> str | None:
 
 def newest_version() -> str | None:
     """The version of tables that this version of Wattfleet writes."""
-    return ScriptDirectory.from_config(migration_config()).get_current_head()
+    return _versions().get_current_head()
 
 
 def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head") -> None:
     """Upgrade the tables to a version within the connection's transaction.
 
-    Tables from before there were versions count as the first version.
+    Tables from before there were versions count as the first version. An empty database gets the newest tables at once.
 
     Args:
         connection: in a transaction.
@@ -67,6 +75,9 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
     """
     current = version_of(connection)
     if current is not None and current == newest_version():
+        return
+    if current is None and to == "head" and not inspect(connection).get_table_names():
+        _create_newest(connection)
         return
     config = migration_config()
     _log.info("upgrading the store's tables from version %s to %s", current or "none", to)
@@ -80,3 +91,10 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
             f"its tables of version {current or 'none'} cannot be upgraded, since a row cannot be read"
             f" ({type(error).__name__}: {why}): restore a backup"
         ) from None
+
+
+def _create_newest(connection: Connection) -> None:
+    """Create what all migrations make of an empty database."""
+    Base.metadata.create_all(connection)
+    connection.execute(insert(CoordinatorTerm).values(only=1, term=0))
+    MigrationContext.configure(connection).stamp(_versions(), "head")

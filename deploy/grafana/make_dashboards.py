@@ -93,7 +93,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stat": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "none"},
     "bargauge": {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal", "displayMode": "basic"},
-    "table": {"showHeader": True, "footer": {"enablePagination": True}},
+    # Grafana 13 has the pages of a table beside its footer, and earlier versions in it.
+    "table": {"showHeader": True, "enablePagination": True, "footer": {"enablePagination": True}},
 }
 
 
@@ -159,6 +160,9 @@ def dashboard(name: str) -> dict[str, Any]:
             {
                 "type": "dashboards",
                 "title": "Wattfleet",
+                "icon": "external link",
+                "tooltip": "",
+                "targetBlank": False,
                 "tags": ["wattfleet"],
                 "asDropdown": False,
                 "keepTime": True,

@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own work: files outside `docs/`, links to them, and the reference from the code."""
+"""What mkdocs does beside its own work: lists as in the repository, files outside `docs/`, a reference of the code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from markdown import Extension, Markdown
+from markdown.blockprocessors import build_block_parser
 from mkdocs.structure.files import File, Files
 
 _HERE = Path(__file__).parent
@@ -16,6 +18,24 @@ import links  # noqa: E402
 import reference  # noqa: E402
 
 _GENERATED = {"commands": reference.commands, "settings": reference.settings, "protocol": reference.protocol}
+
+
+class _ShortIndents(Extension):
+    """Take two or three spaces as the indentation of what belongs to a list item, as the repository's view does.
+
+    With the four spaces that Markdown otherwise needs, a block of code ends its list, and the numbers start anew.
+    """
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (the library's name)
+        """Set the indentation, for which Markdown has no option."""
+        md.tab_length = 2
+        md.parser = build_block_parser(md)  # the former one was built with four
+
+
+def on_config(config: Any) -> Any:
+    """Add the extension; it comes first, since others add to the parser that it replaces."""
+    config.markdown_extensions.insert(0, _ShortIndents())
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -36,6 +37,15 @@ def choose(
         typer.Option(help="Choose the mode with the least energy whose epoch takes at most this many seconds."),
     ] = None,
     least: Annotated[Goal, typer.Option(help="Set what to minimise under --deadline-s.")] = Goal.energy,
+    minibatches_per_epoch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Count so many minibatches in an epoch. By default, use the number that an app or `wattfleet agent"
+            " profile` has told.",
+            show_default=False,
+        ),
+    ] = None,
     probability: Annotated[
         float, typer.Option(help="Set the probability with which a predicted mode must stay within the limit.")
     ] = _PROBABILITY,
@@ -55,7 +65,7 @@ def choose(
         raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
     board = open_named(device, state_dir)
     with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
-        fitted = read_fitted(state_dir, board, workload)
+        fitted = read_fitted(state_dir, board, workload).with_epochs_of(minibatches_per_epoch)
         chosen = _chosen(fitted, budget_w, deadline_s, least, probability)
     content = _content(fitted, chosen, budget_w, deadline_s)
     if json_:
@@ -67,13 +77,33 @@ def choose(
 def _chosen(
     fitted: FittedDevice, budget_w: float | None, deadline_s: float | None, least: Goal, probability: float
 ) -> ChosenMode:
-    from wattfleet.choosing import fastest_within_budget, least_energy_by_deadline, lowest_power_by_deadline
+    from wattfleet.choosing import (
+        InfeasibleDeadlineError,
+        fastest_within_budget,
+        least_energy_by_deadline,
+        lowest_power_by_deadline,
+    )
+    from wattfleet.errors import InvalidInputError
 
     if budget_w is not None:
         return fastest_within_budget(fitted.choosable, budget_w * 1e3, probability)
     assert deadline_s is not None
+    if fitted.is_length_assumed:
+        raise InvalidInputError(
+            f"no app has told yet how many minibatches an epoch of {fitted.workload.workload.name!r} has, so nobody"
+            " knows how long one takes: pass --minibatches-per-epoch, or let an app train it with `profiled(...)`"
+        )
     by_deadline = {Goal.energy: least_energy_by_deadline, Goal.power: lowest_power_by_deadline}[least]
-    return by_deadline(fitted.choosable, deadline_s * 1e3 / fitted.minibatches_per_epoch, probability)
+    count = fitted.minibatches_per_epoch
+    try:
+        return by_deadline(fitted.choosable, deadline_s * 1e3 / count, probability)
+    except InfeasibleDeadlineError as error:
+        # Rounded up, so that the answer suffices.
+        least_s = math.ceil(error.least_ms * count / 100) / 10
+        raise InvalidInputError(
+            f"no mode trains an epoch of {count:,} minibatches within {deadline_s:g} s with a"
+            f" probability of {probability:g}: allow at least {least_s:.1f} s"
+        ) from None
 
 
 def _content(
@@ -92,13 +122,15 @@ def _content(
         "label": chosen.mode.label(),
         **expected.content(),
         "probability_of_keeping_the_limit": kept,
+        "minibatches_per_epoch": fitted.minibatches_per_epoch,
+        "is_epoch_length_assumed": fitted.is_length_assumed,
     }
 
 
 def _print(content: Mapping[str, Any], board: str) -> None:
     from rich.table import Table
 
-    from edge_agent.learning.expectation import lines_of
+    from edge_agent.learning.expectation import assumed_length, lines_of
 
     limit = f"{content['budget_w']:g} W" if "budget_w" in content else f"{content['deadline_s']:g} s per epoch"
     table = Table(title=f"Best mode for {board} within {limit}", title_justify="left", show_header=False)
@@ -111,4 +143,6 @@ def _print(content: Mapping[str, Any], board: str) -> None:
     table.add_row("within limit", "yes, measured" if kept is None else f"with probability {kept:.1%}")
     console = terminal()
     console.print(table)
+    if content["is_epoch_length_assumed"]:
+        console.print(assumed_length(content["minibatches_per_epoch"]), style="dim", soft_wrap=True)
     console.print(f"Apply it with: wattfleet agent apply {content['argument']}", soft_wrap=True)

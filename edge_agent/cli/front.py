@@ -27,7 +27,7 @@ def front(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Plot the predicted Pareto front: the fastest mode for every number of watts."""
+    """Plot the Pareto front: the fastest mode for every number of watts, measured or predicted."""
     from edge_agent.profiling.stored_profile import read_fitted
 
     board = open_named(device, state_dir)
@@ -78,6 +78,7 @@ def _print(view: FrontView) -> None:
 
     from edge_agent.cli.front_plots.terminal import front_text
     from edge_agent.devices.mode_names import mode_argument
+    from edge_agent.learning.expectation import assumed_length
 
     console, front = terminal(), view.front
     console.print(view.title, style="bold")
@@ -93,14 +94,17 @@ def _print(view: FrontView) -> None:
     for index in shown.tolist():
         mode = front.mode(index)
         table.add_row(
-            mode.label(),
+            mode.label() + (" x" if view.is_measured[index] else ""),
             mode_argument(mode),
             *([str(front.batch[index])] if several and front.batch is not None else []),
-            f"{front.epoch_s[index]:.1f}",
-            f"{front.power_w[index]:.1f}",
+            f"{view.epoch_s[index]:.1f}",
+            f"{view.power_w[index]:.1f}",
             f"{front.planned_w[index]:.1f}",
         )
     console.print(table)
     if len(shown) < len(front):
         console.print(f"{len(shown)} of {len(front)} modes shown; --json and --html list all", style="dim")
+    console.print("x: measured; the others are predicted", style="dim")
     console.print(MODE_LEGEND, style="dim")
+    if view.is_length_assumed:
+        console.print(assumed_length(view.minibatches_per_epoch), style="dim", soft_wrap=True)

@@ -44,6 +44,7 @@ def status(
         "references": lambda: _references(state_dir),
         "identity": lambda: _identity(identity or state_dir / IDENTITY_DIRECTORY),
         "duty": lambda: _duty(state_dir, socket),
+        "metrics": lambda: _metrics(state_dir, folder),
         "training": lambda: _training(socket),
         "workloads": lambda: _workloads(state_dir, workload, problems),
     }
@@ -159,6 +160,15 @@ def _duty(state_directory: Path, socket: Path) -> dict[str, Any] | None:
     return {**json.loads(stored.to_json()), "kept": None if shown is None else asdict(shown[1])}
 
 
+def _metrics(state_directory: Path, folder: Path) -> dict[str, Any] | None:
+    """Where the running agent serves metrics of its own; None if it serves none."""
+    from edge_agent.exporter.served_address import read_url
+    from edge_agent.training.knob_backup import holder_of
+
+    url = read_url(state_directory)
+    return None if url is None or holder_of(folder) is None else {"url": url}
+
+
 def _training(socket: Path) -> dict[str, Any] | None:
     """What is trained now, and by whom; None if nothing, or if only the agent's own user may know."""
     from edge_agent.runtime.training_now import training_now
@@ -235,6 +245,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
         "references": _references_lines,
         "identity": _identity_lines,
         "duty": _duty_lines,
+        "metrics": lambda metrics: {} if metrics is None else {"metrics": metrics["url"]},
         "training": _training_lines,
     }
     for name, in_words in lines.items():

@@ -9,13 +9,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
+from edge_agent.exporter.protection import is_exposed
 from edge_agent.systemd.installation import SETTINGS_PATH, InstalledConnection
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.authority import VALID_FROM
-from wattfleet_identity.channels import PLAINTEXT_WARNING
+from wattfleet_identity.channels import PLAINTEXT_WARNING, is_loopback
 from wattfleet_identity.identity_folder import FOLDER_MODE, KEY, Identity, read_identity, require_secret
 from wattfleet_identity.peers import Role, UnknownPeerError
 from wattfleet_identity.renewal import due_at, expiry_text, stored_at
+from wattfleet_io.addresses import split_address
 
 _ENROL = "enrol the board with `wattfleet agent join` and the line of `wattfleet coordinator invite`"
 _AS_ROOT = "run this as root: `sudo wattfleet agent doctor`"
@@ -49,6 +51,8 @@ def identity_findings(folder: Path, service: InstalledConnection | None, now: da
         )
     yield _clock(None if identity is None else stored_at(folder), now)
     yield _connection(identity, service)
+    if service is not None and service.metrics_address:
+        yield _metrics(folder, service)
 
 
 def _may_look_into(folder: Path) -> bool:
@@ -116,6 +120,19 @@ def _clock(stored: datetime | None, now: datetime) -> Finding:
             _SET_CLOCK,
         )
     return fine("clock", shown)
+
+
+def _metrics(folder: Path, service: InstalledConnection) -> Finding:
+    """Check who may read the metrics that the service serves."""
+    address = service.metrics_address
+    try:
+        if is_exposed(address, folder, service.is_insecure):
+            return limited("metrics", f"on {address} in {PLAINTEXT_WARNING}", _ENROL)
+        is_local = is_loopback(split_address(address)[0])
+    except InvalidInputError as error:
+        problem, _, remedy = str(error).removeprefix("--metrics-address ").rpartition(": ")
+        return failing("metrics", problem or remedy, remedy)
+    return fine("metrics", f"on {address}, {'for this machine only' if is_local else 'for viewers and operators'}")
 
 
 def _connection(identity: Identity | None, service: InstalledConnection | None) -> Finding:

@@ -24,6 +24,7 @@ from edge_agent.training.knob_backup import KnobBackupError, holder_of
 from edge_agent.training.mode_change import has_backup
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.clock import utc_now
+from wattfleet_io.systemd.installation import code_problem
 from wattfleet_io.systemd.ownership import InstalledCode
 
 
@@ -126,18 +127,13 @@ def _backup(folder: Path) -> Finding:
 
 
 def _installed(code: InstalledCode) -> Finding:
-    # Installing the service checks every single file.
     try:
-        writable = code.writable_by_others(contents=False)
+        problem = code_problem(code)
     except InvalidInputError as error:
         return limited("installation", str(error), "run this as root")
-    if writable is None:
-        return fine("installation", f"{code.program}, in folders that only root can write")
-    return limited(
-        "installation",
-        f"{code.program}: users other than root can write {writable}",
-        "the service runs as root; install it as root in a folder such as /opt/wattfleet",
-    )
+    if problem is None:
+        return fine("installation", f"{code.program}, which only root can write; the service can run it")
+    return limited("installation", f"`wattfleet agent install` would refuse this. {problem.found}", problem.remedy)
 
 
 def _socket(path: Path) -> Finding:

@@ -87,6 +87,14 @@ def lines_of(content: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def assumed_length(minibatches_per_epoch: int) -> str:
+    """That seconds of an epoch count on a number of minibatches that nobody has told, and how to give it."""
+    return (
+        f"An epoch is assumed to have {minibatches_per_epoch:,} minibatches: no app has told their number yet. Give it"
+        " with `wattfleet agent fit --minibatches-per-epoch`."
+    )
+
+
 def _below(ratio: float, log_sd: float) -> float:
     return float(ndtr(np.log(ratio) / log_sd))
 

@@ -110,6 +110,16 @@ class FittedModes:
         modes, prediction = beside(*self.of_own_batch(known, allowed))
         return predicted_front(modes, prediction, known.counted_minibatches, first_gcycles)
 
+    def alone_in(self, mode: PowerMode, known: KnownWorkload, first_gcycles: float) -> Front:
+        """A front of one mode, without other duties and with the batch size of the latest training; see `front`.
+
+        Raises:
+            ImplausibleError: its prediction is not plausible.
+            InvalidInputError: the device does not offer the mode.
+        """
+        one = self.at(mode, known)
+        return predicted_front(modes_to_array([mode]), one, known.counted_minibatches, first_gcycles)
+
     def of_own_batch(self, known: KnownWorkload, allowed: Mask) -> tuple[ModeArray, Prediction]:
         """The allowed modes, and the prediction of each with the batch size of the latest training."""
         return self.modes[allowed], self.prediction(known).among(allowed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +30,7 @@ from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchOptions, Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
+from wattfleet_proto.preset_point import MAX_PRESETS, PresetPoint
 
 _log = logging.getLogger(__name__)
 
@@ -168,6 +169,21 @@ class OnlineLearner:
         with self._state:
             fitted, known = self._fitted, self.known
         return fitted.front(known, self._allowed, self.first_gcycles, self._beside)
+
+    def predicted_presets(self, presets: Mapping[str, PowerMode]) -> list[PresetPoint]:
+        """The predictions of a board's presets for a training alone; those without a plausible one are left out.
+
+        Args:
+            presets: modes by name.
+        """
+        with self._state:
+            fitted, known = self._fitted, self.known
+        measured = {each.mode for each in self.measurements}
+        found = []
+        for name, mode in list(presets.items())[:MAX_PRESETS]:
+            with suppress(InvalidInputError):
+                found.append(PresetPoint(name, fitted.alone_in(mode, known, self.first_gcycles), mode in measured))
+        return found
 
     def trained_alone(self) -> tuple[ModeArray, Prediction]:
         """Modes that do not overload the board, with the prediction of a training alone, with its latest batch size."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from edge_agent.devices.device import Device
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, read_header
+from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.workload_folders import StoredWorkload, WorkloadFolders
 from wattfleet.choosing import Front, KnownModes, ProfilingMethod, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
@@ -72,6 +73,7 @@ class FittedDevice:
     """A device's fitted predictor and what it knows of every mode.
 
     Attributes:
+        workload: what is known of the workload.
         artefact: the fitted predictor as it is stored.
         predictor: the same, ready to predict.
         measured: the profile behind it.
@@ -79,6 +81,7 @@ class FittedDevice:
         known: measured values if there are any, predicted ones otherwise.
     """
 
+    workload: KnownWorkload
     artefact: Artefact
     predictor: Predictor
     measured: MeasuredProfile
@@ -100,8 +103,19 @@ class FittedDevice:
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Minibatches of one pass over the device's data."""
-        return self.artefact.details.workload.minibatches_per_epoch
+        """Minibatches of one pass over the device's data; those of the predictor's fit while they are unknown."""
+        return self.workload.minibatches_per_epoch or self.artefact.details.workload.minibatches_per_epoch
+
+    @property
+    def is_length_assumed(self) -> bool:
+        """Whether neither an app nor an option has told how many minibatches an epoch has."""
+        return self.workload.minibatches_per_epoch is None
+
+    def with_epochs_of(self, minibatches: int | None) -> FittedDevice:
+        """The same where an epoch has so many minibatches; as it is for None."""
+        if minibatches is None:
+            return self
+        return replace(self, workload=replace(self.workload, minibatches_per_epoch=minibatches))
 
     @property
     def _allowed(self) -> NDArray[np.bool_]:
@@ -230,7 +244,7 @@ def read_fitted(state_directory: Path, device: Device, workload: str | None = No
     predictor = restore_predictor(artefact)
     prediction = predictor.predict(device.modes, own_batch(measured.profile, measured.batch, len(device.modes)))
     known = KnownModes.of(device.modes, prediction, own_rows(measured.profile, measured.batch))
-    return FittedDevice(artefact, predictor, measured, prediction, known)
+    return FittedDevice(stored.known, artefact, predictor, measured, prediction, known)
 
 
 def require_profile_of(device: Device, measured: MeasuredProfile, state_directory: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.board_sampler import BoardSampler
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
+from edge_agent.runtime.own_metrics import OwnMetrics
 from edge_agent.runtime.supernode_news import tell_supernode
 from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
 from edge_agent.serving.device_turns import DeviceTurns
@@ -62,8 +64,8 @@ async def run_agent(
         stop: ends the agent.
 
     Raises:
-        InvalidInputError: the socket cannot be served, the state directory is another user's or device's, or the
-            connection to the coordinator would be unprotected although it must not.
+        InvalidInputError: the socket or the metrics cannot be served, the state directory is another user's or
+            device's, or a connection would be unprotected although it must not.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
@@ -133,12 +135,16 @@ async def _run_with_device(
         planning,
         measuring,
     )
+    metrics = OwnMetrics(settings, device, session, outbox, sampler, turns, service.reporter)
     turns.serve_here()
     if serving is None:
         take_up_duty(turns, duty_file, device)
     else:
         serving.begin()
-    async with serve_socket(settings.device.socket, trainings, servicer, settings.device.socket_group):
+    socket, group = settings.device.socket, settings.device.socket_group
+    async with AsyncExitStack() as served:
+        served.enter_context(metrics.served())
+        await served.enter_async_context(serve_socket(socket, trainings, servicer, group))
         works: dict[str, Coroutine[Any, Any, Any]] = {}
         if serving is not None:
             works["simulated requests"] = serving.serve_at_rest(lambda: service.is_resting)

@@ -72,6 +72,9 @@ class DeviceService:
         turns: of the device, between requests and training.
         duty: plans trainings beside the device's duty.
         measuring: measures the duty's inference.
+
+    Attributes:
+        reporter: holds the device's state.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class DeviceService:
         self._turns = turns
         self._duty = duty
         self._measuring = measuring
-        self._reporter = StateReporter(session)
+        self.reporter = StateReporter(session)
         self._supervisor: RecoverySupervisor | None = None
         self._cache = settings.device.state_dir / REFERENCES_DIRECTORY
         trust = ReferenceTrust(settings.device.state_dir / TRUST_DIRECTORY)
@@ -149,14 +152,14 @@ class DeviceService:
             if problem != reported:
                 reported = problem
                 _log.error("%s; trying again", problem)
-                self._reporter.report(self._reporter.decide(PreparationRestarted(problem)), 0)
+                self.reporter.report(self.reporter.decide(PreparationRestarted(problem)), 0)
             await backoff.pause()
 
     async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
         """Prepare the device as a Welcome asks. Once this has ended, cancelled or not, nothing touches the device."""
         settings, device, profile_modes = self._settings, self._device, welcome.profile_modes
         references = await self._references.of(references_of(welcome))
-        self._reporter.remark = self._references.refused
+        self.reporter.remark = self._references.refused
         if not self._references.refused:
             # Not earlier: after a restart without the coordinator, a Welcome without its references would be useless.
             self._welcome.store(welcome)
@@ -164,7 +167,7 @@ class DeviceService:
         loop = asyncio.get_running_loop()
 
         def show(progress: Progress) -> None:
-            self._reporter.report(self._reporter.decide(ModeMeasured(progress.detail)), progress.done)
+            self.reporter.report(self.reporter.decide(ModeMeasured(progress.detail, progress.total)), progress.done)
 
         def report(progress: Progress) -> None:
             if stopping.is_set():
@@ -233,7 +236,7 @@ class DeviceService:
 
             watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing, granted)
             supervisor = RecoverySupervisor(
-                watch, self._session, self._reporter, workloads, ready.due_fronts, self._settings.recovery
+                watch, self._session, self.reporter, workloads, ready.due_fronts, self._settings.recovery
             )
             self._supervisor = supervisor
             servicer = LocalAgentServicer(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_agent.devices.device import Device
+from edge_agent.devices.mode_names import presets_of
 from edge_agent.learning.fitted_modes import NoFrontError, alone
 from edge_agent.learning.fitting import Fitting
 from edge_agent.learning.fitting_process import fitting_process
@@ -32,7 +33,12 @@ from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_t
 from wattfleet.prediction import Artefact
 from wattfleet.prediction.roofline import BASE_BATCH
 from wattfleet_io.console import plain_text
-from wattfleet_proto.convert import front_to_message, measured_to_message, workload_to_message
+from wattfleet_proto.convert import (
+    front_to_message,
+    measured_to_message,
+    presets_to_messages,
+    workload_to_message,
+)
 from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
@@ -53,6 +59,7 @@ class Readiness:
         share_modes: measured modes that a report of a front has, for other devices of this kind.
         takes_no_front: whether the coordinator takes the reason why there is no front, from protocol 2.5 on.
         resting_w: tells what the device may draw at rest while it answers requests, W; 0 if it has none to answer.
+        presets: the board's presets by name.
     """
 
     workloads: Workloads
@@ -64,6 +71,7 @@ class Readiness:
     share_modes: int = 0
     takes_no_front: bool = True
     resting_w: Callable[[], float] = lambda: 0.0
+    presets: Mapping[str, PowerMode] = field(default_factory=dict)
     _announced: dict[str, set[str]] = field(default_factory=dict)
     _reported: dict[tuple[str, str], session_pb2.FrontReport] = field(default_factory=dict)
     _reporting: threading.Lock = field(default_factory=threading.Lock)
@@ -136,18 +144,27 @@ class Readiness:
             return {""}
         return self._announced.get(own) or {own}
 
-    def _predicted(self, learner: OnlineLearner) -> tuple[power_pb2.Front | None, str, Workload]:
-        """The front of a workload, or else why there is none, and the workload as it was predicted."""
+    def _predicted(
+        self, learner: OnlineLearner
+    ) -> tuple[power_pb2.Front | None, str, list[power_pb2.PresetPoint], Workload]:
+        """The front of a workload, or else why there is none; the board's presets; the workload as it was predicted."""
         try:
             front, workload = learner.predicted_front()
         except NoFrontError as error:
             if not self.takes_no_front:
                 raise
-            return None, plain_text(str(error), MAX_REASON_LENGTH), learner.known.workload
-        return front_to_message(front), "", workload
+            return None, plain_text(str(error), MAX_REASON_LENGTH), [], learner.known.workload
+        presets = presets_to_messages(learner.predicted_presets(self.presets)) if self.presets else []
+        return front_to_message(front), "", presets, workload
 
     def _report(
-        self, learner: OnlineLearner, name: str, front: power_pb2.Front | None, no_front: str, workload: Workload
+        self,
+        learner: OnlineLearner,
+        name: str,
+        front: power_pb2.Front | None,
+        no_front: str,
+        presets: Sequence[power_pb2.PresetPoint],
+        workload: Workload,
     ) -> session_pb2.FrontReport:
         resting_w = self.resting_w()
         report = session_pb2.FrontReport(
@@ -157,6 +174,7 @@ class Readiness:
             is_idle_with_duty=resting_w > self.idle_w,
             profiled_modes=learner.profiled_modes,
             reference_digest=self.reference_digest,
+            presets=presets,
         )
         if name:
             report.workload.CopyFrom(workload_to_message(replace(workload, name=name)))
@@ -252,6 +270,7 @@ def make_ready(
         share_modes,
         takes_no_front,
         (lambda: 0.0) if duty is None else duty.resting_w,
+        presets_of(device),
     )
 
 

@@ -170,7 +170,7 @@ class RecoverySupervisor:
         def report(progress: Progress) -> None:
             if self._closing:
                 raise StoppedError
-            loop.call_soon_threadsafe(self.handle, ModeMeasured(progress.detail))
+            loop.call_soon_threadsafe(self.handle, ModeMeasured(progress.detail, progress.total))
 
         try:
             await shield_until_done(profile, report)

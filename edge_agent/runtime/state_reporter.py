@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from edge_agent.runtime.states import Action, Decision, Event, ProfileEnded, decide
+from edge_agent.runtime.states import Action, Decision, Event, ModeMeasured, ProfileEnded, TrainingBegan, decide
 from edge_agent.session.coordinator_session import CoordinatorSession
 from wattfleet_io.console import count_of
 from wattfleet_io.logs import fields
@@ -24,18 +24,30 @@ class StateReporter:
 
     Attributes:
         remark: what is wrong besides, for people; it is added to every report.
+        profiled_modes: modes measured so far, as last reported.
+        modes_to_measure: modes that the profile in progress measures at most; None while there is none.
+        trainings: trainings that have begun since the agent started.
     """
 
     def __init__(self, session: CoordinatorSession) -> None:
         self._session = session
         self.state = DeviceState.ENROLLED
         self.remark = ""
+        self.profiled_modes = 0
+        self.modes_to_measure: int | None = None
+        self.trainings = 0
         self._reprofiling = False
 
     def decide(self, event: Event) -> Decision:
         """Enter the state that follows from an event, without reporting it."""
         decision = decide(self.state, event, self._reprofiling)
         self.state = decision.state
+        if isinstance(event, TrainingBegan):
+            self.trainings += 1
+        if isinstance(event, ModeMeasured):
+            self.modes_to_measure = event.total
+        elif decision.state is not DeviceState.PROFILING:
+            self.modes_to_measure = None
         if Action.REPROFILE in decision.actions:
             self._reprofiling = True
         elif isinstance(event, ProfileEnded):
@@ -49,6 +61,7 @@ class StateReporter:
             decision: the result of `decide`.
             profiled_modes: modes measured so far.
         """
+        self.profiled_modes = profiled_modes
         if decision.detail is not None:
             detail = f"{decision.detail}; {self.remark}" if self.remark else decision.detail
             state = decision.state.value

@@ -23,9 +23,15 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class ModeMeasured:
-    """A profile has made progress; `detail` describes its last step."""
+    """A profile has made progress.
+
+    Attributes:
+        detail: describes its last step.
+        total: the modes that it measures at most; None if it does not tell.
+    """
 
     detail: str
+    total: int | None = None
 
 
 @dataclass(frozen=True)

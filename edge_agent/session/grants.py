@@ -14,6 +14,7 @@ from wattfleet.modes import require_workload_name
 from wattfleet_io.clock import boot_time_s
 from wattfleet_io.tasks import with_timeout
 from wattfleet_proto.convert import mode_from_message, phase_to_message
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2
 
@@ -123,6 +124,12 @@ class Grants:
                 left_s = max(0.0, self._held.next_check_s() - self._now_s())
                 with suppress(asyncio.TimeoutError):
                     await with_timeout(min(left_s, _LONGEST_WAIT_S), self._changed.wait())
+
+    @property
+    def training_w(self) -> float | None:
+        """Watts that the training in progress may draw; None without one."""
+        held = self._held
+        return held.in_force.power_limit_w if held.in_force and held.phase is GrantPhase.TRAINING else None
 
     def must_stop(self) -> str | None:
         """Why the training in progress has to stop now; None if it may go on."""

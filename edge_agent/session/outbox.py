@@ -117,6 +117,11 @@ class Outbox:
         """Whether any report up to this number is unacknowledged."""
         return any(sent <= sequence for sent in self._unacknowledged)
 
+    @property
+    def waiting(self) -> int:
+        """Number of reports that are not acknowledged."""
+        return len(self._unacknowledged)
+
     def after(self, sequence: int) -> list[session_pb2.SessionRequest]:
         """The unacknowledged reports after this number, in order."""
         return [request for number, request in self._unacknowledged.items() if number > sequence]

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from edge_agent.devices.selection import is_virtual
+from edge_agent.exporter.protection import is_exposed as metrics_exposed
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.workloads.loading import Processor, require_workload
 from wattfleet.errors import InvalidInputError
@@ -29,6 +30,9 @@ GROUP = "wattfleet"
 _INSECURE = "WATTFLEET_AGENT_SESSION_INSECURE"
 """What `wattfleet agent run` takes from the environment for `--insecure`."""
 
+_METRICS_ADDRESS = "WATTFLEET_AGENT_METRICS_ADDRESS"
+"""What it takes for `--metrics-address`."""
+
 
 @dataclass(frozen=True)
 class ServiceSettings:
@@ -43,6 +47,7 @@ class ServiceSettings:
         minibatch: samples in a minibatch of the workload.
         processor: where it computes.
         is_insecure: whether plaintext may leave the machine while it has no identity.
+        metrics_address: host:port on which the agent serves metrics; None for none.
 
     Raises:
         InvalidInputError: a value is invalid, or cannot be stored in the settings file.
@@ -56,9 +61,12 @@ class ServiceSettings:
     minibatch: int = 16
     processor: Processor = "cuda"
     is_insecure: bool = False
+    metrics_address: str | None = None
 
     def __post_init__(self) -> None:
         split_address(self.coordinator)
+        if self.metrics_address is not None:
+            split_address(self.metrics_address)
         if self.workload is not None:
             require_workload(self.workload, self.minibatch)
             if is_virtual(self.device):
@@ -70,6 +78,7 @@ class ServiceSettings:
             "device id": self.device_id,
             "coordinator": self.coordinator,
             "workload": self.workload or "none",
+            "metrics address": self.metrics_address or "none",
         }
         for name, value in values.items():
             if not re.fullmatch(r"[\w.:/@+\[\]-]+", value):
@@ -77,13 +86,17 @@ class ServiceSettings:
 
     def text(self) -> str:
         """The settings file, as systemd reads it."""
+        optional = f"{_INSECURE}=true\n" if self.is_insecure else ""
+        if self.metrics_address is not None:
+            optional += f"{_METRICS_ADDRESS}={self.metrics_address}\n"
         return (
             "# Settings of wattfleet-agent.service. To apply a change, run `systemctl restart wattfleet-agent`.\n"
             f"WATTFLEET_DEVICE={self.device}\n"
             f"WATTFLEET_DEVICE_ID={self.device_id}\n"
             f"WATTFLEET_COORDINATOR={self.coordinator}\n"
             f"WATTFLEET_WORKLOAD={' '.join(self._workload_options())}\n"
-        ) + (f"{_INSECURE}=true\n" if self.is_insecure else "")
+            f"{optional}"
+        )
 
     def is_exposed(self, root: Path) -> bool:
         """Whether the service's connection leaves the machine in plaintext.
@@ -95,6 +108,8 @@ class ServiceSettings:
             InvalidInputError: it would although it must not, or the machine's identity is damaged.
         """
         folder = root / DEFAULT_STATE_DIRECTORY.lstrip("/") / IDENTITY_DIRECTORY
+        if self.metrics_address is not None:
+            metrics_exposed(self.metrics_address, folder, self.is_insecure)
         if is_loopback(split_address(self.coordinator)[0]) or read_identity(folder) is not None:
             return False
         if not self.is_insecure:
@@ -116,15 +131,17 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class InstalledConnection:
-    """How the installed service connects to its coordinator.
+    """How the installed service connects to its coordinator, and serves its metrics.
 
     Attributes:
         coordinator: host:port; empty for that of the enrolment.
         is_insecure: whether plaintext may leave the machine while it has no identity.
+        metrics_address: host:port of its metrics; empty for none.
     """
 
     coordinator: str
     is_insecure: bool
+    metrics_address: str = ""
 
     @classmethod
     def read(cls, root: Path) -> InstalledConnection | None:
@@ -138,7 +155,8 @@ class InstalledConnection:
         except OSError:
             return None
         values = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-        return cls(values.get("WATTFLEET_COORDINATOR", ""), values.get(_INSECURE, "false").lower() == "true")
+        is_insecure = values.get(_INSECURE, "false").lower() == "true"
+        return cls(values.get("WATTFLEET_COORDINATOR", ""), is_insecure, values.get(_METRICS_ADDRESS, ""))
 
     @property
     def leaves_machine(self) -> bool:

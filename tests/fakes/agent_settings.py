@@ -7,6 +7,7 @@ from pathlib import Path
 from edge_agent.settings import (
     AgentSettings,
     DeviceSettings,
+    MetricsSettings,
     ProfileSettings,
     RecoverySettings,
     SessionSettings,
@@ -28,6 +29,8 @@ def agent_settings(
     max_workloads: int = 32,
     simulated_duty: str | None = None,
     reference_retry_s: float = 300.0,
+    metrics_address: str | None = None,
+    insecure: bool = False,
 ) -> AgentSettings:
     """Those of an agent on a simulated board; its socket is in the state directory unless given.
 
@@ -45,7 +48,11 @@ def agent_settings(
         profile=ProfileSettings(minibatches_per_epoch=minibatches_per_epoch, modes_first=modes_first),
         workload=WorkloadSettings(max_workloads=max_workloads),
         session=SessionSettings(
-            coordinator=coordinator, grant_timeout_s=grant_timeout_s, reference_retry_s=reference_retry_s
+            coordinator=coordinator,
+            grant_timeout_s=grant_timeout_s,
+            reference_retry_s=reference_retry_s,
+            insecure=insecure,
         ),
+        metrics=MetricsSettings(address=metrics_address),
         recovery=RecoverySettings(retry_s=retry_s),
     )

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,12 @@ class CertifiedFleet:
             request_certificate(key_pem), Peer(fleet, role, name, **device), lifetime, utc_now()
         )
         return Identity(key_pem, certificate_pem, self.authority.trusted_pem)
+
+    def renewed(self, identity: Identity) -> Identity:
+        """An identity with another certificate for the same key."""
+        request = request_certificate(identity.key_pem)
+        certificate_pem = self.authority.authority.issue(request, identity.peer, LIFETIME, utc_now())
+        return replace(identity, certificate_pem=certificate_pem)
 
     def https_context(self, identity: Identity | None, folder: Path) -> ssl.SSLContext:
         """A client of the fleet's HTTPS servers; an identity's files are written to the folder."""

@@ -1,4 +1,7 @@
-"""The metrics that the documentation lists: the tests' one list of names, types, labels and texts."""
+"""The metrics that the documentation lists: the tests' one list of names, types, labels and texts.
+
+Those of an agent are in a section of their own; the rest are the coordinator's.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,29 @@ class DocumentedMetric:
         return {f"{self.name}_bucket": self.labels | {"le"}, **beside}
 
 
+_OF_AGENTS = "\n## On the device itself\n"
+
+
 def documented_metrics() -> list[DocumentedMetric]:
-    """The page's rows, in order."""
+    """The rows of the coordinator's metrics, in order."""
+    page = _PAGE.read_text()
+    return _rows(page.replace(_section_of_agents(page), ""))
+
+
+def documented_metrics_of_agents() -> list[DocumentedMetric]:
+    """The rows of an agent's metrics, in order."""
+    return _rows(_section_of_agents(_PAGE.read_text()))
+
+
+def _section_of_agents(page: str) -> str:
+    begin = page.index(_OF_AGENTS)
+    return page[begin : page.index("\n## ", begin + 1)]
+
+
+def _rows(text: str) -> list[DocumentedMetric]:
     return [
         DocumentedMetric(row["name"], row["type"], frozenset(re.findall(r"`(\w+)`", row["labels"])), row["text"])
-        for row in _ROW.finditer(_PAGE.read_text())
+        for row in _ROW.finditer(text)
     ]
 
 

@@ -10,7 +10,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A process that scrapes one coordinator every second."""
+    """A process that scrapes a coordinator, and agents, every second."""
 
     url: str
 
@@ -46,15 +46,18 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(metrics_address: str, rules: Path, folder: Path) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes a coordinator and evaluates some rules."""
+def scraping(metrics_address: str, rules: Path, folder: Path, agents: Sequence[str] = ()) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes a coordinator and agents, each at host:port, and evaluates some rules."""
     if not shutil.which("prometheus"):
         pytest.skip("prometheus is not installed (Debian's package prometheus brings it)")
-    scraped = {"job_name": "coordinator", "static_configs": [{"targets": [metrics_address]}]}
+    scraped = [
+        {"job_name": job, "static_configs": [{"targets": targets}]}
+        for job, targets in (("coordinator", [metrics_address]), ("wattfleet-agents", list(agents)))
+    ]
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [scraped],
+        "scrape_configs": scraped,
     }
     written = folder / "prometheus.yml"
     written.write_text(json.dumps(config))  # JSON is YAML

@@ -61,7 +61,7 @@ class Agent:
         self._leases = 0
         self.is_welcome = False
         self.keeps_to: session_pb2.Grant | None = None
-        self._phase = GrantPhase.OVER
+        self.phase = GrantPhase.OVER
 
     async def hello(
         self,
@@ -96,11 +96,16 @@ class Agent:
         if ack.refusal:
             self.refusals.append(ack.refusal)
 
-    async def lease(self, phase: GrantPhase = GrantPhase.OVER, grant: session_pb2.Grant | None = None) -> None:
-        """Say which grant is in force, none unless it is given, and how far its training is."""
+    async def lease(
+        self,
+        phase: GrantPhase = GrantPhase.OVER,
+        grant: session_pb2.Grant | None = None,
+        sample: session_pb2.BoardSample | None = None,
+    ) -> None:
+        """Say which grant is in force, none unless it is given, how far its training is, and what the sensors say."""
         self._leases += 1
-        self.keeps_to, self._phase = grant, phase
-        lease = session_pb2.Lease(number=self._leases, phase=phase_to_message(phase))
+        self.keeps_to, self.phase = grant, phase
+        lease = session_pb2.Lease(number=self._leases, phase=phase_to_message(phase), sample=sample)
         if grant is not None:
             lease.grant_id, lease.plan_id = grant.id, grant.plan_id
         await self.call.write(session_pb2.SessionRequest(lease=lease))
@@ -144,7 +149,7 @@ class Agent:
 
     async def obey(self, phase: GrantPhase = GrantPhase.WAITING) -> None:
         """Put the newest grant in force, if one has come, and say how far its training is."""
-        await self.lease(self._phase, self.keeps_to)
+        await self.lease(self.phase, self.keeps_to)
         while self.grants:
             newest = self.grants.pop()
             self.grants.clear()

@@ -29,7 +29,25 @@ _LEAST_SD = 1e-9
 
 
 class InfeasibleDeadlineError(InvalidInputError):
-    """No known mode finishes within the given time."""
+    """No known mode finishes within the given time.
+
+    Attributes:
+        least_ms: milliseconds per minibatch that would suffice for a mode.
+    """
+
+    def __init__(self, deadline_ms: float, least_ms: float, probability: float) -> None:
+        """Describe a deadline that no mode keeps.
+
+        Args:
+            deadline_ms: milliseconds per minibatch that were given.
+            least_ms: milliseconds per minibatch that would suffice.
+            probability: probability with which a mode has to keep the deadline.
+        """
+        super().__init__(
+            f"no mode takes at most {deadline_ms:g} ms per minibatch with a probability of {probability:g}: allow"
+            f" at least {least_ms:.1f} ms"
+        )
+        self.least_ms = least_ms
 
 
 @dataclass(frozen=True)
@@ -113,11 +131,11 @@ class KnownModes:
         zero, all_ = np.zeros(len(profile)), np.ones(len(profile), dtype=bool)
         return cls(profile.modes, profile.minibatch_ms, profile.power_mw, zero, zero, all_, profile.batch)
 
-    def among(self, chosen: NDArray[np.bool_]) -> KnownModes:
+    def among(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> KnownModes:
         """The same for some of the modes.
 
         Args:
-            chosen: `[n]` true for the modes to keep.
+            chosen: `[n]` true for the modes to keep, or their `[k]` indices.
         """
         return KnownModes(
             self.modes[chosen],
@@ -253,8 +271,5 @@ def _in_time(known: KnownModes, deadline_ms: float, probability: float) -> NDArr
     safe = known.safe_minibatch_ms(probability)
     in_time = np.flatnonzero(safe <= deadline_ms)
     if not len(in_time):
-        raise InfeasibleDeadlineError(
-            f"no mode takes at most {deadline_ms:g} ms per minibatch with a probability of {probability:g}: allow"
-            f" at least {safe.min(initial=np.inf):.1f} ms"
-        )
+        raise InfeasibleDeadlineError(deadline_ms, float(safe.min(initial=np.inf)), probability)
     return in_time

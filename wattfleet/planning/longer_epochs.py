@@ -130,5 +130,5 @@ def _finish_s(device: InTraining, first: Assignment, time_s: float) -> float:
     """
     if device.elapsed_s is None:
         return 0.0
-    share_left = max(0.0, 1 - device.elapsed_s / (first.epochs * first.epoch_s + first.warmup_s))
+    share_left = max(0.0, 1 - device.elapsed_s / first.training_s(first.epoch_s))
     return device.elapsed_s + share_left * time_s if share_left else 0.0

@@ -41,6 +41,10 @@ class Assignment:
     profiled_modes: int = 0
     is_length_assumed: bool = False
 
+    def training_s(self, epoch_s: float) -> float:
+        """Seconds of the whole training, its predicted warm-up included, at some seconds per epoch."""
+        return self.warmup_s + self.epochs * epoch_s
+
 
 @dataclass(frozen=True)
 class Decision:

@@ -129,6 +129,7 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
         Raises:
             NoUpdatesError: no update arrived within `timeout`.
         """
+        self.summary()
         return self.start_planned(None, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
 
     def start_planned(
@@ -156,7 +157,6 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
             NoUpdatesError: see `start`.
             PlanningError: no training is in flight, and none can be planned.
         """
-        self.summary()
         return _Loop(self, self._clock, rounds, grid, initial_arrays, timeout, train_config or ConfigRecord()).run(
             num_rounds, evaluate_fn
         )

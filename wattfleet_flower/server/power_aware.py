@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from logging import INFO, WARNING
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction
 from wattfleet_flower.server.quorum import Quorum
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
-from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most
+from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most, trains_nothing
 from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
+from wattfleet_flower.server.summary import log_summary
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
 from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder
 from wattfleet_io.clock import Clock, SystemClock
+from wattfleet_proto.metric_names import CLIENT_METRICS_PREFIX
 
 ALLOWANCE_S = 90.0
 """Flower starts a Python process for each message, about ten seconds on a Jetson, and sends the model twice. It reports
@@ -127,6 +129,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._clock = clock or SystemClock()
         client = PlanningClient(coordinator, self._clock)
         self._coordinator = client.name
+        self._on_coordinator_away: OnCoordinatorAway = on_coordinator_away
         self._rounds = PlannedRounds(
             client,
             type(strategy).__name__,
@@ -140,6 +143,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         )
         self._late = LateReplies(quorum, self._rounds, self._clock)
         self._sent: SentRound | None = None
+        self._evaluates_centrally = False
 
     def start(
         self,
@@ -166,9 +170,11 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             self._rounds.report_metrics(server_round, metrics)
             return metrics
 
+        self._evaluates_centrally = evaluate_fn is not None
         self._late.begin_run()
         with self._rounds.run(grid, num_rounds, initial_arrays):
             if isinstance(self.strategy, FedBuff):
+                self.summary()
                 return self.strategy.start_planned(
                     self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
                 )
@@ -188,7 +194,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         """Plan the round, let the wrapped strategy write its messages, and add each node's assignment."""
         self._sent = None
         self._late.begin_round(None)
-        if attribute(self.strategy, "fraction_train", 1.0) == 0:  # the app trains nothing
+        if trains_nothing(self.strategy):
             return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
         self._rounds.require_start(grid, arrays)
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
@@ -233,8 +239,15 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             return list(self.strategy.configure_evaluate(server_round, arrays, config, selected))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Let the wrapped strategy aggregate the evaluation."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """Let the wrapped strategy aggregate the evaluation, and report its metrics to the coordinator.
+
+        If the run has an `evaluate_fn`, the clients' metrics are reported with the prefix `clientapp_`.
+        """
+        metrics = self.strategy.aggregate_evaluate(server_round, replies)
+        if metrics is not None and not trains_nothing(self.strategy):  # without training, there is no planned round
+            prefix = CLIENT_METRICS_PREFIX if self._evaluates_centrally else ""
+            self._rounds.report_metrics(server_round, metrics, prefix)
+        return metrics
 
     def predictions(self, grid: Grid) -> list[NodePrediction]:
         """Predict the next round of each connected node, in the fastest mode within the device's own limit.
@@ -251,9 +264,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         return self._rounds.predictions(grid)
 
     def summary(self) -> None:
-        """Log the wrapped strategy's summary."""
-        log(INFO, "\t├──> Power-aware, planned by %s, around %s:", self._coordinator, type(self.strategy).__name__)
-        self.strategy.summary()
+        """Log who chooses the nodes, which of the wrapped strategy's options count, and the rest of its summary."""
+        log_summary(self.strategy, self._coordinator, self._on_coordinator_away)
 
     def _reply_timeout_s(self, timeout_s: float | None) -> float | None:
         """Return how long to wait for a training's replies."""

@@ -320,11 +320,17 @@ class PlannedRounds:
         names = [name for metadata, name in sent.sent if metadata.dst_node_id in usable & answered.ignoring]
         log(WARNING, "the plan's local epochs were not followed by %s: %s", first_few(names), remedy)
 
-    def report_metrics(self, number: int, metrics: MetricRecord | None) -> None:
-        """Report the strategy's metrics after a round; round 0 is the evaluation before the first round."""
+    def report_metrics(self, number: int, metrics: MetricRecord | None, prefix: str = "") -> None:
+        """Report the strategy's metrics after a round; round 0 is the evaluation before the first round.
+
+        Args:
+            number: of the round.
+            metrics: those that are numbers are reported, lists are not.
+            prefix: of the names under which they are reported.
+        """
         if not self._run.is_started:
             return
-        numbers = {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float))}
+        numbers = {prefix + k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float))}
         if number in self._unplanned:  # FedBuff evaluates while nodes still train
             self._unplanned[number].metrics.update(numbers)
             return

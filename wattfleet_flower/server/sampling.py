@@ -30,6 +30,11 @@ def attribute(strategy: Strategy, name: str, default: Any) -> Any:
     return next((getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)), default)
 
 
+def trains_nothing(strategy: Strategy) -> bool:
+    """Whether the app only evaluates: Flower then sends no training, and nothing is planned."""
+    return bool(attribute(strategy, "fraction_train", 1.0) == 0)
+
+
 def sampling_all(strategy: Strategy) -> Any:
     """Make the strategy train on all nodes of its grid within this context: the plan has selected them."""
     return _overridden(

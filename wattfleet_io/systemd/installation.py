@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +121,48 @@ def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
             raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
 
 
+@dataclass(frozen=True)
+class CodeProblem:
+    """Why the service cannot or must not run the installed code.
+
+    Attributes:
+        found: what is wrong.
+        remedy: what to do.
+        writable: a part of the code that users other than root may write, if that is the problem: it may be allowed.
+    """
+
+    found: str
+    remedy: str
+    writable: Path | None = None
+
+
+def code_problem(code: InstalledCode, look_at: Stat = os.stat) -> CodeProblem | None:
+    """Why `unit_of` refuses the installed code; None if it does not. This may take seconds.
+
+    Args:
+        code: the installed `wattfleet` and the code that it imports.
+        look_at: `os.stat` except in tests.
+
+    Raises:
+        InvalidInputError: a part cannot be read.
+    """
+    program = code.program
+    for part in (program, *code.interpreter, *code.imported):
+        if any(str(path).startswith(_HIDDEN) for path in (part, part.resolve())):
+            return CodeProblem(
+                f"{part}: is in a home or temporary directory, which the service cannot see and whose owner could"
+                " become root",
+                f"{_INSTALL_AS_ROOT}, with the system's own Python",
+            )
+    if not program.exists():
+        return CodeProblem(f"{program}: does not exist", "install Wattfleet with pip, and run its own `wattfleet`")
+    writable = code.writable_by_others(look_at)
+    if writable is None:
+        return None
+    found = f"{program}: users other than root can write {writable}, and so become root"
+    return CodeProblem(found, _INSTALL_AS_ROOT, writable)
+
+
 def unit_of(text: str, code: InstalledCode, look_at: Stat, allow_writable: bool) -> tuple[str, Path | None]:
     """A shipped unit that runs the installed program.
 
@@ -135,22 +178,12 @@ def unit_of(text: str, code: InstalledCode, look_at: Stat, allow_writable: bool)
     Raises:
         InvalidInputError: the service cannot or must not run that program.
     """
-    program = code.program
-    for part in (program, *code.interpreter, *code.imported):
-        if any(str(path).startswith(_HIDDEN) for path in (part, part.resolve())):
-            raise InvalidInputError(
-                f"{part}: is in a home or temporary directory, which the service cannot see and whose owner could"
-                f" change what the service runs; {_INSTALL_AS_ROOT}, with the system's own Python"
-            )
-    if not program.exists():
-        raise InvalidInputError(f"{program}: does not exist; install Wattfleet with pip, and run its own `wattfleet`")
-    writable = code.writable_by_others(look_at)
-    if writable is not None and not allow_writable:
-        raise InvalidInputError(
-            f"{program}: users other than root can write {writable}, and so become root; {_INSTALL_AS_ROOT},"
-            " or pass --allow-writable"
-        )
-    return text.replace(_SHIPPED_PROGRAM, str(program)), writable
+    problem = code_problem(code, look_at)
+    writable = None if problem is None else problem.writable
+    if problem is not None and (writable is None or not allow_writable):
+        way_out = "" if writable is None else ", or pass --allow-writable"
+        raise InvalidInputError(f"{problem.found}; {problem.remedy}{way_out}")
+    return text.replace(_SHIPPED_PROGRAM, str(code.program)), writable
 
 
 def require_visible(what: str, path: Path) -> None:

@@ -30,20 +30,20 @@ class InstalledCode:
     interpreter: Sequence[Path] = ()
     imported: Sequence[Path] = ()
 
-    def writable_by_others(self, look_at: Stat = os.stat, contents: bool = True) -> Path | None:
+    def writable_by_others(self, look_at: Stat = os.stat) -> Path | None:
         """The first part that users other than root may write or replace.
 
-        This includes all parent folders, and the targets of all links on the way.
+        This includes all parent folders, every file in the folders of imports, and the targets of all links on the
+        way. It may take seconds.
 
         Args:
             look_at: `os.stat` except in tests.
-            contents: whether to look at every file in the folders of imports, too, which may take seconds.
 
         Raises:
             InvalidInputError: a part cannot be read.
         """
         try:
-            for place in self._places(contents):
+            for place in self._places():
                 try:
                     found = look_at(place)
                 except (FileNotFoundError, NotADirectoryError):
@@ -57,14 +57,13 @@ class InstalledCode:
             ) from None
         return None
 
-    def _places(self, contents: bool) -> Iterator[Path]:
+    def _places(self) -> Iterator[Path]:
         seen: set[Path] = set()
         for path in (self.program, *self.interpreter, *self.imported):
             yield from _on_the_way_to(path, seen)
-        if contents:
-            walked: set[Path] = set()
-            for folder in self.imported:
-                yield from _below(folder, seen, walked)
+        walked: set[Path] = set()
+        for folder in self.imported:
+            yield from _below(folder, seen, walked)
 
 
 def running_code() -> InstalledCode:

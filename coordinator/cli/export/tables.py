@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from coordinator.display.round_details import round_parts
 from coordinator.display.view_values import (
     Values,
     device_values,
@@ -21,7 +22,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, SupplyUse
 from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import plan_from_message
-from wattfleet_proto.v1 import planning_pb2, view_pb2
+from wattfleet_proto.v1 import view_pb2
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,7 +207,7 @@ class Tables:
         self._add("rounds", {**values, "run_id": view.run_id, **counts})
         self._add_metrics(key, view.metrics)
         if not view.unplanned:
-            self._add_plan(key, view.plan, view.epochs)
+            self._add_plan(key, view)
         self.rows["observations"] += [
             (*key, seen.device_id, seen.epoch_s, seen.power_w, seen.beside_duty) for seen in view.observations
         ]
@@ -218,25 +219,21 @@ class Tables:
             for each in view.results
         ]
 
-    def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse, epochs: float) -> None:
+    def _add_plan(self, key: tuple[str, int], view: view_pb2.RoundView) -> None:
         """Add a plan's decisions, and its assignments and supplies as first made and as trimmed."""
-        self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in message.decisions]
-        plan = plan_from_message(message, epochs)
-        first, is_trimmed = plan.original, plan.first_planned is not None
-        now = {use.supply: use for use in plan.supplies} if is_trimmed else {}
+        plan = plan_from_message(view.plan, view.epochs)
+        self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in plan.decisions]
+        now = {} if plan.first_planned is None else {use.supply: use for use in plan.supplies}
         self.rows["supplies"] += [
-            (*key, use.supply, use.budget_w, use.planned_w, *_use(now.get(use.supply))) for use in first.supplies
+            (*key, use.supply, use.budget_w, use.planned_w, *_use(now.get(use.supply)))
+            for use in plan.original.supplies
         ]
-        original = message.first_planned if is_trimmed else message
-        nodes = {each.device_id: each.node_id for each in original.assignments}
-        after = {each.device_id: each for each in plan.assignments if each.device_id in plan.in_other_mode}
-        became = {**dict.fromkeys(after, "other mode"), **dict.fromkeys(plan.stopped, "stopped")}
         self.rows["assignments"] += [
             (
-                *(*key, each.device_id, nodes[each.device_id], each.batch, each.epochs, *_part(each)),
-                *(became.get(each.device_id), *_part(after.get(each.device_id))),
+                *(*key, each.first.device_id, each.node_id, each.first.batch, each.first.epochs, *_part(each.first)),
+                *(each.became, *_part(each.now if each.became == "other mode" else None)),
             )
-            for each in first.assignments
+            for each in round_parts(view, plan)
         ]
 
     def _add(self, name: str, values: Values) -> None:

@@ -6,6 +6,11 @@
   let busy = false;
   let due = false;
 
+  // What a link, a summary or a scrolled region is called, before and after the page was brought up to date.
+  function nameOf(element) {
+    return element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
+  }
+
   async function refresh() {
     if (busy) {
       due = true;
@@ -19,15 +24,18 @@
       for (const part of document.querySelectorAll("[data-live]")) {
         const next = fresh.getElementById(part.id);
         if (next === null || next.innerHTML === part.innerHTML) continue;
-        const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-        const region = part.querySelector(".scroll");
-        const left = region === null ? 0 : region.scrollLeft;
+        const focused = part.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+        const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+        for (const open of part.querySelectorAll("details[open]")) {
+          const again = next.querySelector(`#${open.id}`);
+          if (again !== null) again.open = true;
+        }
         part.replaceChildren(...next.childNodes);
         if (focused !== null) {
-          const again = [...part.querySelectorAll("a")].find((each) => each.getAttribute("href") === focused);
+          const again = [...part.querySelectorAll("a, summary, [tabindex]")].find((each) => nameOf(each) === focused);
           if (again) again.focus({ preventScroll: true });
         }
-        if (left > 0 && part.querySelector(".scroll") !== null) part.querySelector(".scroll").scrollLeft = left;
+        part.querySelectorAll(".scroll").forEach((each, k) => (each.scrollLeft = scrolled[k] ?? 0));
       }
     } catch {
       // The stream of updates tells that the coordinator is away.

@@ -7,7 +7,7 @@
   const columns = [[], [], [], []];
   const add = (each) => {
     if (columns[0].length > 0 && each.at_unix_s <= columns[0].at(-1)) return;
-    [each.at_unix_s, each.budget_w, each.set_aside_w, each.estimated_w].forEach((value, k) => columns[k].push(value));
+    [each.at_unix_s, each.budget_w, each.set_aside_w, each.drawn_w].forEach((value, k) => columns[k].push(value));
     if (columns[0].length > KEPT) columns.forEach((column) => column.shift());
   };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -35,7 +35,7 @@
         { label: "Time", value: (_, at) => (at === null ? "-" : clock(at)) },
         { label: "Allowed", stroke: colour("--vermillion"), width: 2, dash: [8, 4], value: watts, points },
         { label: "Set aside", stroke: colour("--blue"), width: 2, value: watts, points },
-        { label: "Estimated", stroke: colour("--green"), width: 2, dash: [2, 3], value: watts, points },
+        { label: "Drawn", stroke: colour("--green"), width: 2, dash: [2, 3], value: watts, points },
       ],
     };
     chart = new uPlot(options, columns, place);

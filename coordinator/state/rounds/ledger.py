@@ -29,6 +29,8 @@ class RoundLedger:
         grants: what devices may draw beyond idling.
         latest_results: each device's latest assignment and observation.
         statistics: what the rounds of this process came to.
+        since_s: by plan id, when each round in flight was planned, or else when this process began; seconds of a clock
+            that whoever plans has chosen.
         is_trim_due: devices may draw more than when rounds were last trimmed.
         trim_count: how often rounds in flight were trimmed.
     """
@@ -50,6 +52,7 @@ class RoundLedger:
         self.grants = grants or Grants()
         self.latest_results = LatestResults()
         self.statistics = RoundStatistics()
+        self.since_s: dict[str, float] = {}
         self.is_trim_due = False
         self.trim_count = 0
         for record in rounds:
@@ -86,6 +89,7 @@ class RoundLedger:
         copied = copy.copy(self)
         copied.cache, copied.grants = self.cache.copy(), self.grants.copy()
         copied.latest_results, copied.statistics = self.latest_results.copy(), self.statistics.copy()
+        copied.since_s = self.since_s.copy()
         return copied
 
     # --- changes ------------------------------------------------------------------------------------------------
@@ -161,6 +165,7 @@ class RoundLedger:
         record = self.get(plan_id)
         if record.wall_s is None:
             self.statistics.round_abandoned()
+        self.since_s.pop(plan_id, None)
         self.grants.give_up_round(record)
 
     def report_metrics(self, plan_id: str, metrics: Mapping[str, float]) -> RoundRecord:

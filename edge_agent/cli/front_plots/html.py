@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, TIME_LABEL, FrontView
+from edge_agent.learning.expectation import assumed_length
 from wattfleet.modes import array_to_modes
 from wattfleet_io.html_page import write_page
 
@@ -22,7 +23,15 @@ def write_front_page(view: FrontView, path: Path) -> None:
         OSError: the file cannot be written.
     """
     figure = {"data": _traces(view), "layout": _layout(view)}
-    write_page(path, "edge_agent.cli.front_plots", "front.html.j2", {"front": figure}, {}, view=view)
+    write_page(
+        path,
+        "edge_agent.cli.front_plots",
+        "front.html.j2",
+        {"front": figure},
+        {},
+        view=view,
+        assumed=assumed_length(view.minibatches_per_epoch),
+    )
 
 
 def _layout(view: FrontView) -> dict[str, Any]:
@@ -37,7 +46,7 @@ def _layout(view: FrontView) -> dict[str, Any]:
 
 
 def _traces(view: FrontView) -> list[dict[str, Any]]:
-    front, hover = view.front, "%{text}<br>%{x:.1f} s, %{y:.1f} W"
+    hover = "%{text}<br>%{x:.1f} s, %{y:.1f} W"
     return [
         {
             "name": "measured",
@@ -49,16 +58,17 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
             "hovertemplate": f"{hover}<extra>measured</extra>",
         },
         {
-            "name": "predicted front",
+            "name": "front",
             "mode": "lines+markers",
-            "x": front.one_epoch_s.tolist(),
-            "y": front.power_w.tolist(),
+            "x": view.one_epoch_s.tolist(),
+            "y": view.power_w.tolist(),
             "text": view.labels(),
+            "customdata": view.sources(),
             "line": {"color": FRONT_COLOUR, "width": 1.5},
             "marker": {"size": 5, "color": FRONT_COLOUR},
-            "error_x": _bars(front.epoch_s, front.epoch_log_sd),
-            "error_y": _bars(front.power_w, front.power_log_sd),
-            "hovertemplate": f"{hover}<extra>predicted</extra>",
+            "error_x": _bars(view.epoch_s, view.epoch_log_sd),
+            "error_y": _bars(view.power_w, view.power_log_sd),
+            "hovertemplate": f"{hover}<extra>%{{customdata}}</extra>",
         },
     ]
 

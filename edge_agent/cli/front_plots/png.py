@@ -16,19 +16,18 @@ def write_front_image(view: FrontView, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    front = view.front
-    factor = np.exp(INTERVAL_LOG_SDS * front.power_log_sd)
+    factor = np.exp(INTERVAL_LOG_SDS * view.power_log_sd)
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     axes.fill_between(
-        front.one_epoch_s,
-        front.power_w / factor,
-        front.power_w * factor,
+        view.one_epoch_s,
+        view.power_w / factor,
+        view.power_w * factor,
         color=FRONT_COLOUR,
         alpha=0.15,
-        label="90 % interval",
+        label="90 % interval of predictions",
     )
-    axes.plot(front.one_epoch_s, front.power_w, ".-", color=FRONT_COLOUR, label="predicted front")
+    axes.plot(view.one_epoch_s, view.power_w, ".-", color=FRONT_COLOUR, label="front")
     axes.plot(view.measured_one_epoch_s, view.measured_w, "x", color=MEASURED_COLOUR, label="measured")
     axes.set_xscale("log")
     axes.set_xticks(view.time_ticks(), [f"{seconds:g}" for seconds in view.time_ticks()])

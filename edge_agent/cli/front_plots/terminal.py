@@ -27,9 +27,9 @@ def front_text(view: FrontView, width: int, colours: bool) -> str:
     figure.theme("simple")
     figure.canvas("default")
     # Log scale: the slowest mode takes many times as long as most.
-    front_at, measured_at = np.log10(view.front.one_epoch_s), np.log10(view.measured_one_epoch_s)
-    predicted = figure.signal(front_at.tolist(), view.front.power_w.tolist(), marker="braille")
-    figure.draw(predicted.lines().label("predicted front"))
+    front_at, measured_at = np.log10(view.one_epoch_s), np.log10(view.measured_one_epoch_s)
+    front = figure.signal(front_at.tolist(), view.power_w.tolist(), marker="braille")
+    figure.draw(front.lines().label("front"))
     if len(measured_at):
         figure.draw(figure.signal(measured_at.tolist(), view.measured_w.tolist(), marker="x").label("measured"))
     figure.legend(x=width - _LEGEND_FROM_RIGHT)

@@ -12,6 +12,7 @@ from scipy.special import ndtri
 
 from edge_agent.devices.mode_names import mode_argument
 from edge_agent.learning.expectation import INTERVAL
+from edge_agent.profiling.known_workload import BUILT_IN
 from edge_agent.profiling.stored_profile import FittedDevice, own_rows
 from wattfleet.choosing import Front
 from wattfleet.modes import ModeArray, array_to_modes
@@ -30,35 +31,70 @@ INTERVAL_LOG_SDS = float(ndtri((1 + INTERVAL) / 2))
 class FrontView:
     """A front and the measured modes.
 
+    A mode is on the front by its prediction, as the agent reports it. If it was measured, it is shown with its measured
+    values.
+
     Attributes:
         title: device and workload of the front.
         front: the Pareto-optimal predicted modes.
+        is_measured: `[k]` whether each mode of the front was measured.
+        warmup_s: `[k]` warm-up seconds of each mode of the front, from its measured or predicted minibatch.
+        epoch_s: `[k]` measured or predicted seconds per epoch.
+        power_w: `[k]` measured or predicted watts while training.
+        epoch_log_sd: `[k]` standard deviation of the logarithm of the time; 0 if measured.
+        power_log_sd: `[k]` standard deviation of the logarithm of the power; 0 if measured.
         measured_modes: `[m, 4]` modes that were measured with the workload's minibatch.
         measured_warmup_s: `[m]` warm-up seconds at the start of a training.
         measured_epoch_s: `[m]` seconds per epoch.
         measured_w: `[m]` watts while training.
+        minibatches_per_epoch: minibatches of an epoch.
+        is_length_assumed: whether nobody has told this number.
     """
 
     title: str
     front: Front
+    is_measured: NDArray[np.bool_]
+    warmup_s: NDArray[np.float64]
+    epoch_s: NDArray[np.float64]
+    power_w: NDArray[np.float64]
+    epoch_log_sd: NDArray[np.float64]
+    power_log_sd: NDArray[np.float64]
     measured_modes: ModeArray
     measured_warmup_s: NDArray[np.float64]
     measured_epoch_s: NDArray[np.float64]
     measured_w: NDArray[np.float64]
+    minibatches_per_epoch: int
+    is_length_assumed: bool
 
     @classmethod
     def of(cls, fitted: FittedDevice) -> FrontView:
         """The front that the agent reports, from its current fit."""
-        details, header = fitted.artefact.details, fitted.measured.header
-        measured = own_rows(fitted.measured.profile, header.minibatch)
+        front, first_gcycles = fitted.front, fitted.measured.first_gcycles
+        measured = own_rows(fitted.measured.profile, fitted.measured.header.minibatch)
+        known = fitted.known.among(_rows_of(front.modes, fitted.known.modes))
+        is_measured = known.measured
+        warm_s = warmup_s(known.modes, known.minibatch_ms, first_gcycles)
         return cls(
-            title=f"{header.device_id} ({details.board}, {header.provenance}), {details.workload.name}",
-            front=fitted.front,
+            title=_title(fitted),
+            front=front,
+            is_measured=is_measured,
+            warmup_s=np.where(is_measured, warm_s, front.warmup_s),
+            epoch_s=np.where(is_measured, known.minibatch_ms * fitted.minibatches_per_epoch / 1e3, front.epoch_s),
+            power_w=np.where(is_measured, known.power_mw / 1e3, front.power_w),
+            epoch_log_sd=np.where(is_measured, 0.0, front.epoch_log_sd),
+            power_log_sd=np.where(is_measured, 0.0, front.power_log_sd),
             measured_modes=measured.modes,
-            measured_warmup_s=warmup_s(measured.modes, measured.minibatch_ms, fitted.measured.first_gcycles),
+            measured_warmup_s=warmup_s(measured.modes, measured.minibatch_ms, first_gcycles),
             measured_epoch_s=measured.minibatch_ms * fitted.minibatches_per_epoch / 1e3,
             measured_w=measured.power_mw / 1e3,
+            minibatches_per_epoch=fitted.minibatches_per_epoch,
+            is_length_assumed=fitted.is_length_assumed,
         )
+
+    @property
+    def one_epoch_s(self) -> NDArray[np.float64]:
+        """`[k]` seconds of a training of one epoch in each mode of the front, as in `Front.one_epoch_s`."""
+        return self.warmup_s + self.epoch_s
 
     @property
     def measured_one_epoch_s(self) -> NDArray[np.float64]:
@@ -69,9 +105,13 @@ class FrontView:
         """Short labels of the front's modes."""
         return [mode.label() for mode in array_to_modes(self.front.modes)]
 
+    def sources(self) -> list[str]:
+        """Whether each mode of the front was measured, in words."""
+        return ["measured" if is_measured else "predicted" for is_measured in self.is_measured]
+
     def time_ticks(self) -> list[float]:
         """Axis ticks in seconds: 1, 2 and 5 times powers of ten within the data's range."""
-        seconds = np.concatenate([self.front.one_epoch_s, self.measured_one_epoch_s])
+        seconds = np.concatenate([self.one_epoch_s, self.measured_one_epoch_s])
         decades = range(math.floor(math.log10(seconds.min())), math.ceil(math.log10(seconds.max())) + 1)
         rounded = (times * 10.0**decade for decade in decades for times in (1, 2, 5))
         return [tick for tick in rounded if seconds.min() <= tick <= seconds.max()]
@@ -81,27 +121,31 @@ class FrontView:
         front = self.front
         columns = zip(
             array_to_modes(front.modes),
-            front.warmup_s.tolist(),
-            front.epoch_s.tolist(),
-            front.power_w.tolist(),
+            self.is_measured.tolist(),
+            self.warmup_s.tolist(),
+            self.epoch_s.tolist(),
+            self.power_w.tolist(),
             front.planned_w.tolist(),
             [{}] * len(front) if front.batch is None else [{"batch": batch} for batch in front.batch.tolist()],
             strict=True,
         )
         return {
             "title": self.title,
+            "minibatches_per_epoch": self.minibatches_per_epoch,
+            "is_epoch_length_assumed": self.is_length_assumed,
             "front": [
                 {
                     "mode": mode._asdict(),
                     "argument": mode_argument(mode),
                     "label": mode.label(),
+                    "measured": is_measured,
                     "warmup_s": start_s,
                     "epoch_s": epoch_s,
                     "power_w": power_w,
                     "planned_w": planned_w,
                     **batch,
                 }
-                for mode, start_s, epoch_s, power_w, planned_w, batch in columns
+                for mode, is_measured, start_s, epoch_s, power_w, planned_w, batch in columns
             ],
             "measured": [
                 {
@@ -120,3 +164,18 @@ class FrontView:
                 )
             ],
         }
+
+
+def _title(fitted: FittedDevice) -> str:
+    """The device and what was trained on it, which for a replayed board is what its file is of."""
+    header, name = fitted.measured.header, fitted.workload.workload.name
+    if header.provenance != "replayed":
+        return f"{header.device_id} ({header.board_kind}, {header.provenance}), {name}"
+    file = f"the file {header.board_kind.removeprefix('replay:')}"
+    return f"{header.device_id}, replayed from {file}" + ("" if name == BUILT_IN else f", as {name}")
+
+
+def _rows_of(wanted: ModeArray, modes: ModeArray) -> NDArray[np.intp]:
+    """`[k]` the row of each wanted mode among all modes."""
+    rows = {tuple(mode): row for row, mode in enumerate(modes.tolist())}
+    return np.array([rows[tuple(mode)] for mode in wanted.tolist()], dtype=np.intp)

@@ -58,6 +58,14 @@ def install(
             " Anybody on the network can then read and change everything.",
         ),
     ] = False,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve Prometheus metrics of this device on this host:port, such as 127.0.0.1:9466. On an address that"
+            " other machines reach, viewers and operators read them over TLS. By default, serve none.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     root: ImageToWriteOption = THIS_MACHINE,
@@ -80,6 +88,7 @@ def install(
         minibatch,
         processor,
         insecure,
+        metrics_address,
     )
     is_exposed = settings.is_exposed(root)
     plan = installation(settings, running_code(), allow_writable=allow_writable)

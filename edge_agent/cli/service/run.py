@@ -20,6 +20,7 @@ class RunCommand(SettingsCommand):
 def run(ctx: typer.Context) -> None:
     """Run the agent: profile the device, report its front, and serve training until stopped."""
     from edge_agent.devices.selection import folder_of_device
+    from edge_agent.exporter.protection import is_exposed
     from edge_agent.profiling.profiled_workload import daemon_workload
     from edge_agent.runtime.agent import run_agent
     from edge_agent.settings import AgentSettings
@@ -30,7 +31,9 @@ def run(ctx: typer.Context) -> None:
     settings: AgentSettings = effective(ctx)
     give_memory_back_early()
     start_logging(settings.log.format, settings.log.level)
-    settings.endpoint()  # before the device is opened
+    settings.endpoint()  # before the device is opened, and so the next
+    if settings.metrics.address is not None:
+        is_exposed(settings.metrics.address, settings.identity_folder, settings.session.insecure)
     spec, state_dir = settings.device.spec, settings.device.state_dir
     board = open_named(spec, state_dir, settings.device.seed)
     workload = settings.workload

@@ -23,6 +23,8 @@ from .plans import assignment_from_message as assignment_from_message
 from .plans import assignment_to_message as assignment_to_message
 from .plans import plan_from_message as plan_from_message
 from .plans import plan_to_message as plan_to_message
+from .preset_points import presets_from_messages as presets_from_messages
+from .preset_points import presets_to_messages as presets_to_messages
 from .provenance import provenance_from_message as provenance_from_message
 from .provenance import provenance_to_message as provenance_to_message
 from .workloads import workload_from_message as workload_from_message

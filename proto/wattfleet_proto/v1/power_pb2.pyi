@@ -174,6 +174,35 @@ class Front(_message.Message):
 Global___Front: _TypeAlias = Front  # noqa: Y015
 
 @_typing.final
+class PresetPoint(_message.Message):
+    """A named mode of a board, such as MAXN, with its prediction for the training that a front is of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    POINT_FIELD_NUMBER: _builtins.int
+    IS_MEASURED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    is_measured: _builtins.bool
+    """the device has measured the mode"""
+    @_builtins.property
+    def point(self) -> Global___FrontPoint: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        point: Global___FrontPoint | None = ...,
+        is_measured: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["point", b"point"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_measured", b"is_measured", "name", b"name", "point", b"point"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PresetPoint: _TypeAlias = PresetPoint  # noqa: Y015
+
+@_typing.final
 class Workload(_message.Message):
     """What is trained, as far as time and power are concerned; absent facts are unknown."""
 

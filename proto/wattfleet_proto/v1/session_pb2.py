@@ -26,17 +26,17 @@ from wattfleet_proto.v1 import duty_pb2 as wattfleet__proto_dot_v1_dot_duty__pb2
 from wattfleet_proto.v1 import power_pb2 as wattfleet__proto_dot_v1_dot_power__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n wattfleet_proto/v1/session.proto\x12\x0cwattfleet.v1\x1a\x1dwattfleet_proto/v1/duty.proto\x1a\x1ewattfleet_proto/v1/power.proto\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"\xb2\x01\n\x05Hello\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12\x12\n\nmode_count\x18\x04 \x01(\r\x12/\n\x08protocol\x18\x05 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x14\n\x0cinstallation\x18\x06 \x01(\t\"_\n\x0bStateReport\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"l\n\x0cMeasuredMode\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x14\n\x0cminibatch_ms\x18\x02 \x01(\x01\x12\x10\n\x08power_mw\x18\x03 \x01(\x01\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\"\xb6\x02\n\x0b\x46rontReport\x12\"\n\x05\x66ront\x18\x01 \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x0e\n\x06idle_w\x18\x02 \x01(\x01\x12\x16\n\x0eprofiled_modes\x18\x03 \x01(\r\x12\x18\n\x10reference_digest\x18\x04 \x01(\t\x12(\n\x08workload\x18\x05 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\"\n\x15minibatches_per_epoch\x18\x06 \x01(\rH\x00\x88\x01\x01\x12,\n\x08measured\x18\x07 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\x12\x10\n\x08no_front\x18\x08 \x01(\t\x12\x19\n\x11is_idle_with_duty\x18\t \x01(\x08\x42\x18\n\x16_minibatches_per_epoch\"#\n\x0fWorkloadRemoved\x12\x10\n\x08workload\x18\x01 \x01(\t\"U\n\x0bObservation\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x65side_duty\x18\x04 \x01(\x08\"\xb7\x01\n\x05Lease\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08grant_id\x18\x02 \x01(\x04\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12\'\n\x05phase\x18\x04 \x01(\x0e\x32\x18.wattfleet.v1.GrantPhase\x12\'\n\x04\x64uty\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.DutyFigures\x12)\n\x06sample\x18\x06 \x01(\x0b\x32\x19.wattfleet.v1.BoardSample\"\xbc\x02\n\x0b\x42oardSample\x12\x14\n\x07power_w\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12*\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerModeH\x02\x88\x01\x01\x12\x1c\n\x0fthrottle_events\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x16\n\tfan_share\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1a\n\rgpu_use_share\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x15\n\x08\x65nergy_j\x18\x07 \x01(\x01H\x06\x88\x01\x01\x42\n\n\x08_power_wB\x10\n\x0e_temperature_cB\x07\n\x05_modeB\x12\n\x10_throttle_eventsB\x0c\n\n_fan_shareB\x10\n\x0e_gpu_use_shareB\x0b\n\t_energy_j\"\xb2\x02\n\x0eSessionRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.wattfleet.v1.HelloH\x00\x12*\n\x05state\x18\x03 \x01(\x0b\x32\x19.wattfleet.v1.StateReportH\x00\x12*\n\x05\x66ront\x18\x04 \x01(\x0b\x32\x19.wattfleet.v1.FrontReportH\x00\x12\x30\n\x0bobservation\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.ObservationH\x00\x12$\n\x05lease\x18\x06 \x01(\x0b\x32\x13.wattfleet.v1.LeaseH\x00\x12\x30\n\x07removed\x18\x07 \x01(\x0b\x32\x1d.wattfleet.v1.WorkloadRemovedH\x00\x42\x06\n\x04\x62ody\"\xe3\x01\n\x07Welcome\x12\x18\n\x10reference_digest\x18\x01 \x01(\t\x12\x15\n\rprofile_modes\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12/\n\x08protocol\x18\x04 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x13\n\x0breconnect_s\x18\x05 \x01(\x01\x12\x18\n\x10grant_lifetime_s\x18\x06 \x01(\x01\x12!\n\x19\x66urther_reference_digests\x18\x07 \x03(\t\x12\x13\n\x0bshare_modes\x18\x08 \x01(\r\"\x92\x01\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0breconnect_s\x18\x03 \x01(\x01\x12\x14\n\x0clease_number\x18\x04 \x01(\x04\x12\x18\n\x10grant_lifetime_s\x18\x05 \x01(\x01\x12\x12\n\nis_renewed\x18\x06 \x01(\x08\x12\x0f\n\x07refusal\x18\x07 \x01(\t\"\x96\x01\n\x05Grant\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07plan_id\x18\x02 \x01(\t\x12%\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x15\n\rpower_limit_w\x18\x04 \x01(\x01\x12\x11\n\tlongest_s\x18\x05 \x01(\x01\x12\x10\n\x08workload\x18\x06 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\r\"m\n\x12WorkloadsAnnounced\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.wattfleet.v1.Workload\x12,\n\x08measured\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredUnit\"K\n\x0cMeasuredUnit\x12\x10\n\x08workload\x18\x01 \x01(\t\x12)\n\x05modes\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\"Z\n\x0cProfileOrder\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x11\n\tsynthetic\x18\x02 \x01(\t\x12\r\n\x05modes\x18\x03 \x01(\r\"\xf1\x01\n\x0fSessionResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.wattfleet.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.wattfleet.v1.AckH\x00\x12$\n\x05grant\x18\x03 \x01(\x0b\x32\x13.wattfleet.v1.GrantH\x00\x12\x35\n\tannounced\x18\x04 \x01(\x0b\x32 .wattfleet.v1.WorkloadsAnnouncedH\x00\x12-\n\x07profile\x18\x05 \x01(\x0b\x32\x1a.wattfleet.v1.ProfileOrderH\x00\x42\x06\n\x04\x62ody\"?\n\x15\x46\x65tchReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0eweights_offset\x18\x02 \x01(\x04\"p\n\x16\x46\x65tchReferenceResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\x12\x16\n\x0eweights_offset\x18\x03 \x01(\x04\x12\x15\n\rweights_bytes\x18\x04 \x01(\x04\"$\n\x14\x46\x65tchMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"D\n\x15\x46\x65tchMetadataResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x1a\n\x12\x63oordinator_unix_s\x18\x02 \x01(\x01*\xca\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_ENROLLED\x10\x01\x12\x1a\n\x16\x44\x45VICE_STATE_PROFILING\x10\x02\x12\x16\n\x12\x44\x45VICE_STATE_READY\x10\x03\x12\x19\n\x15\x44\x45VICE_STATE_TRAINING\x10\x04\x12\x19\n\x15\x44\x45VICE_STATE_DEGRADED\x10\x05\x12\x18\n\x14\x44\x45VICE_STATE_OFFLINE\x10\x06*r\n\nGrantPhase\x12\x1b\n\x17GRANT_PHASE_UNSPECIFIED\x10\x00\x12\x17\n\x13GRANT_PHASE_WAITING\x10\x01\x12\x18\n\x14GRANT_PHASE_TRAINING\x10\x02\x12\x14\n\x10GRANT_PHASE_OVER\x10\x03\x32\x95\x02\n\x0eSessionService\x12J\n\x07Session\x12\x1c.wattfleet.v1.SessionRequest\x1a\x1d.wattfleet.v1.SessionResponse(\x01\x30\x01\x12]\n\x0e\x46\x65tchReference\x12#.wattfleet.v1.FetchReferenceRequest\x1a$.wattfleet.v1.FetchReferenceResponse0\x01\x12X\n\rFetchMetadata\x12\".wattfleet.v1.FetchMetadataRequest\x1a#.wattfleet.v1.FetchMetadataResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n wattfleet_proto/v1/session.proto\x12\x0cwattfleet.v1\x1a\x1dwattfleet_proto/v1/duty.proto\x1a\x1ewattfleet_proto/v1/power.proto\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"\xb2\x01\n\x05Hello\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12\x12\n\nmode_count\x18\x04 \x01(\r\x12/\n\x08protocol\x18\x05 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x14\n\x0cinstallation\x18\x06 \x01(\t\"_\n\x0bStateReport\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"l\n\x0cMeasuredMode\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x14\n\x0cminibatch_ms\x18\x02 \x01(\x01\x12\x10\n\x08power_mw\x18\x03 \x01(\x01\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\"\xe2\x02\n\x0b\x46rontReport\x12\"\n\x05\x66ront\x18\x01 \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x0e\n\x06idle_w\x18\x02 \x01(\x01\x12\x16\n\x0eprofiled_modes\x18\x03 \x01(\r\x12\x18\n\x10reference_digest\x18\x04 \x01(\t\x12(\n\x08workload\x18\x05 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\"\n\x15minibatches_per_epoch\x18\x06 \x01(\rH\x00\x88\x01\x01\x12,\n\x08measured\x18\x07 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\x12\x10\n\x08no_front\x18\x08 \x01(\t\x12\x19\n\x11is_idle_with_duty\x18\t \x01(\x08\x12*\n\x07presets\x18\n \x03(\x0b\x32\x19.wattfleet.v1.PresetPointB\x18\n\x16_minibatches_per_epoch\"#\n\x0fWorkloadRemoved\x12\x10\n\x08workload\x18\x01 \x01(\t\"U\n\x0bObservation\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x65side_duty\x18\x04 \x01(\x08\"\xb7\x01\n\x05Lease\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08grant_id\x18\x02 \x01(\x04\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12\'\n\x05phase\x18\x04 \x01(\x0e\x32\x18.wattfleet.v1.GrantPhase\x12\'\n\x04\x64uty\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.DutyFigures\x12)\n\x06sample\x18\x06 \x01(\x0b\x32\x19.wattfleet.v1.BoardSample\"\xbc\x02\n\x0b\x42oardSample\x12\x14\n\x07power_w\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12*\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerModeH\x02\x88\x01\x01\x12\x1c\n\x0fthrottle_events\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x16\n\tfan_share\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1a\n\rgpu_use_share\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x15\n\x08\x65nergy_j\x18\x07 \x01(\x01H\x06\x88\x01\x01\x42\n\n\x08_power_wB\x10\n\x0e_temperature_cB\x07\n\x05_modeB\x12\n\x10_throttle_eventsB\x0c\n\n_fan_shareB\x10\n\x0e_gpu_use_shareB\x0b\n\t_energy_j\"\xb2\x02\n\x0eSessionRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.wattfleet.v1.HelloH\x00\x12*\n\x05state\x18\x03 \x01(\x0b\x32\x19.wattfleet.v1.StateReportH\x00\x12*\n\x05\x66ront\x18\x04 \x01(\x0b\x32\x19.wattfleet.v1.FrontReportH\x00\x12\x30\n\x0bobservation\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.ObservationH\x00\x12$\n\x05lease\x18\x06 \x01(\x0b\x32\x13.wattfleet.v1.LeaseH\x00\x12\x30\n\x07removed\x18\x07 \x01(\x0b\x32\x1d.wattfleet.v1.WorkloadRemovedH\x00\x42\x06\n\x04\x62ody\"\xe3\x01\n\x07Welcome\x12\x18\n\x10reference_digest\x18\x01 \x01(\t\x12\x15\n\rprofile_modes\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12/\n\x08protocol\x18\x04 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x13\n\x0breconnect_s\x18\x05 \x01(\x01\x12\x18\n\x10grant_lifetime_s\x18\x06 \x01(\x01\x12!\n\x19\x66urther_reference_digests\x18\x07 \x03(\t\x12\x13\n\x0bshare_modes\x18\x08 \x01(\r\"\x92\x01\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0breconnect_s\x18\x03 \x01(\x01\x12\x14\n\x0clease_number\x18\x04 \x01(\x04\x12\x18\n\x10grant_lifetime_s\x18\x05 \x01(\x01\x12\x12\n\nis_renewed\x18\x06 \x01(\x08\x12\x0f\n\x07refusal\x18\x07 \x01(\t\"\x96\x01\n\x05Grant\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07plan_id\x18\x02 \x01(\t\x12%\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x15\n\rpower_limit_w\x18\x04 \x01(\x01\x12\x11\n\tlongest_s\x18\x05 \x01(\x01\x12\x10\n\x08workload\x18\x06 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\r\"m\n\x12WorkloadsAnnounced\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.wattfleet.v1.Workload\x12,\n\x08measured\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredUnit\"K\n\x0cMeasuredUnit\x12\x10\n\x08workload\x18\x01 \x01(\t\x12)\n\x05modes\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\"Z\n\x0cProfileOrder\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x11\n\tsynthetic\x18\x02 \x01(\t\x12\r\n\x05modes\x18\x03 \x01(\r\"\xf1\x01\n\x0fSessionResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.wattfleet.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.wattfleet.v1.AckH\x00\x12$\n\x05grant\x18\x03 \x01(\x0b\x32\x13.wattfleet.v1.GrantH\x00\x12\x35\n\tannounced\x18\x04 \x01(\x0b\x32 .wattfleet.v1.WorkloadsAnnouncedH\x00\x12-\n\x07profile\x18\x05 \x01(\x0b\x32\x1a.wattfleet.v1.ProfileOrderH\x00\x42\x06\n\x04\x62ody\"?\n\x15\x46\x65tchReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0eweights_offset\x18\x02 \x01(\x04\"p\n\x16\x46\x65tchReferenceResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\x12\x16\n\x0eweights_offset\x18\x03 \x01(\x04\x12\x15\n\rweights_bytes\x18\x04 \x01(\x04\"$\n\x14\x46\x65tchMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"D\n\x15\x46\x65tchMetadataResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x1a\n\x12\x63oordinator_unix_s\x18\x02 \x01(\x01*\xca\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_ENROLLED\x10\x01\x12\x1a\n\x16\x44\x45VICE_STATE_PROFILING\x10\x02\x12\x16\n\x12\x44\x45VICE_STATE_READY\x10\x03\x12\x19\n\x15\x44\x45VICE_STATE_TRAINING\x10\x04\x12\x19\n\x15\x44\x45VICE_STATE_DEGRADED\x10\x05\x12\x18\n\x14\x44\x45VICE_STATE_OFFLINE\x10\x06*r\n\nGrantPhase\x12\x1b\n\x17GRANT_PHASE_UNSPECIFIED\x10\x00\x12\x17\n\x13GRANT_PHASE_WAITING\x10\x01\x12\x18\n\x14GRANT_PHASE_TRAINING\x10\x02\x12\x14\n\x10GRANT_PHASE_OVER\x10\x03\x32\x95\x02\n\x0eSessionService\x12J\n\x07Session\x12\x1c.wattfleet.v1.SessionRequest\x1a\x1d.wattfleet.v1.SessionResponse(\x01\x30\x01\x12]\n\x0e\x46\x65tchReference\x12#.wattfleet.v1.FetchReferenceRequest\x1a$.wattfleet.v1.FetchReferenceResponse0\x01\x12X\n\rFetchMetadata\x12\".wattfleet.v1.FetchMetadataRequest\x1a#.wattfleet.v1.FetchMetadataResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wattfleet_proto.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEVICESTATE']._serialized_start=3145
-  _globals['_DEVICESTATE']._serialized_end=3347
-  _globals['_GRANTPHASE']._serialized_start=3349
-  _globals['_GRANTPHASE']._serialized_end=3463
+  _globals['_DEVICESTATE']._serialized_start=3189
+  _globals['_DEVICESTATE']._serialized_end=3391
+  _globals['_GRANTPHASE']._serialized_start=3393
+  _globals['_GRANTPHASE']._serialized_end=3507
   _globals['_PROTOCOLVERSION']._serialized_start=113
   _globals['_PROTOCOLVERSION']._serialized_end=160
   _globals['_HELLO']._serialized_start=163
@@ -46,39 +46,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEASUREDMODE']._serialized_start=440
   _globals['_MEASUREDMODE']._serialized_end=548
   _globals['_FRONTREPORT']._serialized_start=551
-  _globals['_FRONTREPORT']._serialized_end=861
-  _globals['_WORKLOADREMOVED']._serialized_start=863
-  _globals['_WORKLOADREMOVED']._serialized_end=898
-  _globals['_OBSERVATION']._serialized_start=900
-  _globals['_OBSERVATION']._serialized_end=985
-  _globals['_LEASE']._serialized_start=988
-  _globals['_LEASE']._serialized_end=1171
-  _globals['_BOARDSAMPLE']._serialized_start=1174
-  _globals['_BOARDSAMPLE']._serialized_end=1490
-  _globals['_SESSIONREQUEST']._serialized_start=1493
-  _globals['_SESSIONREQUEST']._serialized_end=1799
-  _globals['_WELCOME']._serialized_start=1802
-  _globals['_WELCOME']._serialized_end=2029
-  _globals['_ACK']._serialized_start=2032
-  _globals['_ACK']._serialized_end=2178
-  _globals['_GRANT']._serialized_start=2181
-  _globals['_GRANT']._serialized_end=2331
-  _globals['_WORKLOADSANNOUNCED']._serialized_start=2333
-  _globals['_WORKLOADSANNOUNCED']._serialized_end=2442
-  _globals['_MEASUREDUNIT']._serialized_start=2444
-  _globals['_MEASUREDUNIT']._serialized_end=2519
-  _globals['_PROFILEORDER']._serialized_start=2521
-  _globals['_PROFILEORDER']._serialized_end=2611
-  _globals['_SESSIONRESPONSE']._serialized_start=2614
-  _globals['_SESSIONRESPONSE']._serialized_end=2855
-  _globals['_FETCHREFERENCEREQUEST']._serialized_start=2857
-  _globals['_FETCHREFERENCEREQUEST']._serialized_end=2920
-  _globals['_FETCHREFERENCERESPONSE']._serialized_start=2922
-  _globals['_FETCHREFERENCERESPONSE']._serialized_end=3034
-  _globals['_FETCHMETADATAREQUEST']._serialized_start=3036
-  _globals['_FETCHMETADATAREQUEST']._serialized_end=3072
-  _globals['_FETCHMETADATARESPONSE']._serialized_start=3074
-  _globals['_FETCHMETADATARESPONSE']._serialized_end=3142
-  _globals['_SESSIONSERVICE']._serialized_start=3466
-  _globals['_SESSIONSERVICE']._serialized_end=3743
+  _globals['_FRONTREPORT']._serialized_end=905
+  _globals['_WORKLOADREMOVED']._serialized_start=907
+  _globals['_WORKLOADREMOVED']._serialized_end=942
+  _globals['_OBSERVATION']._serialized_start=944
+  _globals['_OBSERVATION']._serialized_end=1029
+  _globals['_LEASE']._serialized_start=1032
+  _globals['_LEASE']._serialized_end=1215
+  _globals['_BOARDSAMPLE']._serialized_start=1218
+  _globals['_BOARDSAMPLE']._serialized_end=1534
+  _globals['_SESSIONREQUEST']._serialized_start=1537
+  _globals['_SESSIONREQUEST']._serialized_end=1843
+  _globals['_WELCOME']._serialized_start=1846
+  _globals['_WELCOME']._serialized_end=2073
+  _globals['_ACK']._serialized_start=2076
+  _globals['_ACK']._serialized_end=2222
+  _globals['_GRANT']._serialized_start=2225
+  _globals['_GRANT']._serialized_end=2375
+  _globals['_WORKLOADSANNOUNCED']._serialized_start=2377
+  _globals['_WORKLOADSANNOUNCED']._serialized_end=2486
+  _globals['_MEASUREDUNIT']._serialized_start=2488
+  _globals['_MEASUREDUNIT']._serialized_end=2563
+  _globals['_PROFILEORDER']._serialized_start=2565
+  _globals['_PROFILEORDER']._serialized_end=2655
+  _globals['_SESSIONRESPONSE']._serialized_start=2658
+  _globals['_SESSIONRESPONSE']._serialized_end=2899
+  _globals['_FETCHREFERENCEREQUEST']._serialized_start=2901
+  _globals['_FETCHREFERENCEREQUEST']._serialized_end=2964
+  _globals['_FETCHREFERENCERESPONSE']._serialized_start=2966
+  _globals['_FETCHREFERENCERESPONSE']._serialized_end=3078
+  _globals['_FETCHMETADATAREQUEST']._serialized_start=3080
+  _globals['_FETCHMETADATAREQUEST']._serialized_end=3116
+  _globals['_FETCHMETADATARESPONSE']._serialized_start=3118
+  _globals['_FETCHMETADATARESPONSE']._serialized_end=3186
+  _globals['_SESSIONSERVICE']._serialized_start=3510
+  _globals['_SESSIONSERVICE']._serialized_end=3787
 # @@protoc_insertion_point(module_scope)

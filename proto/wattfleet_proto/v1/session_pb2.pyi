@@ -203,6 +203,7 @@ class FrontReport(_message.Message):
     MEASURED_FIELD_NUMBER: _builtins.int
     NO_FRONT_FIELD_NUMBER: _builtins.int
     IS_IDLE_WITH_DUTY_FIELD_NUMBER: _builtins.int
+    PRESETS_FIELD_NUMBER: _builtins.int
     idle_w: _builtins.float
     """watts while parked and not training"""
     profiled_modes: _builtins.int
@@ -227,6 +228,10 @@ class FrontReport(_message.Message):
     def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredMode]:
         """The first modes that the device has measured of it, as many as the Welcome asks for; from protocol 2.2 on."""
 
+    @_builtins.property
+    def presets(self) -> _containers.RepeatedCompositeFieldContainer[_power_pb2.PresetPoint]:
+        """The board's presets for display, alone even beside a duty, from protocol 2.7 on; at most 16."""
+
     def __init__(
         self,
         *,
@@ -239,10 +244,11 @@ class FrontReport(_message.Message):
         measured: _abc.Iterable[Global___MeasuredMode] | None = ...,
         no_front: _builtins.str = ...,
         is_idle_with_duty: _builtins.bool = ...,
+        presets: _abc.Iterable[_power_pb2.PresetPoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "is_idle_with_duty", b"is_idle_with_duty", "measured", b"measured", "minibatches_per_epoch", b"minibatches_per_epoch", "no_front", b"no_front", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "is_idle_with_duty", b"is_idle_with_duty", "measured", b"measured", "minibatches_per_epoch", b"minibatches_per_epoch", "no_front", b"no_front", "presets", b"presets", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
     _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015

@@ -56,6 +56,10 @@ class DeviceView(_message.Message):
     STATE_SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
     TARGET_MODES_FIELD_NUMBER: _builtins.int
     PROFILING_LEFT_S_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    THROTTLED_UNIX_S_FIELD_NUMBER: _builtins.int
+    OBSERVED_LIMIT_W_FIELD_NUMBER: _builtins.int
+    PRESETS_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     provenance: _power_pb2.Provenance.ValueType
@@ -99,6 +103,10 @@ class DeviceView(_message.Message):
     """that it measures at most; 0: unknown, as before protocol 2.7"""
     profiling_left_s: _builtins.float
     """about, at most; absent: it does not profile, or its pace is unknown"""
+    throttled_unix_s: _builtins.float
+    """when its board last throttled itself; absent: not since it connected"""
+    observed_limit_w: _builtins.float
+    """watts that the plan allowed the training of observed_w; absent as that"""
     @_builtins.property
     def front(self) -> _power_pb2.Front:
         """of the workload below, as the device reported it"""
@@ -118,6 +126,14 @@ class DeviceView(_message.Message):
     @_builtins.property
     def duty(self) -> _duty_pb2.DutyFigures:
         """how it keeps its duty, as last reported; absent: it has none"""
+
+    @_builtins.property
+    def sample(self) -> _session_pb2.BoardSample:
+        """what its board's sensors said last; absent: it is offline, or sends none"""
+
+    @_builtins.property
+    def presets(self) -> _containers.RepeatedCompositeFieldContainer[_power_pb2.PresetPoint]:
+        """for the workload of the front, if fronts are requested; empty: it sent none"""
 
     def __init__(
         self,
@@ -152,10 +168,14 @@ class DeviceView(_message.Message):
         state_since_unix_s: _builtins.float | None = ...,
         target_modes: _builtins.int = ...,
         profiling_left_s: _builtins.float | None = ...,
+        sample: _session_pb2.BoardSample | None = ...,
+        throttled_unix_s: _builtins.float | None = ...,
+        observed_limit_w: _builtins.float | None = ...,
+        presets: _abc.Iterable[_power_pb2.PresetPoint] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_w", b"observed_w", "profiling_left_s", b"profiling_left_s", "state_since_unix_s", b"state_since_unix_s", "trust", b"trust"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_limit_w", b"observed_limit_w", "observed_w", b"observed_w", "profiling_left_s", b"profiling_left_s", "sample", b"sample", "state_since_unix_s", b"state_since_unix_s", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
     _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
@@ -171,12 +191,16 @@ class DeviceView(_message.Message):
     _WhichOneofArgType__last_seen_unix_s: _TypeAlias = _typing.Literal["_last_seen_unix_s", b"_last_seen_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
     _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
+    _WhichOneofReturnType__observed_limit_w: _TypeAlias = _typing.Literal["observed_limit_w"]  # noqa: Y015
+    _WhichOneofArgType__observed_limit_w: _TypeAlias = _typing.Literal["_observed_limit_w", b"_observed_limit_w"]  # noqa: Y015
     _WhichOneofReturnType__observed_w: _TypeAlias = _typing.Literal["observed_w"]  # noqa: Y015
     _WhichOneofArgType__observed_w: _TypeAlias = _typing.Literal["_observed_w", b"_observed_w"]  # noqa: Y015
     _WhichOneofReturnType__profiling_left_s: _TypeAlias = _typing.Literal["profiling_left_s"]  # noqa: Y015
     _WhichOneofArgType__profiling_left_s: _TypeAlias = _typing.Literal["_profiling_left_s", b"_profiling_left_s"]  # noqa: Y015
     _WhichOneofReturnType__state_since_unix_s: _TypeAlias = _typing.Literal["state_since_unix_s"]  # noqa: Y015
     _WhichOneofArgType__state_since_unix_s: _TypeAlias = _typing.Literal["_state_since_unix_s", b"_state_since_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__throttled_unix_s: _TypeAlias = _typing.Literal["throttled_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__throttled_unix_s: _TypeAlias = _typing.Literal["_throttled_unix_s", b"_throttled_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
     _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
     @_typing.overload
@@ -194,11 +218,15 @@ class DeviceView(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_limit_w) -> _WhichOneofReturnType__observed_limit_w | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_w) -> _WhichOneofReturnType__observed_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__profiling_left_s) -> _WhichOneofReturnType__profiling_left_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__state_since_unix_s) -> _WhichOneofReturnType__state_since_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__throttled_unix_s) -> _WhichOneofReturnType__throttled_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
@@ -698,6 +726,8 @@ class RoundView(_message.Message):
     UNPLANNED_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     TRAINING_J_FIELD_NUMBER: _builtins.int
+    OBSERVED_J_FIELD_NUMBER: _builtins.int
+    OBSERVED_COUNT_FIELD_NUMBER: _builtins.int
     LATE_DEVICE_IDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
@@ -727,6 +757,10 @@ class RoundView(_message.Message):
     """name of what the run trains"""
     training_j: _builtins.float
     """observed joules of its trainings; absent until every selected device reported"""
+    observed_j: _builtins.float
+    """of the trainings that were observed, also while others are missing"""
+    observed_count: _builtins.int
+    """number of these trainings"""
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
@@ -767,11 +801,13 @@ class RoundView(_message.Message):
         unplanned: _builtins.bool = ...,
         workload: _builtins.str = ...,
         training_j: _builtins.float | None = ...,
+        observed_j: _builtins.float = ...,
+        observed_count: _builtins.int = ...,
         late_device_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "training_j", b"training_j", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_j", b"observed_j", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015

@@ -14,11 +14,11 @@ from cryptography import x509
 from coordinator.identity import authority_folder
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.first_operator import adopted, folder_of, make_operator
-from coordinator.identity.http_access import server_context
 from coordinator.state.identities import Identities
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity import identity_folder
 from wattfleet_identity.certificates import Certificate, matches, read_certificates
+from wattfleet_identity.http_access import server_context
 from wattfleet_identity.identity_folder import read_identity, write_identity
 from wattfleet_identity.peers import Role
 from wattfleet_io import cli
@@ -155,7 +155,7 @@ def test_a_server_whose_renewal_was_killed_at_any_moment_serves_and_renews_again
 def require_usable(folder: AuthorityFolder) -> None:
     """Key and certificate belong together, for gRPC and for `/metrics`."""
     assert matches(folder.server_key_pem, folder.server_pem)
-    server_context(folder)
+    server_context(folder.server_tls)
 
 
 def test_an_enrolment_can_be_repeated_after_a_kill_at_any_moment(

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.metrics.exposure_collector import ExposureCollector
 from coordinator.metrics.fleet_collector import FleetCollector
-from coordinator.metrics.server import serve_metrics
+from coordinator.metrics.server import metrics_served
 from coordinator.metrics.service_collector import ServiceCollector
 from coordinator.service_figures import ServiceFigures
 from coordinator.state.fleet import Fleet
@@ -101,6 +101,7 @@ def training_fleet() -> Fleet:
     plan_id = fleet.flower.plan(RUN, 2, NODES, 2.0).plan_id
     for device_id, grant in fleet.take_orders():
         fleet.rounds.grants.confirm(device_id, grant.grant_id, plan_id, GrantPhase.TRAINING, 0.0)
+    fleet.rounds.since_s[plan_id] = 0.0
     return fleet
 
 
@@ -115,6 +116,34 @@ def test_the_documentation_lists_every_metric_with_its_type_labels_and_text() ->
         for family in exported(training_fleet())
     ]
     assert sorted(documented_metrics(), key=lambda each: each.name) == sorted(found, key=lambda each: each.name)
+
+
+def test_a_round_that_goes_on_is_compared_with_its_own_prediction() -> None:
+    def in_flight(fleet: Fleet, now_s: float) -> dict[tuple[str, ...], float]:
+        registry = CollectorRegistry()
+        registry.register(FleetCollector(fleet, now_s=lambda: now_s))
+        return of(parsed(generate_latest(registry).decode()), "wattfleet_round_in_flight_seconds")
+
+    fleet = small_fleet(policy=FastestK(1))
+    first = fleet.flower.plan(RUN, 1, [ORIN_NODE], 2.0)
+    fleet.rounds.since_s[first.plan_id] = 1_000.0
+    fleet.flower.start_run("4712", "FedAvg", 1)
+    second = fleet.flower.plan("4712", 1, [NANO_NODE], 1.0)
+    fleet.rounds.since_s[second.plan_id] = 1_030.0
+    # By hand: the Orin has 2 epochs of 10 s at 50 W, and the Nano 1 epoch of 35 s.
+    assert in_flight(fleet, 1_040.0) == {
+        ("elapsed", RUN): 40.0,
+        ("predicted", RUN): 20.0,
+        ("elapsed", "4712"): 10.0,
+        ("predicted", "4712"): 35.0,
+    }
+    # Its observation ends no round: Flower's server waits for the reply.
+    fleet.observe("orin", first.plan_id, 21.0, 31.0)
+    assert in_flight(fleet, 1_041.0)["elapsed", RUN] == 41.0
+    fleet.rounds.finish(first.plan_id, [], 42.0)
+    assert set(in_flight(fleet, 1_050.0)) == {("elapsed", "4712"), ("predicted", "4712")}
+    fleet.rounds.abandon(second.plan_id)
+    assert in_flight(fleet, 1_060.0) == {}
 
 
 def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
@@ -290,10 +319,8 @@ def test_names_that_need_escaping_arrive_as_they_are() -> None:
 @pytest.fixture
 def served() -> Iterator[tuple[Fleet, str]]:
     fleet = small_fleet()
-    server = serve_metrics(fleet, "127.0.0.1", 0)
-    yield fleet, f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    server.server_close()
+    with metrics_served(fleet, "127.0.0.1", 0) as port:
+        yield fleet, f"http://127.0.0.1:{port}/metrics"
 
 
 def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) -> None:
@@ -314,27 +341,24 @@ def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) ->
 
 
 def test_prometheus_finds_no_fault_with_the_metrics() -> None:
-    server = serve_metrics(trained_fleet(), "127.0.0.1", 0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as response:
+    with metrics_served(trained_fleet(), "127.0.0.1", 0) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
             promtool("check", "metrics", text=response.read().decode())
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_port_in_use_is_refused_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InvalidInputError) as refusal:
-            serve_metrics(small_fleet(), "127.0.0.1", port)
+        with pytest.raises(InvalidInputError) as refusal, metrics_served(small_fleet(), "127.0.0.1", port):
+            pass
     assert f"127.0.0.1:{port}" in str(refusal.value)
     assert "choose another port" in str(refusal.value)
 
 
 def test_a_host_that_is_not_here_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="cannot serve metrics on 203.0.113.7:0"):
-        serve_metrics(small_fleet(), "203.0.113.7", 0)
+    refused = pytest.raises(InvalidInputError, match="cannot serve metrics on 203.0.113.7:0")
+    with refused, metrics_served(small_fleet(), "203.0.113.7", 0):
+        pass
 
 
 def test_latest_results_survive_eviction_and_a_restored_round_is_not_newest() -> None:

@@ -7,7 +7,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 
 import grpc
@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import Metric
 
 from coordinator.metrics.fleet_collector import FleetCollector
-from coordinator.metrics.server import serve_metrics
+from coordinator.metrics.server import metrics_served
 from coordinator.settings import ServerSettings
 from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.served import Agent
@@ -28,13 +28,9 @@ _IDLE = 400
 _WITHIN_S = 60.0
 
 
-@contextmanager
-def served(settings: ServerSettings) -> Iterator[int]:
+def served(settings: ServerSettings) -> AbstractContextManager[int]:
     """The port of a small fleet's metrics."""
-    server = serve_metrics(small_fleet(), "127.0.0.1", 0, settings)
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
+    return metrics_served(small_fleet(), "127.0.0.1", 0, settings)
 
 
 def connect(opened: ExitStack, port: int, count: int) -> list[socket.socket]:

@@ -66,6 +66,9 @@ async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: Coordinator
             planning_pb2.NodeBinding(node_id=3, device_id="ghost", pairing_problem=""),
         ]
         await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+        # A SuperNode that was there for a moment, under another number.
+        gone = planning_pb2.NodeBinding(node_id=4, device_id="orin", pairing_problem="")
+        await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=[gone]))
         # Of the nodes from before, only these are connected.
         await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[1, 2, 3]))
         nodes = {each["node_id"]: each for each in await asked(shell, "nodes")}
@@ -75,7 +78,7 @@ async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: Coordinator
             3: "unknown device",
         }
         assert (nodes[2]["remedy"], nodes[2]["device_state"]) == (problem, "ready")
-        assert len(await asked(shell, "nodes", "--all")) == 5
+        assert len(await asked(shell, "nodes", "--all")) == 6
         shown = (await shell("nodes", columns=200)).stdout
         assert "3 nodes: 2 to mend" in shown and f"nano: {problem}" in shown
         known = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[2]))
@@ -158,6 +161,18 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
             await shell("rounds", "--run", "x")
         brief = (await shell("rounds", columns=60)).stdout.splitlines()
         assert brief[4].split()[-1] == "taken" and brief[-2] == "--json also prints accuracy, f1, loss, recall"
+
+
+async def test_what_clients_evaluated_is_shown_after_what_the_server_did(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        await a_round(client, orin)
+        request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"clientapp_accuracy": 0.625})
+        await client.planning.ReportMetrics(request)
+        _, _, head, _, more, _ = (await shell("rounds", columns=90)).stdout.splitlines()
+        assert head.split()[-3:] == ["accuracy", "f1", "loss"]
+        assert more == "--json also prints recall, clientapp_accuracy"
+        assert "clientapp_accuracy 0.625" in " ".join((await shell("round", RUN, "1")).stdout.split())
 
 
 async def test_what_is_no_number_is_null_in_json(config: CoordinatorSettings) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Engine, event, text
+from sqlalchemy import URL, Engine, event, inspect, text
 
 from coordinator.state.records import DeviceResult, ObservedTraining, RunRecord
 from coordinator.store import checksums
@@ -137,6 +138,37 @@ def test_the_tables_are_those_that_the_code_expects_whatever_they_come_from(loca
         with engine.connect() as connection:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
             assert compare_metadata(context, Base.metadata) == []
+
+
+def tables_of(engine: Engine) -> dict[str, Any]:
+    """The definition and the rows of every table, in any order of columns."""
+    found = {}
+    with engine.connect() as connection:
+        inspector = inspect(connection)
+        for table in inspector.get_table_names():
+            columns = {each["name"]: (str(each["type"]), each["nullable"]) for each in inspector.get_columns(table)}
+            rows = [dict(row) for row in connection.execute(text(f"SELECT * FROM {table}")).mappings()]
+            found[table] = (
+                columns,
+                inspector.get_pk_constraint(table)["constrained_columns"],
+                sorted(str(each["column_names"]) for each in inspector.get_unique_constraints(table)),
+                sorted(str(each["column_names"]) for each in inspector.get_indexes(table)),
+                rows,
+            )
+    return found
+
+
+def test_an_empty_database_gets_at_once_what_all_migrations_make_of_it(location: Path | URL) -> None:
+    with engine_of(location) as engine:
+        with engine.begin() as connection:
+            upgrade(connection, now)
+        at_once = tables_of(engine)
+        with engine.begin() as connection:
+            for table in at_once:
+                connection.execute(text(f"DROP TABLE {table}"))
+        with engine.begin() as connection:
+            upgrade(connection, now, VERSIONS[0])
+        assert at_once == tables_of(engine)
 
 
 def test_the_tables_of_an_old_file_are_those_that_the_code_expects(old: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.fakes.dashboard_queries import alert_queries, dashboards, panel_queries
 from tests.fakes.documented_metrics import documented_metrics, documented_samples
@@ -66,6 +72,35 @@ def test_prometheus_can_parse_the_dashboards_queries(tmp_path: Path) -> None:
 def test_the_dashboards_are_those_that_their_script_writes() -> None:
     script = runpy.run_path(str(GRAFANA / "make_dashboards.py"))
     assert {name: script["dashboard"](name) for name in script["DASHBOARDS"]} == dashboards()
+
+
+def unknown_keys(content: Any, understood: Any, path: str = "") -> Iterator[str]:
+    """What is in a dashboard, and is gone after Grafana's schema has read and written it."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if key not in understood:
+                yield f"{path}.{key}"
+            else:
+                yield from unknown_keys(value, understood[key], f"{path}.{key}")
+    elif isinstance(content, list):
+        assert len(content) == len(understood), path
+        for value, other in zip(content, understood, strict=True):
+            yield from unknown_keys(value, other, path)
+    elif content != understood:
+        yield path
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_grafanas_schema_knows_every_key_of_a_dashboard(name: str) -> None:
+    register_default_plugins()  # the schemas of panels and queries
+    content = dashboards()[name]
+    understood = json.loads(json.dumps(Dashboard.from_json(content), cls=JSONEncoder))
+    beside = {
+        *(".__inputs", ".__requires"),  # of the file format in which dashboards are imported
+        ".templating.list.definition",  # what the list of variables shows
+        ".panels.options.enablePagination",  # of Grafana 13
+    }
+    assert set(unknown_keys(content, understood)) <= beside
 
 
 @pytest.mark.parametrize("name", dashboards())

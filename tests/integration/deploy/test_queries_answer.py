@@ -1,17 +1,29 @@
-"""Every query of the dashboards and the alerts, against a real Prometheus that scrapes a fleet while it trains."""
+"""Every query of the dashboards and the alerts, against a real Prometheus that scrapes a fleet while it trains.
+
+Two devices train by script, so that all that can happen does. One device is a real agent on a simulated board.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from coordinator.settings import CoordinatorSettings
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.exporter.served_address import read_url
+from edge_agent.profiling.profiled_workload import built_in_workload
+from edge_agent.runtime.agent import run_agent
+from tests.fakes.agent_settings import agent_settings
 from tests.fakes.dashboard_queries import alert_queries, panel_queries
 from tests.fakes.fronts import front
+from tests.fakes.polling import eventually
 from tests.fakes.prometheus import Prometheus, scraping
+from tests.fakes.running_agent import fitting_here, new_board
 from tests.fakes.served import Agent, Client, serving
 from tests.fakes.small_fleet import RUN
 from wattfleet.duties import KeptDuty
@@ -91,15 +103,49 @@ async def end_round(client: Client, agents: tuple[Agent, Agent], number: int) ->
         await agent.send(lease=session_pb2.Lease(sample=sample(number)))
 
 
+@asynccontextmanager
+async def real_agent(client: Client, board: SimulatedDevice, folder: Path) -> AsyncIterator[str]:
+    """Run an agent that measures no modes, until its device is ready; gives the address of its own metrics."""
+    settings = agent_settings(
+        folder / "state", coordinator=client.bound.address, modes_first=0, metrics_address="127.0.0.1:0"
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(
+        run_agent(settings, board, built_in_workload(board.step), folder / "device", stop), name="agent"
+    )
+
+    async def is_ready() -> bool:
+        assert not running.done(), running.exception()
+        return (await client.states()).get(settings.device.id) == "ready"
+
+    try:
+        await eventually(is_ready)
+        url = read_url(settings.device.state_dir)
+        assert url is not None
+        yield url.removeprefix("http://").removesuffix("/metrics")
+    finally:
+        stop.set()
+        await running
+
+
+def its_board(prometheus: Prometheus, series: str) -> list[float]:
+    """What the coordinator exports of the real agent's board, and what the agent itself exports."""
+    [of_coordinator] = prometheus.values(f'wattfleet_device_{series}{{device="orin-nano-0"}}')
+    [of_agent] = prometheus.values(f"wattfleet_board_{series}")
+    return [of_coordinator, of_agent]
+
+
 def answered(prometheus: Prometheus, queries: dict[str, str]) -> set[str]:
     return {name for name, query in queries.items() if prometheus.values(query)}
 
 
 @pytest.mark.timeout(180)
 async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
-    config: CoordinatorSettings, tmp_path: Path
+    config: CoordinatorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(config) as client:
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+    board = new_board()
+    async with serving(config) as client, real_agent(client, board, tmp_path / "agent") as own_metrics:
         agents = await client.two_ready()
         for agent, point in zip(agents, ((20, 30), (35, 15)), strict=True):
             uncertain = front_to_message(front(point, epoch_log_sd=0.05, power_log_sd=0.02))
@@ -107,7 +153,7 @@ async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
         blind = await others(client)
         unanswered = expected_answers()
         assert len(unanswered) > 100
-        with scraping(client.bound.metrics_address, RULES, tmp_path) as prometheus:
+        with scraping(client.bound.metrics_address, RULES, tmp_path, [own_metrics]) as prometheus:
             for number in range(1, MOST_ROUNDS):
                 await one_round(client, agents, blind, number)
                 await asyncio.sleep(SCRAPED_S)  # Prometheus scrapes by the clock on the wall
@@ -117,6 +163,13 @@ async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
                 if not unanswered:
                     break
             groups = (await asyncio.to_thread(prometheus.get, "rules"))["groups"]
+            mode, power_w = board.current_mode(), board.activity().power_mw / 1e3
+            assert await asyncio.to_thread(its_board, prometheus, "cpu_clock_hertz") == [mode.cpu_khz * 1e3] * 2
+            assert await asyncio.to_thread(its_board, prometheus, "online_cores") == [mode.cores] * 2
+            assert await asyncio.to_thread(its_board, prometheus, "power_watts") == pytest.approx(
+                [power_w] * 2, rel=0.2
+            )
+            assert await asyncio.to_thread(prometheus.values, "up") == [1.0, 1.0]
     assert unanswered == {}
     assert {rule["name"]: rule["health"] for group in groups for rule in group["rules"]} == {
         name: "ok" for name, _ in alert_queries()

@@ -32,7 +32,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text(page: Path) -> str:
-    return unescape(re.sub(r"<[^>]*>", "", page.read_text()))
+    return text_of(page.read_text())
+
+
+def text_of(markup: str) -> str:
+    return unescape(re.sub(r"<[^>]*>", "", markup))
 
 
 def test_every_page_of_the_repository_is_on_the_site(site: Path) -> None:
@@ -69,3 +73,15 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
         assert not loading.search(page.read_text()), page.name
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(\s*[\"']?(?:https?:)?//", style.read_text()), style.name
+
+
+def test_code_of_a_numbered_step_is_within_the_step(site: Path) -> None:
+    page = (site / "flower.html").read_text()
+    steps = re.search(r"your-own-app-over-simulated-boards.*?<ol>(.*?)</ol>", page, re.DOTALL)
+    assert steps is not None and steps[1].count("<li>") == 4
+    assert "coordinator serve" in text_of(steps[1]) and "```" not in text_of(steps[1])
+
+
+def test_every_page_of_a_section_is_in_its_menu(site: Path) -> None:
+    menu = text(site / "flower.html")
+    assert "Quickstart with PyTorch" in menu and "A fleet with docker-compose" in menu

@@ -32,7 +32,7 @@ from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.running_agent import BoardThatBecomesSlower
-from wattfleet.modes import Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
+from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
 from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
@@ -160,6 +160,19 @@ def test_a_board_that_stays_as_it_is_is_not_measured_anew(tmp_path, seed):
     alarms = [bench.round(bench.some_front_mode(rng)) for _ in range(12)]
     assert alarms == [None] * 12
     bench.learner.close()
+
+
+def test_presets_are_predicted_as_the_modes_of_the_front_are(bench):
+    front = bench.learner.predicted_front()[0]
+    measured = bench.journal.measurements[0].mode
+    unknown = PowerMode(3, 5, 7, 9)
+    found = bench.learner.predicted_presets({"first": front.mode(0), "known": measured, "none of this board": unknown})
+    assert [each.name for each in found] == ["first", "known"]
+    first, known = found
+    for name in ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s"):
+        assert getattr(first.front, name)[0] == pytest.approx(getattr(front, name)[0]), name
+    assert (known.front.mode(0), known.is_measured) == (measured, True)
+    assert first.is_measured is (front.mode(0) in {each.mode for each in bench.journal.measurements})
 
 
 def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(bench):

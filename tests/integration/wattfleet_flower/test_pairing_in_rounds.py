@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import GridOfNodes, PlannerStub
 from tests.fakes.flower_in_process import trained as replied
-from tests.fakes.power_aware_runs import KNOWN, A, B, C, D, WarningLog, fleet, run
+from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, WarningLog, fleet, run
+from wattfleet_flower import PowerAware
 
 AWAY = "no agent listens at /run/wattfleet/agent.sock: start it"
 
@@ -66,8 +67,10 @@ def test_a_node_whose_agent_refused_a_training_is_asked_before_the_next_plan() -
 
 
 def test_a_node_that_names_another_nodes_device_does_not_replace_it() -> None:
-    grid, planner = GridOfNodes(fleet(d={"device_id": "a", "problem": "it is that of b"})), PlannerStub()
-    run(grid, planner, rounds=2)
+    grid = GridOfNodes(fleet(d={"device_id": "a", "problem": "it is that of b"}))
+    known = {A: "a", B: "b", C: "c"}
+    # The wrong node is new: a new node without a problem would be the restarted SuperNode of its device.
+    run(grid, PlannerStub(nodes=known, problems=dict.fromkeys(known, "")), rounds=2)
     assert sorted(trained(grid)) == [A, A, B, B, C, C]
 
 
@@ -76,3 +79,18 @@ def test_a_node_that_cannot_train_does_not_evaluate() -> None:
     run(grid, PlannerStub(), rounds=1, strategy=FedAvg())
     evaluated = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
     assert sorted(evaluated) == [B, C, D]
+
+
+def test_a_node_that_cannot_train_does_not_train_without_a_plan_either() -> None:
+    grid, planner = GridOfNodes(fleet(a={"problem": AWAY})), PlannerStub()
+
+    def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        planner.away = server_round == 1
+        return MetricRecord({"accuracy": 0.5})
+
+    strategy = PowerAware(
+        FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, on_coordinator_away="unplanned", patience_s=5.0
+    )
+    strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=evaluated)
+    assert [request.round for request in planner.asked("PlanRound")] == [1], "the second round had no plan"
+    assert sorted(trained(grid)) == [B, B, C, C, D, D]

@@ -19,6 +19,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
+from edge_agent.exporter.served_address import read_url
 from tests.fakes.polling import until
 from tests.fakes.secret_hunt import ProcessWatch, Secrets, is_key_file
 from wattfleet.errors import WattfleetError
@@ -176,6 +177,8 @@ def _is_connected(session: Path) -> bool:
 
 
 def _look_at_everything(fleet: Fleet, address: str, metrics_address: str) -> None:
+    own_metrics = read_url(fleet.folder / "state")
+    assert own_metrics is not None
     for words in (
         ("devices", "--json"),
         ("device", "nano-1", "--json"),
@@ -190,8 +193,9 @@ def _look_at_everything(fleet: Fleet, address: str, metrics_address: str) -> Non
         fleet.operate(*words, address=address)
     fleet.run("agent", "status", "--state-dir", "state", "--json")
     fleet.run("agent", "doctor", *_AGENT[:2], "--state-dir", "state", "--json")
-    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=_WITHIN_S) as answer:
-        fleet.said.append(("/metrics", answer.read(), ""))
+    for url in (f"http://{metrics_address}/metrics", own_metrics):
+        with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:
+            fleet.said.append((url, answer.read(), ""))
 
 
 def _provoke(fleet: Fleet, address: str) -> None:
@@ -249,7 +253,8 @@ def test_no_secret_is_where_others_may_read_it(fleet: Fleet) -> None:
             address = announced["address"]
             _enrol(fleet, address)
             fleet.operate("reference", "keys", "init", "--out", "signing", address=address)
-            with fleet.running("agent", "agent", "run", *_AGENT, "--socket", str(folder / "a.sock")) as agent_log:
+            own = ("--socket", str(folder / "a.sock"), "--metrics-address", "127.0.0.1:0")
+            with fleet.running("agent", "agent", "run", *_AGENT, *own) as agent_log:
                 until(lambda: _is_connected(folder / "state" / "session.json"), _WITHIN_S)
                 _train(fleet, address)
                 _look_at_everything(fleet, address, announced["metrics_address"])

@@ -90,6 +90,21 @@ def _has_length(device: view_pb2.DeviceView) -> bool:
     return any(each.HasField("minibatches_per_epoch") for each in device.workloads)
 
 
+def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(folder: Path) -> None:
+    everyone = PolicySettings(name="all")
+    with running_fleet(folder, FLEET, policy=everyone, site_budget_w=200.0, minibatches_per_epoch=None) as fleet:
+        nodes = fleet.nodes()
+        wrong = next(number for number, config in nodes.items() if config["device-id"] == "xavier-0")
+        nodes[wrong]["agent-socket"] = str(fleet.socket("orin-nano-0"))
+        grid = InProcessGrid(client_app, nodes, CONFIG)
+        _train(fleet, grid, rounds=1)
+        [planned] = fleet.newest_run().rounds
+        assert {each.device_id for each in planned.plan.assignments} == {"agx-orin-0", "orin-nano-0"}
+        assert not planned.failed_device_ids
+        [left_out] = [each for each in planned.plan.decisions if not each.selected]
+        assert left_out.device_id == "xavier-0" and "is that of orin-nano-0" in left_out.reason
+
+
 def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
     fastest = PolicySettings(name="fastest-k", clients=2)
     with running_fleet(folder, FLEET, policy=fastest, site_budget_w=75.0, minibatches_per_epoch=None) as fleet:

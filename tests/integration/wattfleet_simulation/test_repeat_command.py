@@ -19,6 +19,7 @@ def test_command_repeats_the_fleet() -> None:
         "modes": 20,
         "policy": "random",
         "clients": 2,
+        "deadline_s": None,
         "seed": 3,
         "own_epochs": False,
         "duties": ["mobilenetv3:60:500", "resnet:30:300:0.9"],
@@ -26,6 +27,8 @@ def test_command_repeats_the_fleet() -> None:
     }
 
     assert "--own-epochs" in repeat_command({**settings, "own_epochs": True})
+    in_time = {**settings, "policy": "deadline", "clients": None, "deadline_s": 62.5}
+    assert "--policy deadline --deadline-s 62.5 --seed 3" in repeat_command(in_time)
     words = shlex.split(repeat_command(settings))
     given = list(zip(words[2::2], words[3::2], strict=True))
     files = [Path(value) for option, value in given if option == "--device-csv"]

@@ -136,6 +136,7 @@ def report() -> dict[str, Any]:
             "modes": 50,
             "policy": "fastest-k",
             "clients": None,
+            "deadline_s": None,
             "own_epochs": False,
             "duties": [],
             "seed": 7,

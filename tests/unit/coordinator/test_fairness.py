@@ -80,14 +80,14 @@ def two_runs(
     return *runs, live
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("budget_w", [1_000.0, 45.0, 21.0])
 @pytest.mark.parametrize("round_s", [(10.0, 10.0), (60.0, 7.0), (7.0, 60.0)])
 def test_no_run_waits_longer_than_for_the_round_in_flight(
     devices: int, budget_w: float, round_s: tuple[float, float]
 ) -> None:
     a, b, live = two_runs(devices, budget_w, round_s)
-    live(1_200.0)
+    live(500.0)
     assert a.number > 5 and b.number > 5
     # A round of the other run, and the tick in which each asks again.
     assert a.longest_wait_s <= round_s[1] + 2 * TICK_S

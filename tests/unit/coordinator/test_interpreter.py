@@ -25,7 +25,6 @@ def _as_before() -> Iterator[None]:
     yield
     sys.setswitchinterval(switch_s)
     gc.callbacks[:] = callbacks
-    gc.unfreeze()
 
 
 def test_what_outlives_a_collection_is_left_out_of_the_next_and_new_garbage_goes() -> None:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.services.state_times import StateTimes
+from coordinator.state.live_samples import LiveSamples
 from coordinator.state.records import DeviceRecord
 from wattfleet_io.clock import VirtualClock
+from wattfleet_proto.board_sample import BoardSample
 from wattfleet_proto.convert import provenance_from_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import power_pb2
@@ -68,3 +70,13 @@ def test_devices_that_were_forgotten_are_let_go(clock: VirtualClock) -> None:
     known.add("nano")
     times.note(other)
     assert times.since_unix_s(ENROLLED) is None and times.since_unix_s(other) == 5000
+
+
+def test_throttling_is_known_from_when_it_was_reported(times: StateTimes, clock: VirtualClock) -> None:
+    samples = LiveSamples()
+    assert times.throttled_unix_s("orin") is None
+    for count, has_throttled in ((3, False), (3, False), (4, True), (1, False), (None, False), (9, False), (11, True)):
+        assert samples.report("orin", BoardSample(throttle_events=count)) is has_throttled, count
+    times.note_throttling("orin")
+    clock.sleep_s(60)
+    assert times.throttled_unix_s("orin") == 5000

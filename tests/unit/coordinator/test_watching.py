@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from coordinator.cli.output.device_words import in_state_for, worst_first
 from coordinator.cli.watching import Viewport
 from wattfleet_io.keyboard import keyboard
 
@@ -81,16 +80,3 @@ def test_keys_of_a_terminal_have_names_and_others_are_ignored(monkeypatch: pytes
             os.write(user, b"x")
             assert wait_for_key(0.2) is None
     os.close(user)
-
-
-def test_devices_that_need_somebody_come_first() -> None:
-    states = {"a": "ready", "b": "offline", "c": "training", "d": "degraded", "e": "offline"}
-    found = [{"device_id": name, "state": state, "left_out": None} for name, state in states.items()]
-    assert [each["device_id"] for each in worst_first(found)] == ["b", "e", "d", "a", "c"]
-
-
-def test_a_device_offline_since_before_the_start_counts_from_its_last_report() -> None:
-    seen = {"state_since_unix_s": None, "last_seen_unix_s": 1000.0}
-    assert in_state_for({**seen, "state": "offline"}, 1000.0 + 7200) == "2 h"
-    assert in_state_for({**seen, "state": "ready"}, 1000.0 + 7200) == "-"
-    assert in_state_for({**seen, "state": "ready", "state_since_unix_s": 8000.0}, 8045.0) == "45 s"

@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,16 @@ import pytest
 from edge_agent.cli.choose import _PROBABILITY
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.workload_folders import WorkloadFolders
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.modes import PowerMode, board_named, modes_to_array
+from wattfleet.modes import PROFILE_COLUMNS, PowerMode, board_named, modes_to_array
 
 HIGHEST = "6,1510400,624750000,2133000000"
+HIGHEST_LABEL = "6c 1.51/0.62/2.13"
 
 
 @pytest.fixture
@@ -34,6 +38,14 @@ def run(agent, profiled_state):
 def copied(profiled_state, tmp_path):
     """A state directory of one's own to damage."""
     return shutil.copytree(profiled_state, tmp_path / "copied", ignore=shutil.ignore_patterns("*.sock"))
+
+
+@pytest.fixture
+def of_unknown_length(copied):
+    """A state of which no app has told how many minibatches an epoch has."""
+    folders = WorkloadFolders(copied)
+    folders.note(replace(folders.known("built-in"), minibatches_per_epoch=None))
+    return copied
 
 
 def truth(mode):
@@ -76,6 +88,33 @@ def test_a_deadline_with_the_least_energy_or_the_least_power(run):
     assert energy["epoch_kj"] <= power["epoch_kj"] and power["power_w"] <= energy["power_w"]
 
 
+def test_the_least_deadline_that_is_named_in_seconds_can_be_kept(run):
+    ended = run("choose", "--deadline-s", 100)
+    assert ended.code == 2 and "minibatches per" not in ended.err and " ms" not in ended.err
+    least_s = re.search(r"allow at least ([\d.]+) s", " ".join(ended.err.split()))[1]
+    assert run("choose", "--deadline-s", least_s).code == 0
+    assert run("choose", "--deadline-s", float(least_s) - 0.2).code == 2
+
+
+def test_a_deadline_for_an_epoch_of_unknown_length_says_how_to_give_it(run, of_unknown_length):
+    ended = run("choose", "--deadline-s", 800, state=of_unknown_length)
+    assert (ended.code, ended.out) == (2, "")
+    assert "no app has told yet how many minibatches an epoch of 'built-in' has" in " ".join(ended.err.split())
+    assert "pass --minibatches-per-epoch" in " ".join(ended.err.split())
+    given = run("choose", "--deadline-s", 800, "--minibatches-per-epoch", 2000, "--json", state=of_unknown_length)
+    assert given.content == run("choose", "--deadline-s", 800, "--json").content
+    halved = run("choose", "--deadline-s", 400, "--minibatches-per-epoch", 1000, "--json").content
+    assert halved["mode"] == given.content["mode"]
+
+
+def test_seconds_of_an_epoch_of_unknown_length_are_said_to_be_assumed(run, of_unknown_length):
+    for command in (["choose", "--budget-w", 12], ["front"]):
+        assert "assumed" not in run(*command).out
+        assert "An epoch is assumed to have 2,000 minibatches" in run(*command, state=of_unknown_length).out
+        content = run(*command, "--json", state=of_unknown_length).content
+        assert (content["is_epoch_length_assumed"], content["minibatches_per_epoch"]) == (True, 2000)
+
+
 def test_a_measured_mode_is_said_to_be_measured(run):
     shown = run("choose", "--budget-w", 100).out
     assert "Best mode for orin-nano within 100 W" in shown
@@ -87,7 +126,7 @@ def test_a_measured_mode_is_said_to_be_measured(run):
     ("arguments", "said"),
     [
         (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: give a budget of at least"),
-        (["--deadline-s", "1"], "no mode takes at most 0.5 ms per minibatch"),
+        (["--deadline-s", "1"], "no mode trains an epoch of 2,000 minibatches within 1 s with a probability of 0.95"),
         (["--budget-w", "10", "--probability", "1"], "the probability must be between 0 and 1"),
         (["--budget-w", "10", "--deadline-s", "10"], "pass exactly one of --budget-w, --deadline-s"),
         ([], "pass exactly one of"),
@@ -173,7 +212,8 @@ def test_the_front_is_plotted_beside_what_was_measured(run, monkeypatch):
     for columns in (80, 120):
         monkeypatch.setenv("COLUMNS", str(columns))
         shown = run("front").out
-        assert "predicted front" in shown and "measured" in shown and "seconds for one epoch" in shown
+        assert "front" in shown and "x: measured; the others are predicted" in shown
+        assert "measured" in shown and "seconds for one epoch" in shown
         assert max(map(len, shown.splitlines())) <= columns
         assert "jetson-1 (orin-nano, simulated), built-in" in shown
 
@@ -181,13 +221,51 @@ def test_the_front_is_plotted_beside_what_was_measured(run, monkeypatch):
 def test_the_front_trades_time_for_power_and_is_offered(run):
     content = run("front", "--json").content
     front = content["front"]
-    times_s = [point["warmup_s"] + point["epoch_s"] for point in front]
+    times_s = [point["warmup_s"] + point["epoch_s"] for point in front if not point["measured"]]
     assert times_s == sorted(times_s)
     planned = [point["planned_w"] for point in front]
     assert planned == sorted(planned, reverse=True)
     device = open_device(PROFILED, seed=0)
     assert {tuple(point["mode"].values()) for point in front} <= set(map(tuple, device.modes.tolist()))
     assert len(content["measured"]) == 12
+
+
+def test_a_measured_mode_of_the_front_has_its_measured_values(run, tmp_path):
+    content = run("front", "--json").content
+    measured = {point["label"]: point for point in content["measured"]}
+    on_front = {point["label"]: point for point in content["front"]}
+    both = measured.keys() & on_front.keys()
+    assert both == {label for label, point in on_front.items() if point["measured"]} and len(both) >= 3
+    for label in both:
+        for name in ("warmup_s", "epoch_s", "power_w"):
+            assert on_front[label][name] == measured[label][name]
+    # What a round reserves stays that of the prediction.
+    assert all(on_front[label]["planned_w"] != on_front[label]["power_w"] for label in both)
+    chosen = run("choose", "--budget-w", 100, "--json").content
+    assert (on_front[chosen["label"]]["epoch_s"], chosen["measured"]) == (chosen["epoch_s"], chosen["label"] in both)
+
+    rows = [line.split() for line in run("front").out.splitlines() if " x " in line and "," in line]
+    assert rows
+    for row in rows:
+        assert float(row[-3]) == pytest.approx(measured[" ".join(row[:2])]["epoch_s"], abs=0.06)
+    run("front", "--html", tmp_path / "front.html")
+    page = (tmp_path / "front.html").read_text(encoding="utf-8")
+    assert page.count("<td>measured</td>") == len(both)
+    assert f"{measured[HIGHEST_LABEL]['epoch_s']:,.1f}" in page
+
+
+def test_the_front_of_a_replayed_file_is_titled_with_the_file(agent, tmp_path):
+    board = SimulatedDevice("orin-nano", 0)
+    modes = board.modes[:: len(board.modes) // 12]
+    columns = (*modes.T.astype(int), *board.truth(modes))
+    file = tmp_path / "yolo_on_a_nano.csv"
+    rows = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+    file.write_text("\n".join([",".join(PROFILE_COLUMNS), *rows]))
+    place = ("--device", f"replay:{file}", "--state-dir", tmp_path / "state")
+    assert agent("profile", *place, "--modes", 5, "--device-id", "desk").code == 0
+    title = "desk, replayed from the file yolo_on_a_nano"
+    assert agent("front", *place, "--json").content["title"] == title
+    assert agent("front", *place).out.startswith(f"{title}\n")
 
 
 def test_the_page_opens_without_any_network(run, tmp_path):

@@ -15,11 +15,20 @@ from tests.fakes.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
 from wattfleet_io.clock import SystemClock
 from wattfleet_io.systemd.ownership import InstalledCode
 
+EXISTING = Path("/usr/bin/env")
+
 
 @pytest.fixture(autouse=True)
-def installed_by_root(monkeypatch):
-    """Where the tests run, Wattfleet may be anyone's."""
-    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, contents: None)
+def installed(monkeypatch):
+    """Set which code runs: by default code that the service can run, as Wattfleet may be anyone's in the tests."""
+
+    def be(program=EXISTING, imported=(), writable=None):
+        code = InstalledCode(program, (), imported)
+        monkeypatch.setattr("wattfleet_io.systemd.ownership.running_code", lambda: code)
+        monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, look_at=os.stat: writable)
+
+    be()
+    return be
 
 
 @pytest.fixture
@@ -72,12 +81,29 @@ def test_the_table_says_what_to_do(agent, orin, tmp_path):
     assert max(map(len, ended.out.splitlines())) <= 100
 
 
-def test_an_installation_that_no_service_should_run_is_told(look, orin, monkeypatch):
-    assert look(spec(orin))[1]["installation"]["level"] == "ok"
-    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, contents: Path("/srv/theirs"))
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ({}, None),
+        ({"writable": Path("/srv/theirs")}, "users other than root can write /srv/theirs"),
+        ({"program": Path("/root/env/bin/wattfleet")}, "is in a home or temporary directory"),
+        ({"imported": [Path("/home/me/wattfleet")]}, "is in a home or temporary directory"),
+        ({"program": Path("/opt/nowhere/bin/wattfleet")}, "does not exist"),
+    ],
+)
+def test_doctor_says_of_an_installation_what_install_says(look, agent, orin, installed, tmp_path, code, said):
+    installed(**code)
     code, found = look(spec(orin))
-    assert (code, found["installation"]["level"]) == (0, "limited")
-    assert "users other than root can write /srv/theirs" in found["installation"]["found"]
+    install = agent("install", "--coordinator", "127.0.0.1:7070", "--dry-run", "--root", tmp_path / "image")
+    assert code == 0 and (install.code == 0) is (said is None)
+    finding = found["installation"]
+    if said is None:
+        assert (finding["level"], finding["advice"]) == ("ok", "")
+        return
+    assert finding["level"] == "limited" and said in finding["found"]
+    refused = " ".join(install.err.split())
+    what, why = finding["found"].removeprefix("`wattfleet agent install` would refuse this. "), finding["advice"]
+    assert f"{what}; {why}" in refused, "the same words"
 
 
 def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_path):

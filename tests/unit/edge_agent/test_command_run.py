@@ -3,8 +3,18 @@
 import asyncio
 import os
 import signal
+from datetime import timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from wattfleet_identity.authority import CertificateAuthority
+from wattfleet_identity.certificates import new_key, read_certificate, read_key, to_pem
+from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.peers import Peer, Role
+from wattfleet_io.clock import utc_now
 
 
 @pytest.fixture
@@ -110,3 +120,41 @@ def test_the_agent_runs_with_the_effective_settings(run, started_with, tmp_path)
     ((settings, device_folder),) = started_with
     assert (settings.device.id, settings.profile.minibatches_per_epoch) == ("orin-nano-0", 100)
     assert (settings.device.state_dir, device_folder) == (tmp_path, tmp_path / "device")
+
+
+def test_metrics_for_other_machines_are_refused_before_the_device_is_opened(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("edge_agent.devices.selection.open_device", lambda *_, **__: pytest.fail("it was opened"))
+
+    def run(address, *more):
+        return agent(
+            *("run", "--device", "simulated:orin-nano", "--device-id", "orin-nano-0", "--state-dir", tmp_path),
+            *("--metrics-address", address, *more),
+        )
+
+    refused = run("0.0.0.0:9466")
+    assert refused.code == 2
+    for words in ("--metrics-address 0.0.0.0:9466: other machines reach it", "wattfleet agent join", "--insecure"):
+        assert words in refused.err
+    assert run("9466", "--insecure").code == 2
+    enrol_for_clients_only(tmp_path / "identity")
+    earlier = run("0.0.0.0:9466")
+    assert earlier.code == 2 and "was issued for clients only" in earlier.err and "loopback" in earlier.err
+
+
+def enrol_for_clients_only(folder):
+    """A device's identity as earlier coordinators issued it."""
+    authority, key = CertificateAuthority.create("fleet", utc_now()), new_key()
+    uri = Peer("fleet", Role.DEVICE, "orin-nano-0").uri
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(read_certificate(authority.certificate_pem).subject)
+        .public_key(read_key(key).public_key())
+        .serial_number(1)
+        .not_valid_before(utc_now() - timedelta(days=1))
+        .not_valid_after(utc_now() + timedelta(days=1))
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
+        .sign(read_key(authority.key_pem), hashes.SHA256())
+    )
+    write_identity(folder, Identity(key, to_pem(certificate), authority.certificate_pem))

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from edge_agent.exporter.served_address import noted
 from edge_agent.paths import SESSION_FILE
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
 from edge_agent.session.status import SessionNews
@@ -159,3 +160,14 @@ def test_an_agent_at_work_and_a_change_that_was_left_are_told_apart(agent, jetso
         assert f"in use by process {os.getpid()}, which will restore it" in shown
     (tmp_path / "device" / BACKUP_FILE).write_text(json.dumps({}))
     assert "yes; undo with `wattfleet agent restore`" in agent("status", "--state-dir", tmp_path).out
+
+
+def test_where_the_agent_serves_its_metrics_is_shown_while_it_runs(agent, jetson, tmp_path):
+    url = "http://127.0.0.1:9466/metrics"
+    with noted(url, tmp_path):
+        assert url not in agent("status", "--state-dir", tmp_path).out, "no agent runs"
+        with backed_up(open_sysfs(jetson), tmp_path / "device"):
+            assert url in agent("status", "--state-dir", tmp_path).out
+            assert agent("status", "--state-dir", tmp_path, "--json").content["metrics"] == {"url": url}
+    with backed_up(open_sysfs(jetson), tmp_path / "device"):
+        assert url not in agent("status", "--state-dir", tmp_path).out

@@ -149,3 +149,23 @@ def test_plaintext_that_is_still_allowed_after_the_enrolment_is_pointed_out(fold
 
 def test_no_service_is_installed(tmp_path: Path) -> None:
     assert InstalledConnection.read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_enrolled", "is_insecure", "level", "says"),
+    [
+        ("127.0.0.1:9466", False, False, "ok", "for this machine only"),
+        ("0.0.0.0:9466", True, False, "ok", "for viewers and operators"),
+        ("0.0.0.0:9466", False, True, "limited", "anybody on the network can read"),
+        ("0.0.0.0:9466", False, False, "fails", "has no certificate to protect it"),
+        ("9466", False, False, "fails", "'9466' is not an address"),
+    ],
+)
+def test_who_may_read_the_services_metrics_is_checked(
+    folder: Path, address: str, is_enrolled: bool, is_insecure: bool, level: str, says: str
+) -> None:
+    if is_enrolled:
+        enrol(folder)
+    metrics = look(folder, service=InstalledConnection(HERE, is_insecure, address))["metrics"]
+    assert metrics.level == level and says in metrics.found
+    assert bool(metrics.advice) == (level != "ok")

@@ -159,3 +159,18 @@ def test_a_service_in_plaintext_is_installed_with_a_warning(install):
     done = install("--insecure")
     assert done.code == 0 and "WATTFLEET_AGENT_SESSION_INSECURE=true\n" in done.out
     assert "warning: the connection to site.example:7070 is plaintext" in done.err
+
+
+def test_a_service_serves_the_metrics_that_install_was_told_to(settings_of):
+    assert settings_of(*planned(ServiceSettings("host", "jetson-1", "127.0.0.1:7070"))).metrics.address is None
+    local = ServiceSettings("host", "jetson-1", "127.0.0.1:7070", metrics_address="127.0.0.1:9466")
+    assert settings_of(*planned(local)).metrics.address == "127.0.0.1:9466"
+
+
+def test_metrics_for_other_machines_are_not_installed_without_a_certificate(agent, install, tmp_path):
+    done = install("--metrics-address", "0.0.0.0:9466")
+    assert done.code == 2 and list(tmp_path.iterdir()) == []
+    assert "--metrics-address 0.0.0.0:9466: other machines reach it" in done.err
+    assert install("--metrics-address", "9466", "--insecure").code == 2
+    plaintext = install("--metrics-address", "0.0.0.0:9466", "--insecure")
+    assert plaintext.code == 0 and "WATTFLEET_AGENT_METRICS_ADDRESS=0.0.0.0:9466\n" in plaintext.out

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from coordinator.errors import InvalidCertificateError
-from coordinator.identity.access import Access
+from wattfleet_identity.certificate_check import CertificateCheck, InvalidCertificateError
 from wattfleet_identity.certificates import Certificate
 from wattfleet_identity.peers import UnknownPeerError
 
@@ -16,8 +15,8 @@ NOW = datetime(2026, 5, 1, tzinfo=timezone.utc)
 ORIN = Certificate("1f", NOW - timedelta(days=9), NOW + timedelta(days=1), "spiffe://fleet-1/device/orin")
 
 
-def access(*revoked: str) -> Access:
-    return Access("fleet-1", is_revoked=revoked.__contains__, now=lambda: NOW)
+def check(*revoked: str) -> CertificateCheck:
+    return CertificateCheck("fleet-1", is_revoked=revoked.__contains__, now=lambda: NOW)
 
 
 @pytest.mark.parametrize(
@@ -30,23 +29,23 @@ def access(*revoked: str) -> Access:
 def test_an_expired_or_revoked_certificate_begins_no_call_and_keeps_no_session(
     certificate: Certificate, revoked: str, reason: str
 ) -> None:
-    for check in (access(revoked).require_valid, access(revoked).require_still_valid):
+    for require in (check(revoked).require_valid, check(revoked).require_still_valid):
         with pytest.raises(InvalidCertificateError, match=reason):
-            check(certificate)
+            require(certificate)
 
 
 def test_a_valid_certificate_begins_a_call_and_keeps_its_session() -> None:
-    access("2e").require_valid(ORIN)
-    access("2e").require_still_valid(ORIN)
+    check("2e").require_valid(ORIN)
+    check("2e").require_still_valid(ORIN)
 
 
 def test_another_fleets_certificate_or_one_without_a_name_begins_no_call() -> None:
     with pytest.raises(InvalidCertificateError, match="is of the fleet 'fleet-2', and this is 'fleet-1'"):
-        access().require_valid(replace(ORIN, uri="spiffe://fleet-2/device/orin"))
+        check().require_valid(replace(ORIN, uri="spiffe://fleet-2/device/orin"))
     with pytest.raises(UnknownPeerError):
-        access().require_valid(replace(ORIN, uri=""))
+        check().require_valid(replace(ORIN, uri=""))
 
 
 def test_names_are_not_taken_apart_each_second() -> None:
     # With ten thousand sessions, that would keep everything else waiting for 0.2 s.
-    access().require_still_valid(replace(ORIN, uri=""))
+    check().require_still_valid(replace(ORIN, uri=""))

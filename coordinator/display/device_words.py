@@ -1,0 +1,103 @@
+"""How a list of devices is ordered, and words for how far each is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from coordinator.display.wording import age
+
+if TYPE_CHECKING:
+    from coordinator.display.view_values import Values
+
+STATES = ("offline", "degraded", "profiling", "enrolled", "training", "ready")
+"""The states of devices, the worst first."""
+
+
+TROUBLES = ("hot", "throttled", "over budget")
+"""What can be wrong with a device that takes part in rounds."""
+
+HOT_C = 85.0
+"""From this temperature on a board is hot: agents discard measurements above it, and boards throttle near 95."""
+
+THROTTLED_WITHIN_S = 600.0
+"""So long a board counts as throttled after it has throttled itself, as in the alert."""
+
+
+def troubles(device: Values, now_unix_s: float) -> list[str]:
+    """Which of `TROUBLES` a device has.
+
+    It is over budget if its last observed training drew more watts than the plan allowed it.
+    """
+    sample, throttled_unix_s, limit_w = device["sample"], device["throttled_unix_s"], device["observed_limit_w"]
+    celsius = None if sample is None else sample["temperature_c"]
+    has = {
+        "hot": celsius is not None and celsius >= HOT_C,
+        "throttled": throttled_unix_s is not None and now_unix_s - throttled_unix_s < THROTTLED_WITHIN_S,
+        "over budget": limit_w is not None and device["observed_w"] > limit_w,
+    }
+    return [name for name in TROUBLES if has[name]]
+
+
+def worst_first(devices: Iterable[Values], now_unix_s: float) -> list[Values]:
+    """Devices in the order in which somebody has to look at them.
+
+    First those that are offline, left out because of their reports, degraded, or have `troubles`; then by state in the
+    order of `STATES`. Within each, drained devices come first, and then the slower ones.
+    """
+
+    def rank(each: Values) -> tuple[int, int]:
+        state = STATES.index(each["state"])
+        if state == 0:
+            return 0, 0
+        if each["left_out"] is not None:
+            return 1, 0
+        if state == 1:
+            return 2, 0
+        found = troubles(each, now_unix_s)
+        return (3, -len(found)) if found else (2 + state, 0)
+
+    return sorted(
+        devices,
+        key=lambda each: (
+            rank(each),
+            not each["drained"],
+            -(each["fastest_epoch_s"] or 0.0),
+            each["device_id"],
+        ),
+    )
+
+
+def in_state_for(content: Values, now_unix_s: float) -> str:
+    """How long a device has been in its state; since its last report if it was offline when the coordinator began."""
+    since = content["state_since_unix_s"]
+    if since is None and content["state"] == "offline":
+        since = content["last_seen_unix_s"]
+    return "-" if since is None else age(now_unix_s - since)
+
+
+def live_line(sample: Values | None) -> str:
+    """What a board's sensors said last, in one line."""
+    if sample is None:
+        return "unknown: it is offline, or its agent is older"
+    from wattfleet.modes import PowerMode
+
+    parts: tuple[tuple[str, Callable[[Any], str]], ...] = (
+        ("power_w", lambda value: f"{value:.1f} W"),
+        ("temperature_c", lambda value: f"{value:.0f} °C"),
+        ("mode", lambda value: PowerMode(**value).label()),
+        ("fan_share", lambda value: f"fan {value:.0%}"),
+        ("gpu_use_share", lambda value: f"GPU {value:.0%} used"),
+    )
+    return ", ".join(text(sample[name]) for name, text in parts if sample[name] is not None) or "no sensor answers"
+
+
+def profiling_left(content: Values) -> str:
+    """About how long profiling still takes at most."""
+    return "-" if content["profiling_left_s"] is None else f"≤ {age(content['profiling_left_s'])}"
+
+
+def measured_modes(content: Values) -> str:
+    """The measured modes; while the device profiles, of how many."""
+    of = f" of {content['target_modes']:,}" if content["state"] == "profiling" and content["target_modes"] else ""
+    return f"{content['profiled_modes']:,}{of}"

@@ -1,0 +1,63 @@
+"""Serves an agent's metrics at `/metrics`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+
+from edge_agent.exporter.collector import AgentCollector
+from edge_agent.exporter.figures import AgentFigures, DeviceFacts
+from edge_agent.exporter.protection import guard_of, is_exposed
+from edge_agent.exporter.served_address import noted
+from edge_agent.settings import AgentSettings
+from wattfleet.errors import WattfleetError
+from wattfleet_identity.channels import PLAINTEXT_WARNING
+from wattfleet_identity.identity_folder import read_identity
+from wattfleet_io.addresses import split_address
+from wattfleet_io.bounded_http_server import ConnectionLimits, serving
+
+_log = logging.getLogger(__name__)
+
+_LIMITS = ConnectionLimits(connections=8, timeout_s=10.0)
+
+
+@contextmanager
+def metrics_served(
+    settings: AgentSettings, address: str, device: DeviceFacts, figures: Callable[[], AgentFigures]
+) -> Iterator[str]:
+    """Serve `/metrics` from a thread until the context is left; yields its URL.
+
+    Args:
+        settings: the agent's.
+        address: host:port to listen on; port 0 takes a free one.
+        device: what the agent serves.
+        figures: what it knows now; called in the thread of a request.
+
+    Raises:
+        InvalidInputError: the address is in use or does not exist, or would be plaintext although it must not.
+    """
+    folder, insecure = settings.identity_folder, settings.session.insecure
+    guard = guard_of(address, folder, insecure)
+    registry = CollectorRegistry()
+
+    def expires_at() -> datetime | None:
+        try:
+            identity = read_identity(folder)
+        except WattfleetError:  # the session says so
+            return None
+        return None if identity is None else identity.certificate.not_after
+
+    registry.register(AgentCollector(device, figures, expires_at))
+    ProcessCollector(registry=registry)
+    host, port = split_address(address)
+    if is_exposed(address, folder, insecure):
+        _log.warning("the address of the metrics, %s, is %s", address, PLAINTEXT_WARNING)
+    with serving(make_wsgi_app(registry), "metrics", host, port, _LIMITS, guard) as bound:
+        url = f"{'http' if guard is None else 'https'}://{host}:{bound}/metrics"
+        with noted(url, settings.device.state_dir):
+            _log.info("metrics are served at %s", url)
+            yield url

@@ -1,0 +1,194 @@
+"""The blocks of commands in the documentation, and what a mark beside each says of it.
+
+A mark is the comment before a block. `<!-- run: board -->` names the group of blocks that one test module runs, in
+`GROUPS`. `<!-- not run: needs a Jetson -->` says why no test runs the block.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "deploy/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
+]
+GROUPS = {
+    "board": "tests/integration/docs/test_board_commands.py",
+    "board with two workloads": "tests/integration/docs/test_board_commands.py",
+    "imitated board": "tests/integration/docs/test_board_commands.py",
+    "this machine": "tests/integration/docs/test_board_commands.py",
+    "duty": "tests/integration/docs/test_board_commands.py",
+    "fleet": "tests/integration/docs/test_fleet_commands.py",
+    "app": "tests/integration/docs/test_app_commands.py",
+    "desk": "tests/integration/docs/test_desk.py",
+}
+"""Group of blocks -> the test module that runs them."""
+
+PROGRAMS = (
+    *("wattfleet", "wattfleet-superlink", "wattfleet-supernode", "flower-superlink", "flwr"),
+    *("cd", "curl", "docker", "git", "journalctl", "kubectl", "make", "pip", "psql", "python", "sudo", "systemctl"),
+)
+_SHELL = ("bash", "console", "sh")
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
+_MARK = re.compile(r"^\s*<!-- (?P<kind>run|not run): (?P<text>.+) -->$")
+_PLACEHOLDER = re.compile(r"<[a-zA-Z][^<>\n]*>")
+_PROMPT = "$ "
+_BEFORE_A_PROGRAM = {"sudo", "until", "while", "do", "docker", "compose", "exec", "coordinator"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a block, and the lines that the page shows as its output."""
+
+    command: str
+    output: list[str]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        page: path in the repository.
+        line: of the fence, from 1.
+        language: behind the fence; empty for none.
+        lines: without the fence and its indentation.
+        group: the group that a test runs; empty for none.
+        reason: why no test runs it; empty for none.
+    """
+
+    page: str
+    line: int
+    language: str
+    lines: list[str]
+    group: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def has_prompts(self) -> bool:
+        return any(line.startswith(_PROMPT) for line in self.lines)
+
+    @property
+    def has_commands(self) -> bool:
+        first = next(filter(None, self.lines), "").split(" ")[0]
+        return self.language in _SHELL or (not self.language and (self.has_prompts or first in PROGRAMS))
+
+    def steps(self) -> list[Step]:
+        """The commands in their order, each with its output; a block without prompts is one command."""
+        if not self.has_prompts:
+            return [Step(self.text, [])]
+        steps: list[Step] = []
+        for line in self.lines:
+            if line.startswith(_PROMPT):
+                steps.append(Step(line.removeprefix(_PROMPT), []))
+            elif steps:
+                steps[-1].output.append(line)
+        return steps
+
+
+def blocks() -> list[Block]:
+    """The blocks of all pages that have commands."""
+    return [block for page in PAGES for block in blocks_of_page(page) if block.has_commands]
+
+
+def blocks_of(group: str) -> list[Block]:
+    """The blocks of a group, in the order of the pages."""
+    return [block for block in blocks() if block.group == group]
+
+
+def blocks_of_page(page: Path) -> Iterator[Block]:
+    """All fenced blocks of a page."""
+    lines = page.read_text(encoding="utf-8").split("\n")
+    number = 0
+    while number < len(lines):
+        begin, fence = number, _FENCE.match(lines[number])
+        number += 1
+        if fence is None:
+            continue
+        while lines[number].strip() != "```":
+            number += 1
+        mark = _MARK.match(lines[begin - 1])
+        yield Block(
+            page.relative_to(ROOT).as_posix(),
+            begin + 1,
+            fence["language"],
+            [line.removeprefix(fence["indent"]) for line in lines[begin + 1 : number]],
+            **({} if mark is None else {("group" if mark["kind"] == "run" else "reason"): mark["text"]}),
+        )
+        number += 1
+
+
+def calls(command: str, program: str) -> list[list[str]]:
+    """The arguments of each call of a program in a shell's commands; `/opt/bin/PROGRAM` is the same program."""
+    text = _PLACEHOLDER.sub("PLACEHOLDER", command).replace("\\\n", " ")
+    found = []
+    for line in text.split("\n"):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("();<>|&"):
+                names = [each.rpartition("/")[2] for each in words]
+                if program in names and {*names[: names.index(program)]} <= _BEFORE_A_PROGRAM:
+                    found.append(words[names.index(program) + 1 :])
+                words = []
+            else:
+                words.append(word)
+    return found
+
+
+def resolved(arguments: list[str], root: click.Command) -> tuple[click.Context, list[str]]:
+    """A context of the command that a call names, and the arguments that are left."""
+    context, rest = click.Context(root, info_name=root.name), list(arguments)
+    while isinstance(context.command, click.Group) and rest and not rest[0].startswith("-"):
+        _, child, rest = context.command.resolve_command(context, rest)
+        assert child is not None
+        context = click.Context(child, info_name=child.name, parent=context)
+    return context, rest
+
+
+def check_call(arguments: list[str], root: click.Command, is_complete: bool = True) -> None:
+    """Parse a call without executing it.
+
+    Args:
+        arguments: behind the program's name; `...` stands for any.
+        root: the program.
+        is_complete: False if the call may lack arguments, as in a sentence: then only names are checked.
+
+    Raises:
+        click.UsageError: there is no such command or option, or a value is missing or is none of the choices.
+    """
+    context, rest = resolved(arguments, root)
+    command = context.command
+    if not is_complete or "..." in rest:
+        known = {
+            name for parameter in command.get_params(context) for name in parameter.opts + parameter.secondary_opts
+        }
+        for name in (word.partition("=")[0] for word in rest if word.startswith("--")):
+            if name not in known:
+                raise click.NoSuchOption(name, ctx=context)
+        return
+    values, left, _ = command.make_parser(context).parse_args(rest)
+    if left:
+        raise click.UsageError(f"unexpected: {left}")
+    for parameter in command.get_params(context):
+        value = values.get(parameter.name)
+        if parameter.required and (value is None or parameter.value_is_missing(value)):
+            raise click.MissingParameter(ctx=context, param=parameter)
+        if isinstance(parameter.type, click.Choice) and isinstance(value, str):
+            parameter.type.convert(value, parameter, context)

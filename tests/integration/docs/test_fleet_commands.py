@@ -1,0 +1,104 @@
+"""The operator's commands, as the pages show them, on one coordinator that is served."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.documented_commands import ROOT, Block, blocks_of
+from tests.fakes.documented_runs import run_block
+from tests.fakes.served import Agent, Client, serving
+from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
+from wattfleet.prediction import Artefact, write_artefact
+from wattfleet_proto.v1 import planning_pb2, session_pb2
+
+_PAGE = (ROOT / "docs/coordinator.md").read_text()
+_WORKLOAD = "digits"
+_NODES = {"orin-0": 10, "orin-1": 11, "nano-0": 12, "nx-0": 13}
+_ENDS = re.compile("coordinator (forget|reference)")
+_SITE = """
+[supplies.site]
+budget = { watts = 120.0 }
+[supplies.rack]
+parent = "site"
+budget = { watts = 80.0 }
+devices = ["orin*"]
+[supplies.roof]
+parent = "site"
+budget = { query = "watts", url = "http://127.0.0.1:9", fallback_w = 25.0 }
+devices = ["n*"]
+[devices.nano-0]
+limit_w = 12.0
+tags = ["lab"]
+"""
+
+
+def run_of_the_page() -> str:
+    """The run that the page shows; it is recorded anew from time to time."""
+    found = re.search(r"^run (\S+): FedAvg", _PAGE, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+async def in_its_third_round(client: Client) -> dict[str, Agent]:
+    """Four devices, and a run whose third round is in flight."""
+    agents = {name: client.agent() for name in _NODES}
+    for name, agent in agents.items():
+        front, idle_w = (ORIN_FRONT, 5.0) if name.startswith("orin") else (NANO_FRONT, 3.0)
+        await agent.become_ready(name, front, idle_w)
+    bindings = [planning_pb2.NodeBinding(node_id=number, device_id=name) for name, number in _NODES.items()]
+    await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+    run = run_of_the_page()
+    start = planning_pb2.StartRunRequest(run_id=run, strategy="FedAvg", rounds=3, workload={"name": _WORKLOAD})
+    await client.planning.StartRun(start)
+    for number in range(1, 4):
+        ask = planning_pb2.PlanRoundRequest(run_id=run, round=number, node_ids=list(_NODES.values()), epochs=1.0)
+        plan = await client.planning.PlanRound(ask)
+        if number == 3:
+            break
+        for assignment in plan.assignments:
+            seen = session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.0, power_w=30.0)
+            await agents[assignment.device_id].send(observation=seen)
+        await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=40.0))
+        await client.end_trainings()
+        metrics = {"accuracy": 0.5, "loss": 1.5}
+        await client.planning.ReportMetrics(
+            planning_pb2.ReportMetricsRequest(run_id=run, round=number, metrics=metrics)
+        )
+    return agents
+
+
+def of_this_fleet(block: Block, reference: Artefact) -> Block:
+    """The block with the digest of this fleet's reference in its commands."""
+    lines = [
+        re.sub(r"\b[0-9a-f]{12}\b", reference.digest[:12], line) if line.startswith("$ ") else line
+        for line in block.lines
+    ]
+    return replace(block, lines=lines)
+
+
+@pytest.mark.timeout(300)
+async def test_commands_of_an_operator(
+    config: CoordinatorSettings, another: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_artefact(another, tmp_path / "second-reference")
+    (tmp_path / "site.toml").write_text(_SITE)
+    site = {"budget_w": None, "file": tmp_path / "site.toml"}
+    # The agents here renew no lease by themselves.
+    async with serving(config.with_values(site=site, sessions={"missed_leases": 1000})) as client:
+        agents = await in_its_third_round(client)
+        # What ends a run or a session comes last.
+        for block in sorted(blocks_of("fleet"), key=lambda block: bool(_ENDS.search(block.text))):
+            if "plan --dry-run" in block.text:
+                await client.end_trainings()
+            if "coordinator forget" in block.text:
+                await agents["nano-0"].goodbye()
+                await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_of_the_page()))
+            shown = of_this_fleet(block, another)
+            await asyncio.to_thread(run_block, shown, {"--coordinator": client.bound.address})

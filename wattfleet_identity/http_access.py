@@ -1,0 +1,97 @@
+"""TLS for addresses that serve HTTP: the server's certificate, and the viewers and operators who may read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from typing import NamedTuple
+
+from wattfleet.errors import WattfleetError
+from wattfleet_identity.certificate_check import CertificateCheck
+from wattfleet_identity.certificates import Certificate
+from wattfleet_identity.peers import Role
+
+_log = logging.getLogger(__name__)
+
+VIEWING = frozenset({Role.OPERATOR, Role.VIEWER})
+"""The roles that may read everything."""
+
+
+class AccessDeniedError(WattfleetError):
+    """The caller's role may not do this: use a certificate of another role, or enrol."""
+
+
+class ServerTls(NamedTuple):
+    """What a server proves itself with, and by what it recognizes its callers; each part is PEM.
+
+    Attributes:
+        key_pem: its private key.
+        certificate_pem: its certificate.
+        trusted_pem: the certificates of the authorities that callers' certificates must come from.
+    """
+
+    key_pem: bytes
+    certificate_pem: bytes
+    trusted_pem: bytes
+
+
+class HttpAccess:
+    """Lets viewers and operators read over HTTPS with their certificates, which Prometheus can send."""
+
+    def __init__(self, tls: Callable[[], ServerTls], certificates: CertificateCheck) -> None:
+        """Serve with a certificate that may be replaced at any time.
+
+        Args:
+            tls: the server's certificate, whichever is in use. If it raises a `WattfleetError`, the one before is used.
+            certificates: says whether a caller's certificate is valid.
+
+        Raises:
+            WattfleetError: there is no certificate.
+        """
+        self._tls = tls
+        self._certificates = certificates
+        self._used = tls()
+        self._context = server_context(self._used)
+
+    def context(self) -> ssl.SSLContext:
+        """The TLS settings of the next connection."""
+        try:
+            tls = self._tls()
+        except WattfleetError as error:
+            _log.debug("the certificate before stays in use: %s", error)
+            return self._context
+        if tls != self._used:
+            self._context, self._used = server_context(tls), tls
+        return self._context
+
+    def require_viewer(self, connection: ssl.SSLSocket | ssl.SSLObject) -> Role:
+        """Make sure that a caller may read, once the handshake is over; returns the caller's role.
+
+        Raises:
+            AccessDeniedError: its role may not read.
+            InvalidCertificateError: its certificate has expired, was revoked or is of another fleet.
+            UnknownPeerError: its certificate names no peer.
+        """
+        der = connection.getpeercert(binary_form=True)
+        assert der is not None, "the handshake requires a certificate"
+        certificate = Certificate.from_pem(ssl.DER_cert_to_PEM_cert(der).encode())
+        self._certificates.require_valid(certificate)
+        if certificate.peer.role not in VIEWING:
+            raise AccessDeniedError(f"{certificate.peer} may not read this: use a certificate of the role viewer")
+        return certificate.peer.role
+
+
+def server_context(tls: ServerTls) -> ssl.SSLContext:
+    """TLS with the server's certificate, for clients with a certificate of a trusted authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    # The files may be replaced meanwhile, and Python's TLS takes certificates from files only.
+    with open(os.memfd_create("server certificate"), "w+b") as memory:
+        memory.write(tls.key_pem + tls.certificate_pem)
+        memory.flush()
+        context.load_cert_chain(f"/proc/self/fd/{memory.fileno()}")
+    context.load_verify_locations(cadata=tls.trusted_pem.decode())
+    return context
