@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import click
@@ -27,7 +28,6 @@ GROUPS = {
     "this machine": "tests/integration/docs/test_board_commands.py",
     "duty": "tests/integration/docs/test_board_commands.py",
     "fleet": "tests/integration/docs/test_fleet_commands.py",
-    "app": "tests/integration/docs/test_app_commands.py",
     "desk": "tests/integration/docs/test_desk.py",
 }
 """Group of blocks -> the test module that runs them."""
@@ -155,7 +155,7 @@ def calls(command: str, program: str) -> list[list[str]]:
 def resolved(arguments: list[str], root: click.Command) -> tuple[click.Context, list[str]]:
     """A context of the command that a call names, and the arguments that are left."""
     context, rest = click.Context(root, info_name=root.name), list(arguments)
-    while isinstance(context.command, click.Group) and rest and not rest[0].startswith("-"):
+    while isinstance(context.command, click.Group) and rest and not rest[0].startswith(("-", "...")):
         _, child, rest = context.command.resolve_command(context, rest)
         assert child is not None
         context = click.Context(child, info_name=child.name, parent=context)
@@ -188,6 +188,8 @@ def check_call(arguments: list[str], root: click.Command, is_complete: bool = Tr
         raise click.UsageError(f"unexpected: {left}")
     for parameter in command.get_params(context):
         value = values.get(parameter.name)
+        if isinstance(value, Enum):  # Click's sign of a value that is not given
+            value = None
         if parameter.required and (value is None or parameter.value_is_missing(value)):
             raise click.MissingParameter(ctx=context, param=parameter)
         if isinstance(parameter.type, click.Choice) and isinstance(value, str):

@@ -32,21 +32,12 @@ class InfeasibleDeadlineError(InvalidInputError):
     """No known mode finishes within the given time.
 
     Attributes:
-        least_ms: milliseconds per minibatch that would suffice for a mode.
+        least_ms: milliseconds per minibatch that would suffice; infinity if that is unknown.
     """
 
-    def __init__(self, deadline_ms: float, least_ms: float, probability: float) -> None:
-        """Describe a deadline that no mode keeps.
-
-        Args:
-            deadline_ms: milliseconds per minibatch that were given.
-            least_ms: milliseconds per minibatch that would suffice.
-            probability: probability with which a mode has to keep the deadline.
-        """
-        super().__init__(
-            f"no mode takes at most {deadline_ms:g} ms per minibatch with a probability of {probability:g}: allow"
-            f" at least {least_ms:.1f} ms"
-        )
+    def __init__(self, message: str, least_ms: float = np.inf) -> None:
+        """Describe a deadline that no mode keeps."""
+        super().__init__(message)
         self.least_ms = least_ms
 
 
@@ -271,5 +262,10 @@ def _in_time(known: KnownModes, deadline_ms: float, probability: float) -> NDArr
     safe = known.safe_minibatch_ms(probability)
     in_time = np.flatnonzero(safe <= deadline_ms)
     if not len(in_time):
-        raise InfeasibleDeadlineError(deadline_ms, float(safe.min(initial=np.inf)), probability)
+        least_ms = float(safe.min(initial=np.inf))
+        raise InfeasibleDeadlineError(
+            f"no mode takes at most {deadline_ms:g} ms per minibatch with a probability of {probability:g}: allow"
+            f" at least {least_ms:.1f} ms",
+            least_ms,
+        )
     return in_time

@@ -169,10 +169,10 @@ async def test_what_clients_evaluated_is_shown_after_what_the_server_did(config:
         await a_round(client, orin)
         request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"clientapp_accuracy": 0.625})
         await client.planning.ReportMetrics(request)
-        _, _, head, _, more, _ = (await shell("rounds", columns=90)).stdout.splitlines()
+        _, _, head, _, more = (await shell("rounds", columns=90)).stdout.splitlines()
         assert head.split()[-3:] == ["accuracy", "f1", "loss"]
         assert more == "--json also prints recall, clientapp_accuracy"
-        assert "clientapp_accuracy 0.625" in " ".join((await shell("round", RUN, "1")).stdout.split())
+        assert "clientapp_accuracy 0.625" in " ".join((await shell("round", RUN, "1", columns=140)).stdout.split())
 
 
 async def test_what_is_no_number_is_null_in_json(config: CoordinatorSettings) -> None:

@@ -48,9 +48,9 @@ def command_of(simulated: SimulationSettings, scratch: Path) -> str:
 
 
 def test_the_policy_and_its_options_reach_the_coordinator(tmp_path: Path) -> None:
-    assert "--policy deadline" in (command := command_of(settings("deadline", 62.5), tmp_path))
+    assert "--policy deadline" in (command := command_of(settings("deadline", 62.5), tmp_path / "a"))
     assert command.endswith("--deadline-s 62.5") and "--clients" not in command
-    other = command_of(settings("fastest-k", None, clients=2), tmp_path)
+    other = command_of(settings("fastest-k", None, clients=2), tmp_path / "b")
     assert "--clients 2" in other and "--deadline-s" not in other
 
 
