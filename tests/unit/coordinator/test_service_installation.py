@@ -74,13 +74,13 @@ def test_an_installation_is_removed_without_its_settings(image: Commands, tmp_pa
         ("[server]\naddress = '127.0.0.1:1'", "the settings name no budget"),
         (
             "[site]\nbudget_w = 1\n[identity]\ndirectory = '/home/ann/ids'",
-            "identity.directory /home/ann/ids: is in a home",
+            "directory /home/ann/ids: is in a home",
         ),
         ("[site]\nfile = '/tmp/site.toml'", "site.file /tmp/site.toml: is in a home or temporary directory"),
         ("[site]\nbudget = 1", "unknown key 'budget' in"),
         (
             "[site]\nbudget_w = 1\n[server]\naddress = '0.0.0.0:7070'",
-            "coordinator init --identity /var/lib/wattfleet-coord",
+            "init --identity /var/lib/wattfleet-coord",
         ),
     ],
 )
