@@ -38,7 +38,8 @@ async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings
         await client.agent().hello("orin-new")
         await shell("drain", "nano")
         shown = (await shell("devices")).stdout
-        assert [line.split()[:3] + line.split()[5:8] for line in shown.splitlines()[1:3]] == [
+        assert [line.split()[:3] + line.split()[5:8] for line in shown.splitlines()[1:4]] == [
+            ["orin-new", "agx-orin", "enrolled", "0", "-", "-"],
             ["nano", "agx-orin", "ready", "50", "3.0", "35.0"],
             ["drained"],
         ]
@@ -113,7 +114,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> No
         shown = (await shell("device", "nano")).stdout
         for line in ("state ready: parked", "own limit 20 W", "tags lab, old (by command)"):
             assert line in [" ".join(each.split()) for each in shown.splitlines()]
-        assert shown.count("\n") == 13 + 2 + 4
+        assert shown.count("\n") == 14 + 2 + 4
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
