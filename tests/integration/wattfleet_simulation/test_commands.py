@@ -123,7 +123,9 @@ def test_settings_of_the_users_own_fleet_do_not_reach_a_simulation(monkeypatch: 
     monkeypatch.setenv("WATTFLEET_COORDINATOR_SITE_FILE", "site.toml")
     monkeypatch.setenv("WATTFLEET_AGENT_PROFILE_MODES_FIRST", "3")
     monkeypatch.setenv("WATTFLEET_IDENTITY", "/home/anna/identity")
+    monkeypatch.setenv("WATTFLEET_CONFIG", "/home/anna/config.toml")
     found = environment({"FLWR_HOME": "/tmp/flower"})
-    assert not [name for name in found if name.startswith("WATTFLEET_")]
+    own = {name: value for name, value in found.items() if name.startswith("WATTFLEET_")}
+    assert own == {"WATTFLEET_CONFIG": ""}, "no settings file is read"
     assert environment({"WATTFLEET_IDENTITY": "own"})["WATTFLEET_IDENTITY"] == "own"
     assert found["FLWR_HOME"] == "/tmp/flower"
