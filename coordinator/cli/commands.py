@@ -23,6 +23,7 @@ from coordinator.cli.removal import delete, forget
 from coordinator.cli.round import round_
 from coordinator.cli.rounds import rounds
 from coordinator.cli.runs import runs
+from coordinator.cli.service import install, uninstall
 from coordinator.cli.store import app as store_commands
 from coordinator.cli.workloads import profile, workloads
 from wattfleet_io.settings.command import SettingsCommand, effective
@@ -112,6 +113,8 @@ for command in (
 ):
     app.command(command.__name__.rstrip("_"), cls=ClientCommand)(command)
 app.command()(init)
+for service_command in (install, uninstall):
+    app.command(service_command.__name__)(service_command)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
     app.command(identity_command.__name__.replace("_", "-"), cls=ClientCommand)(identity_command)
 app.add_typer(rotation_commands, name="rotate-authority")

@@ -42,7 +42,7 @@ def doctor(
     """
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.diagnosis.machine import diagnose
-    from edge_agent.systemd.ownership import running_code
+    from wattfleet_io.systemd.ownership import running_code
 
     folder = folder_of_device(device, state_dir)
     findings = list(

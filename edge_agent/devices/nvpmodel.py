@@ -9,13 +9,13 @@ from edge_agent.devices.device import Knobs, ModeNotAppliedError
 from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, parse_conf
 from edge_agent.devices.jetson.presets import is_cpu_clock, preset_mode
-from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.clock import Clock
+from wattfleet_io.programs import ProgramResult, RunProgram
 
 CUSTOM_CONF = "nvpmodel.conf"
 """A copy of NVIDIA's configuration with one more mode, in the state directory."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
-from edge_agent.devices.jetson.programs import run_no_program, run_program
 from edge_agent.devices.jtop import open_jtop
 from edge_agent.devices.meters.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
@@ -21,6 +20,7 @@ from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS
 from wattfleet_io.clock import SystemClock
+from wattfleet_io.programs import run_no_program, run_program
 
 _THIS_MACHINE = Path("/")
 _VIRTUAL = (*(f"simulated:{name}" for name in BOARDS), "simulated:<kind>:real-time", "replay:<file>.csv")

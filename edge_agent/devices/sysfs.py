@@ -15,7 +15,6 @@ from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.memory import Memory
 from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfError, parse_conf
 from edge_agent.devices.jetson.presets import preset_mode
-from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
 from edge_agent.devices.jetson.thermal import read_conditions
 from edge_agent.devices.meters.polled_meter import PolledMeter
@@ -24,6 +23,7 @@ from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
 from wattfleet_io.clock import Clock
+from wattfleet_io.programs import RunProgram
 
 # The Nano is not among the simulated boards; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)

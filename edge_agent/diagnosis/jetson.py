@@ -11,7 +11,6 @@ from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
 from edge_agent.devices.jetson.identity import identify
 from edge_agent.devices.jetson.memory import Memory
-from edge_agent.devices.jetson.programs import run_no_program
 from edge_agent.devices.jetson.rails import BoardPower
 from edge_agent.devices.jetson.thermal import read_conditions, read_throttle_counters, read_zones
 from edge_agent.devices.sysfs import default_memory_hz
@@ -19,6 +18,7 @@ from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.console import count_of
+from wattfleet_io.programs import run_no_program
 
 _AS_ROOT = "run this as root: `sudo wattfleet agent doctor`"
 _DRIVER = "check that the kernel is NVIDIA's, from JetPack 4 to 7"

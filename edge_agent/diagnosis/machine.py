@@ -19,12 +19,13 @@ from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.identity import identity_findings
 from edge_agent.diagnosis.jetson import jetson_findings
-from edge_agent.systemd.installation import InstalledConnection, code_problem
-from edge_agent.systemd.ownership import InstalledCode
+from edge_agent.systemd.installation import InstalledConnection
 from edge_agent.training.knob_backup import KnobBackupError, holder_of
 from edge_agent.training.mode_change import has_backup
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.clock import utc_now
+from wattfleet_io.systemd.installation import code_problem
+from wattfleet_io.systemd.ownership import InstalledCode
 
 
 def diagnose(

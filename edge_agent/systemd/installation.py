@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.selection import is_virtual
 from edge_agent.exporter.protection import is_exposed as metrics_exposed
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
-from edge_agent.systemd.ownership import InstalledCode, Stat
 from edge_agent.workloads.loading import Processor, require_workload
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_identity.identity_folder import read_identity
 from wattfleet_io.addresses import split_address
-from wattfleet_io.atomic_files import remove_file, replace_file
+from wattfleet_io.systemd.installation import SETTINGS_FOLDER, UNIT_FOLDER, InstallationPlan, RemovalPlan, unit_of
+from wattfleet_io.systemd.ownership import InstalledCode, Stat
 
 UNIT_FILE = "wattfleet-agent.service"
 """The unit, beside this module."""
 
-UNIT_PATH = f"/etc/systemd/system/{UNIT_FILE}"
-SETTINGS_PATH = "/etc/wattfleet/agent.env"
+UNIT_PATH = f"{UNIT_FOLDER}/{UNIT_FILE}"
+SETTINGS_PATH = f"{SETTINGS_FOLDER}/agent.env"
 GROUP = "wattfleet"
 
 _INSECURE = "WATTFLEET_AGENT_SESSION_INSECURE"
@@ -33,15 +32,6 @@ _INSECURE = "WATTFLEET_AGENT_SESSION_INSECURE"
 
 _METRICS_ADDRESS = "WATTFLEET_AGENT_METRICS_ADDRESS"
 """What it takes for `--metrics-address`."""
-
-_SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
-_INSTALL_AS_ROOT = f"install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
-# Hidden from the service by the unit's ProtectHome and PrivateTmp.
-_HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")
-
-
-class InstallationError(WattfleetError):
-    """A step of the installation failed; earlier steps are done."""
 
 
 @dataclass(frozen=True)
@@ -174,136 +164,6 @@ class InstalledConnection:
         return bool(self.coordinator) and not is_loopback(split_address(self.coordinator)[0])
 
 
-@dataclass(frozen=True)
-class InstallationPlan:
-    """The planned installation.
-
-    Attributes:
-        files: content of each file, by path on the machine.
-        commands: commands to run afterwards, in order.
-        writable: a part of the service's code that users other than root may write, if that was allowed.
-    """
-
-    files: dict[str, str]
-    commands: tuple[tuple[str, ...], ...]
-    writable: Path | None = None
-
-    def write_files(self, root: Path) -> None:
-        """Write the files.
-
-        Args:
-            root: root of the machine's files; `/` on the machine itself.
-
-        Raises:
-            InstallationError: one cannot be written.
-        """
-        for path, content in self.files.items():
-            place = root / path.lstrip("/")
-            try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(place, content.encode())
-            except OSError as error:
-                raise InstallationError(f"{place}: cannot be written: {error.strerror}; install as root") from None
-
-    def run_commands(self, run: RunProgram) -> None:
-        """Run the commands.
-
-        Raises:
-            InstallationError: one failed; earlier ones were run.
-        """
-        run_all(self.commands, run)
-
-
-@dataclass(frozen=True)
-class RemovalPlan:
-    """The planned removal of the service.
-
-    Attributes:
-        before: commands that stop it, which restores the device.
-        files: files to remove then, by path on the machine.
-        after: commands that make systemd forget it.
-    """
-
-    before: tuple[tuple[str, ...], ...]
-    files: tuple[str, ...]
-    after: tuple[tuple[str, ...], ...]
-
-    def present(self, root: Path) -> list[Path]:
-        """The files that exist.
-
-        Args:
-            root: root of the machine's files; `/` on the machine itself.
-        """
-        places = [root / path.lstrip("/") for path in self.files]
-        return [place for place in places if place.exists()]
-
-    def remove_files(self, root: Path) -> None:
-        """Remove the files that exist.
-
-        Raises:
-            InstallationError: one cannot be removed.
-        """
-        for place in self.present(root):
-            try:
-                remove_file(place)
-            except OSError as error:
-                raise InstallationError(f"{place}: cannot be removed: {error.strerror}; uninstall as root") from None
-
-
-def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
-    """Run commands one after the other.
-
-    Raises:
-        InstallationError: one failed; earlier ones were run.
-    """
-    for command in commands:
-        result = run(command, "")
-        if result.code != 0:
-            raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
-
-
-@dataclass(frozen=True)
-class CodeProblem:
-    """Why the service cannot or must not run the installed code.
-
-    Attributes:
-        found: what is wrong.
-        remedy: what to do.
-        writable: a part of the code that users other than root may write, if that is the problem: it may be allowed.
-    """
-
-    found: str
-    remedy: str
-    writable: Path | None = None
-
-
-def code_problem(code: InstalledCode, look_at: Stat = os.stat) -> CodeProblem | None:
-    """Why `installation` refuses the installed code; None if it does not. This may take seconds.
-
-    Args:
-        code: the installed `wattfleet` and the code that it imports.
-        look_at: `os.stat` except in tests.
-
-    Raises:
-        InvalidInputError: a part cannot be read.
-    """
-    program = code.program
-    for part in (program, *code.interpreter, *code.imported):
-        if any(str(path).startswith(_HIDDEN) for path in (part, part.resolve())):
-            return CodeProblem(
-                f"{part}: is in a home or temporary directory, which the service cannot see and whose owner could"
-                " become root",
-                f"{_INSTALL_AS_ROOT}, with the system's own Python",
-            )
-    if not program.exists():
-        return CodeProblem(f"{program}: does not exist", "install Wattfleet with pip, and run its own `wattfleet`")
-    writable = code.writable_by_others(look_at)
-    if writable is None:
-        return None
-    found = f"{program}: users other than root can write {writable}, and so become root"
-    return CodeProblem(found, _INSTALL_AS_ROOT, writable)
-
-
 def installation(
     settings: ServiceSettings, code: InstalledCode, look_at: Stat = os.stat, allow_writable: bool = False
 ) -> InstallationPlan:
@@ -318,14 +178,10 @@ def installation(
     Raises:
         InvalidInputError: the service cannot or must not run that program.
     """
-    problem = code_problem(code, look_at)
-    writable = None if problem is None else problem.writable
-    if problem is not None and (writable is None or not allow_writable):
-        way_out = "" if writable is None else ", or pass --allow-writable"
-        raise InvalidInputError(f"{problem.found}; {problem.remedy}{way_out}")
-    unit = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
+    shipped = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
+    unit, writable = unit_of(shipped, code, look_at, allow_writable)
     return InstallationPlan(
-        files={SETTINGS_PATH: settings.text(), UNIT_PATH: unit.replace(_SHIPPED_PROGRAM, str(code.program))},
+        files={SETTINGS_PATH: settings.text(), UNIT_PATH: unit},
         commands=(
             ("groupadd", "--system", "--force", GROUP),
             ("systemctl", "daemon-reload"),
@@ -343,14 +199,3 @@ def removal() -> RemovalPlan:
         files=(UNIT_PATH, SETTINGS_PATH),
         after=(("systemctl", "daemon-reload"),),
     )
-
-
-def changes(plan: InstallationPlan, root: Path) -> Sequence[tuple[str, str]]:
-    """Each file with its change: write, replace or keep."""
-    return [(path, _change(root / path.lstrip("/"), content)) for path, content in plan.files.items()]
-
-
-def _change(place: Path, content: str) -> str:
-    if not place.exists():
-        return "write"
-    return "keep" if place.read_text(encoding="utf-8") == content else "replace"

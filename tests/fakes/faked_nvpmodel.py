@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_agent.devices.jetson.programs import ProgramResult
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from tests.fakes.jetson_boards import CAP_6
 from tests.fakes.jetson_tree import CPU, FakedJetson
 from wattfleet_io.clock import VirtualClock
+from wattfleet_io.programs import ProgramResult
 
 CONF_IN_FORCE = "/var/lib/nvpmodel/conf_file_path"
 

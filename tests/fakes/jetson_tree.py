@@ -9,11 +9,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_agent.devices.jetson.programs import ProgramResult
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
 from tests.fakes.jetson_boards import CAP_4_5, CAP_6, FakedBoard
 from wattfleet_io.clock import VirtualClock
+from wattfleet_io.programs import ProgramResult
 
 CPU = "/sys/devices/system/cpu"
 BPMP = "/sys/kernel/debug/bpmp/debug"

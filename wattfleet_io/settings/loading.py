@@ -80,17 +80,41 @@ def load(
     for content, origin_of in layers:
         merged = _merged(merged, content)
         origins.update({path: origin_of(path) for path in _paths(content)})
+    return Loaded(_validated(model, merged, origins, config), origins)
+
+
+def settings_of(model: type[S], content: bytes, path: Path) -> S:
+    """The settings of a file alone, as a service has them.
+
+    Args:
+        model: the process's settings.
+        content: of the file.
+        path: the file's name, for messages.
+
+    Raises:
+        InvalidInputError: the content is not TOML, a key is unknown, or a value cannot be used.
+    """
+    tables = _parsed(content, path)
+    return _validated(model, tables, {each: str(path) for each in _paths(tables)}, path)
+
+
+def _validated(model: type[S], tables: Mapping[str, Any], origins: Mapping[str, str], config: Path | None) -> S:
     try:
-        return Loaded(model(**merged), origins)
+        return model(**tables)
     except ValidationError as error:
         raise InvalidInputError("; ".join(explain(error, model, origins, config))) from None
 
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return parse_toml(path.read_bytes())
+        return _parsed(path.read_bytes(), path)
     except OSError as error:
         raise InvalidInputError(f"cannot read the settings file {path}: {error.strerror}") from None
+
+
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(content)
     except ValueError as error:
         raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
 

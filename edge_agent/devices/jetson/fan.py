@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.knob_files import KnobNames, noting, set_value, value_of
-from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.tree import Tree
+from wattfleet_io.programs import RunProgram
 
 _SERVICE = "nvfancontrol"
 _FULL_PWM = 255

@@ -2,7 +2,7 @@
 
 import sys
 
-from edge_agent.devices.jetson.programs import run_no_program, run_program
+from wattfleet_io.programs import run_no_program, run_program
 
 
 def test_a_program_is_answered_and_all_that_it_says_is_heard():

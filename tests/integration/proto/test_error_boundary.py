@@ -51,7 +51,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "edge_agent.session.references.ReferenceRefusedError",  # before profiling
     "edge_agent.training.knob_backup.DeviceBusyError",  # before the socket is served
     "edge_agent.training.knob_backup.KnobBackupError",  # before the socket is served
-    "edge_agent.systemd.installation.InstallationError",  # by a command, not by the service
+    "wattfleet_io.systemd.installation.InstallationError",  # by a command, not by the service
     "edge_agent.workloads.process.WorkloadFailedError",  # while profiling
 }
 

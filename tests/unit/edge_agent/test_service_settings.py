@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from edge_agent.systemd.installation import SETTINGS_PATH, UNIT_PATH, ServiceSettings, installation
-from edge_agent.systemd.ownership import InstalledCode
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.authority import CertificateAuthority
 from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_identity.identity_folder import Identity, write_identity
 from wattfleet_identity.peers import Peer, Role
 from wattfleet_io.clock import utc_now
+from wattfleet_io.systemd.ownership import InstalledCode
 
 CODE = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
 OLD_EXEC = (
@@ -129,7 +129,7 @@ def test_settings_that_cannot_be_stored_are_refused(values, why):
 
 @pytest.fixture
 def install(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("edge_agent.systemd.ownership.running_code", lambda: CODE)
+    monkeypatch.setattr("wattfleet_io.systemd.ownership.running_code", lambda: CODE)
 
     def install(*words):
         command = ("install", "--coordinator", "site.example:7070", "--dry-run", "--allow-writable", "--root", tmp_path)

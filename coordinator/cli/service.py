@@ -1,0 +1,106 @@
+"""`wattfleet coordinator install` and `uninstall`: the coordinator as a systemd service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.cli.options import JsonOption
+from wattfleet_io.systemd.steps import (
+    THIS_MACHINE,
+    AllowWritableOption,
+    DryRunOption,
+    ImageToCleanOption,
+    ImageToWriteOption,
+    YesOption,
+    remove,
+    show_installation,
+)
+from wattfleet_io.systemd.steps import install as carry_out
+
+if TYPE_CHECKING:
+    from coordinator.settings import CoordinatorSettings
+
+
+def install(
+    site_budget_w: Annotated[
+        float | None,
+        typer.Option(min=0, help="Limit the power of all devices together to this many watts.", show_default=False),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Serve gRPC on this host:port. Default: as `serve`, 127.0.0.1:7070.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Install these settings, as `serve --config` reads them. Default: those of the other options, else"
+            " those that are installed.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    root: ImageToWriteOption = THIS_MACHINE,
+    allow_writable: AllowWritableOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Show every file and command, ask for confirmation, and install the coordinator as a systemd service."""
+    from coordinator.listeners import exposed_plaintext
+    from coordinator.systemd.installation import installation, require_usable
+    from wattfleet_identity.channels import PLAINTEXT_WARNING
+    from wattfleet_io.systemd.ownership import running_code
+
+    text, settings = _settings(site_budget_w, address, config, root)
+    require_usable(settings, root)
+    plan = installation(text, running_code(), allow_writable=allow_writable)
+    show_installation(plan, root, json_, whole=True)
+    if settings.identity.insecure and (exposed := exposed_plaintext(settings, has_authority=False)):
+        typer.echo(f"warning: {' and '.join(exposed)}: {PLAINTEXT_WARNING}", err=True)
+    if not dry_run:
+        carry_out(plan, root, yes, "installed; check it with: systemctl status wattfleet-coordinator")
+
+
+def uninstall(
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    root: ImageToCleanOption = THIS_MACHINE,
+    json_: JsonOption = False,
+) -> None:
+    """Stop the service, and remove its files; keep settings, store and authority."""
+    from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY, removal
+
+    kept = f"{SETTINGS_PATH}, {STATE_DIRECTORY} with store and authority, and the user"
+    remove(removal(), root, dry_run, yes, json_, kept)
+
+
+def _settings(
+    site_budget_w: float | None, address: str | None, config: Path | None, root: Path
+) -> tuple[str, CoordinatorSettings]:
+    """The settings file to install, and what it says.
+
+    Raises:
+        InvalidInputError: no settings are named, they contradict each other, or they cannot be used.
+    """
+    from coordinator.settings import CoordinatorSettings
+    from coordinator.systemd.installation import SETTINGS_PATH, settings_text
+    from wattfleet.errors import InvalidInputError
+    from wattfleet_io.settings.loading import settings_of
+
+    installed = root / SETTINGS_PATH.lstrip("/")
+    if config is not None and (site_budget_w is not None or address is not None):
+        raise InvalidInputError("pass --config or the other settings, not both")
+    if site_budget_w is not None:
+        content, source = settings_text(site_budget_w, address).encode(), installed
+    elif address is not None:
+        raise InvalidInputError("--address needs --site-budget-w, too; change one that is installed in its file")
+    else:
+        source = config or installed
+        try:
+            content = source.read_bytes()
+        except OSError as error:
+            remedy = "" if config else ": pass --site-budget-w WATTS, or --config FILE"
+            raise InvalidInputError(f"cannot read the settings file {source}: {error.strerror}{remedy}") from None
+    settings = settings_of(CoordinatorSettings, content, source)
+    return content.decode(), settings

@@ -1,0 +1,1 @@
+"""The coordinator as a systemd service: its unit, and how it is installed."""

@@ -1,0 +1,141 @@
+"""Plans the installation and removal of the coordinator's service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.systemd.installation import (
+    SETTINGS_FOLDER,
+    UNIT_FOLDER,
+    InstallationPlan,
+    RemovalPlan,
+    require_visible,
+    unit_of,
+)
+from wattfleet_io.systemd.ownership import InstalledCode, Stat
+from wattfleet_io.url_passwords import without_passwords
+
+if TYPE_CHECKING:
+    from coordinator.settings import CoordinatorSettings
+
+UNIT_FILE = "wattfleet-coordinator.service"
+"""The unit, beside this module."""
+
+UNIT_PATH = f"{UNIT_FOLDER}/{UNIT_FILE}"
+SETTINGS_PATH = f"{SETTINGS_FOLDER}/coordinator.toml"
+USER_PATH = "/etc/sysusers.d/wattfleet-coordinator.conf"
+USER = "wattfleet-coordinator"
+STATE_DIRECTORY = "/var/lib/wattfleet-coordinator"
+"""The service's working directory: relative paths of the settings are below it."""
+
+
+def settings_text(site_budget_w: float, address: str | None) -> str:
+    """A settings file for a new service.
+
+    Args:
+        site_budget_w: watts of all devices together.
+        address: host:port for gRPC; None for that of `serve`.
+    """
+    lines = [
+        "# Settings of wattfleet-coordinator.service. To apply a change: systemctl restart wattfleet-coordinator",
+        "# `wattfleet coordinator serve --config THIS_FILE --print-config` explains every key.",
+        "",
+        *([] if address is None else ["[server]", f'address = "{address}"', ""]),
+        "[site]",
+        f"budget_w = {site_budget_w:g}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def require_usable(settings: CoordinatorSettings, root: Path) -> None:
+    """Make sure that the service can start with its settings.
+
+    Args:
+        settings: those of its file.
+        root: root of the machine's files; `/` on the machine itself.
+
+    Raises:
+        InvalidInputError: it has no budget, cannot see one of its files, or would serve other machines in plaintext.
+    """
+    from coordinator.identity.authority_folder import AuthorityFolder
+    from coordinator.listeners import exposed_plaintext
+
+    if settings.site.budget_w is None and settings.site.file is None:
+        raise InvalidInputError("the settings name no budget: set budget_w or file in [site]")
+    for what, path in _paths(settings):
+        require_visible(what, path)
+    authority = Path(STATE_DIRECTORY) / settings.identity.directory
+    has_authority = AuthorityFolder.exists(root / str(authority).lstrip("/"))
+    if (exposed := exposed_plaintext(settings, has_authority)) and not settings.identity.insecure:
+        remedy = (
+            "leave out plaintext_address"
+            if has_authority
+            else f"make the fleet's authority first, with `wattfleet coordinator init --identity {authority}`"
+        )
+        raise InvalidInputError(
+            f"{' and '.join(exposed)} would be plaintext, and other machines reach it: {remedy}, or set insecure in"
+            " [identity]"
+        )
+
+
+def _paths(settings: CoordinatorSettings) -> Iterator[tuple[str, Path]]:
+    for group in type(settings).model_fields:
+        for name, value in getattr(settings, group):
+            if isinstance(value, Path):
+                yield f"{group}.{name}", value
+    if "://" not in settings.store.location:
+        yield "store.location", Path(settings.store.location)
+
+
+def installation(
+    settings: str, code: InstalledCode, look_at: Stat = os.stat, allow_writable: bool = False
+) -> InstallationPlan:
+    """Plan an installation.
+
+    Args:
+        settings: content of the settings file.
+        code: the installed `wattfleet` and the code that it imports.
+        look_at: `os.stat` except in tests.
+        allow_writable: whether to allow code that users other than root may write.
+
+    Raises:
+        InvalidInputError: the service cannot or must not run that program.
+    """
+    shipped = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
+    unit, writable = unit_of(shipped, code, look_at, allow_writable)
+    return InstallationPlan(
+        files={
+            SETTINGS_PATH: settings,
+            USER_PATH: f'u {USER} - "Wattfleet coordinator" {STATE_DIRECTORY}\n',
+            UNIT_PATH: unit,
+        },
+        commands=(
+            ("systemd-sysusers", USER_PATH),
+            # The settings may hold the password of a database.
+            ("chown", f"root:{USER}", SETTINGS_PATH),
+            ("chmod", "0640", SETTINGS_PATH),
+            # Root may have made the authority there.
+            ("install", "--directory", "--mode=0700", STATE_DIRECTORY),
+            ("chown", "--recursive", f"{USER}:{USER}", STATE_DIRECTORY),
+            ("systemctl", "daemon-reload"),
+            ("systemctl", "enable", UNIT_FILE),
+            ("systemctl", "restart", UNIT_FILE),
+        ),
+        writable=writable,
+        shown={SETTINGS_PATH: "\n".join(map(without_passwords, settings.splitlines()))},
+        modes={SETTINGS_PATH: 0o600},
+    )
+
+
+def removal() -> RemovalPlan:
+    """Plan the removal of the service; settings, store, authority and the user are kept."""
+    return RemovalPlan(
+        before=(("systemctl", "disable", "--now", UNIT_FILE),),
+        files=(UNIT_PATH, USER_PATH),
+        after=(("systemctl", "daemon-reload"),),
+    )

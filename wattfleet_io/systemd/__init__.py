@@ -1,0 +1,1 @@
+"""Installing Wattfleet's processes as systemd services."""
