@@ -20,7 +20,9 @@ HEADER = JournalHeader("jetson-07", "agx-orin", "hardware", "resnet18-imagenet",
 def view(batch):
     two = front((1.0, 20.0), (2.0, 10.0))
     points = Front(two.modes, two.epoch_s, two.power_w, two.epoch_log_sd, two.power_log_sd, two.warmup_s, batch)
-    return FrontView("orin-0", points, np.empty((0, 4)), *np.empty((3, 0)))
+    predicted = (points.warmup_s, points.epoch_s, points.power_w, points.epoch_log_sd, points.power_log_sd)
+    nothing_measured = (np.empty((0, 4)), *np.empty((3, 0)))
+    return FrontView("orin-0", points, np.zeros(2, dtype=bool), *predicted, *nothing_measured, 100, False)
 
 
 def test_json_has_the_batch_only_where_it_differs():
