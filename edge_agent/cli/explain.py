@@ -51,6 +51,7 @@ def explain(
         "bound": explanation.bound,
         "words": explanation.words(),
         "shares": dict(explanation.shares),
+        "measured_data_wait": fitted.measured.data_waits.get(wanted),
         **expectation_of(fitted, wanted).content(),
     }
     if json_:
@@ -76,5 +77,8 @@ def _print(content: Mapping[str, Any]) -> None:
     console.print()
     console.print(shares)
     console.print()
+    wait = content["measured_data_wait"]
+    if wait is not None:
+        console.print(f"Measured at this mode: a minibatch waits {wait:.0%} of its time for data.")
     lines = lines_of(content)
     console.print(f"{lines['epoch']} per epoch, {lines['power']}: {lines['source']}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.workload_folders import StoredWorkload, WorkloadFolders
 from wattfleet.choosing import Front, KnownModes, ProfilingMethod, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BatchArray, Profile
+from wattfleet.modes import BatchArray, PowerMode, Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 from wattfleet_io.atomic_files import read_regular_file
 
@@ -38,6 +38,7 @@ class MeasuredProfile:
         excluded: modes that the board cannot sustain.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
         method: the method that selected the modes last.
+        data_waits: share of a minibatch that waited for its data, 0 to 1, at the modes where this was measured.
     """
 
     header: JournalHeader
@@ -50,6 +51,7 @@ class MeasuredProfile:
     excluded: ExcludedModes
     first_gcycles: float
     method: ProfilingMethod
+    data_waits: Mapping[PowerMode, float]
 
     @classmethod
     def of(cls, journal: Journal) -> MeasuredProfile:
@@ -65,6 +67,11 @@ class MeasuredProfile:
             ExcludedModes.of(journal),
             journal.first_gcycles,
             journal.method,
+            {
+                record.mode: record.fetch_stall_ms / record.minibatch_ms
+                for record in journal.records
+                if record.fetch_stall_ms is not None
+            },
         )
 
 

@@ -196,6 +196,19 @@ def test_what_bounds_a_mode_is_said_in_words_and_shares(run):
     assert sum(content["shares"].values()) == pytest.approx(1)
 
 
+def test_a_measured_wait_for_data_is_shown_beside_the_predicted_shares(run, copied):
+    journal = only_workload(copied) / "profile.jsonl"
+    header, *lines = journal.read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    mode = [int(knob) for knob in HIGHEST.split(",")]
+    measured = next(record for record in records if record.get("mode") == mode and "minibatch_ms" in record)
+    measured |= {"fetch_stall_ms": measured["minibatch_ms"] / 4, "compute_ms": measured["minibatch_ms"] / 2}
+    journal.write_text("\n".join([header, *map(json.dumps, records)]) + "\n")
+    assert "a minibatch waits 25% of its time for data" in run("explain", HIGHEST, state=copied).out
+    assert run("explain", HIGHEST, "--json", state=copied).content["measured_data_wait"] == pytest.approx(0.25)
+    assert run("explain", HIGHEST, "--json").content["measured_data_wait"] is None
+
+
 def test_slow_memory_bounds_by_memory(run):
     assert run("explain", "6,1510400,624750000,204000000", "--json").content["bound"] == "memory"
 
