@@ -13,9 +13,12 @@ import grpc
 
 from coordinator.errors import ForeignDeviceError, UnknownRecordError
 from coordinator.identity.callers import certificate_of
+from coordinator.identity.certified_device import require_own
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.event_log import log_connected, log_offline, log_state
+from coordinator.services.device_reports import DeviceReports
+from coordinator.services.event_log import log_connected, log_offline
+from coordinator.services.live_sessions import LiveSessions
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.peer_quotas import host_of
 from coordinator.services.pending_reports import PendingReports
@@ -24,26 +27,15 @@ from coordinator.settings import PeerSettings, SessionSettings
 from coordinator.state.enrolments import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
-from coordinator.state.records import DeviceRecord, StoredRecord
-from coordinator.state.workload_fronts import EVERY_WORKLOAD
+from coordinator.state.records import StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet_identity.certificates import Certificate
 from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import (
-    board_sample_from_message,
-    front_from_message,
-    kept_duty_from_message,
-    measured_from_messages,
-    phase_from_message,
-    presets_from_messages,
     provenance_from_message,
-    state_from_message,
-    workload_from_message,
 )
-from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse
-from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import SHARING_MINOR, WORKLOADS_MINOR, common_version
 
@@ -104,8 +96,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._peers = peers
         self._metadata = metadata
         self._has_certificate = has_certificate
-        self._handlers: dict[Lease, asyncio.Task[Any]] = {}
-        self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
+        self._reports = DeviceReports(repository, orders, state_times, now_s)
+        self._live = LiveSessions()
         self._is_closing = False
 
     async def Session(  # type: ignore[override]  # noqa: N802 - named by the protocol; it writes to its context
@@ -133,12 +125,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())
             await self._serve(lease, context, stream)
         except asyncio.CancelledError:
-            ended = self._ended.get(lease)
+            ended = self._live.why_ended(lease)
             if ended is None:
                 raise  # the agent disconnected
-            this = asyncio.current_task()
-            assert this is not None, "a handler is a task"
-            this.uncancel()
         finally:
             self._orders.end(lease.device_id, stream)
             self._clean_up(lease)
@@ -163,7 +152,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             TooManyDevicesError: the connection has enrolled as many new devices as it may.
         """
         try:
-            self._require_own(hello, certificate)
+            require_own(hello, certificate, self._has_certificate)
         except ForeignDeviceError as error:
             _log.warning("a session from %s is refused: %s", host_of(connection), error)
             raise
@@ -183,41 +172,19 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._enrolments.add(connection, host_of(connection))
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s(), is_proven)
         if replaced is not None:
-            self._end(
+            self._live.end(
                 replaced,
                 grpc.StatusCode.ABORTED,
                 f"{hello.device_id}: replaced by a newer session of the same device. If two agents run, one from"
                 " a copy of the other's disk: give each device its own id and remove the file 'installation' from its"
                 " state directory",
             )
-        this = asyncio.current_task()
-        assert this is not None, "a handler is a task"
-        self._handlers[lease] = this
+        self._live.begin(lease)
         self._state_times.note(connected)
         log_connected(connected)
         # A Welcome acknowledges nothing that must be on disk: agents can connect while the disk is full.
         self._repository.save_soon(connected)
         return lease
-
-    def _require_own(self, hello: session_pb2.Hello, certificate: Certificate | None) -> None:
-        """Make sure that a device is the one that its certificate names."""
-        if certificate is None:
-            if self._has_certificate(hello.device_id):
-                raise ForeignDeviceError(
-                    f"{hello.device_id} has a certificate: its agent must use it, at the coordinator's address with TLS"
-                )
-            return
-        peer = certificate.peer
-        for what, claimed, certified in (
-            ("device", hello.device_id, peer.name),
-            ("board", hello.board, peer.board),
-            ("installation", hello.installation, peer.installation),
-        ):
-            if certified and claimed != certified:
-                raise ForeignDeviceError(
-                    f"{hello.device_id}: the certificate is for the {what} {certified!r}, not {claimed!r}: enrol this"
-                    " device with `wattfleet agent join`"
-                )
 
     def _welcome(self, protocol: session_pb2.ProtocolVersion) -> session_pb2.Welcome:
         pace = self._leases.pace
@@ -247,7 +214,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 refusal = ""
                 if not 0 < number <= sequence:
                     try:
-                        record = await self._take(lease.device_id, request)
+                        record = await self._reports.take(lease.device_id, request)
                     except ImplausibleError as error:  # the session lasts: only this report is refused
                         refusal, refused = str(error), refused + 1
                         if refused <= _MAX_LOGGED_REFUSALS:
@@ -255,9 +222,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     sequence = max(sequence, number)
                 lease_number, is_renewed = request.lease.number, False
                 if request.HasField("lease"):
-                    self._take_duty(lease.device_id, request.lease)
-                    self._take_sample(lease.device_id, request.lease)
-                    is_renewed = self._take_lease(lease.device_id, request.lease)
+                    is_renewed = self._reports.take_lease(lease.device_id, request.lease)
                 del request
                 is_report = record is not None or number
                 if is_report and (pending or not await self._stored(record)):
@@ -286,7 +251,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             lease.device_id,
             self._repository,
             partial(self._acknowledge, stream),
-            partial(self._end, lease),
+            partial(self._live.end, lease),
             self._settings.max_unstored_reports,
         )
 
@@ -310,108 +275,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         )
         await stream.write(session_pb2.SessionResponse(ack=ack))
 
-    def _take_duty(self, device_id: str, lease: session_pb2.Lease) -> None:
-        """Take how a device keeps its duty; figures that no device can have are left out."""
-        try:
-            kept = kept_duty_from_message(lease.duty) if lease.HasField("duty") else None
-        except InvalidInputError as error:
-            _log.debug("%s: %s", device_id, error)
-            return
-        if self._fleet.duties.report(device_id, kept):
-            self._fleet.rounds.is_trim_due = True  # its front beside the duty may have arrived before
-
-    def _take_sample(self, device_id: str, lease: session_pb2.Lease) -> None:
-        """Take what a board's sensors said; agents before protocol 2.7 send no sample."""
-        if not lease.HasField("sample"):
-            return
-        try:
-            if self._fleet.samples.report(device_id, board_sample_from_message(lease.sample)):
-                self._state_times.note_throttling(device_id)
-        except InvalidInputError as error:
-            _log.debug("%s: a sample is left out: %s", device_id, error)
-
-    def _take_presets(self, record: DeviceRecord, report: session_pb2.FrontReport) -> None:
-        """Take what a front's report says of the board's presets."""
-        try:
-            presets = presets_from_messages(report.presets)
-        except InvalidInputError as error:
-            _log.debug("%s: its presets are left out: %s", record.device_id, error)
-            presets = ()
-        name = record.fronts[-1].name
-        self._fleet.presets.report(record.device_id, name, presets, [each.name for each in record.fronts])
-
-    def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
-        """Take a device's word on which grant is in force; returns whether this grant is renewed."""
-        grants = self._fleet.rounds.grants
-        # From now on, as the device counts from before it sent this lease.
-        grants.renew(device_id, self._now_s())
-        phase = phase_from_message(lease.phase) if lease.grant_id else GrantPhase.OVER
-        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase, self._now_s())
-        is_renewed = grants.may_be_renewed(device_id)
-        self._orders.send_due(device_id)
-        return is_renewed
-
-    async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
-        """Take one report; returns the record to store before it is acknowledged, even if nothing has changed."""
-        body = request.WhichOneof("body")
-        if body == "state":
-            state = state_from_message(request.state.state)
-            if state is DeviceState.OFFLINE:
-                raise InvalidInputError(f"{device_id}: a device cannot report that it is offline")
-            before = self._fleet.agents.get(device_id)
-            after = self._fleet.agents.report_state(
-                device_id, state, request.state.profiled_modes, request.state.detail
-            )
-            self._state_times.note(after)
-            log_state(before, after)
-            return after
-        if body == "front":
-            report = request.front
-            workload = workload_from_message(report.workload) if report.HasField("workload") else None
-            measured = measured_from_messages(report.measured)
-            if report.no_front:
-                name = EVERY_WORKLOAD if workload is None else workload.name
-                return self._fleet.agents.report_no_front(
-                    device_id, report.no_front, report.idle_w, name, report.is_idle_with_duty
-                )
-            try:
-                reported = self._fleet.agents.report_front(
-                    device_id,
-                    front_from_message(report.front),
-                    report.idle_w,
-                    report.profiled_modes,
-                    report.reference_digest,
-                    workload,
-                    report.minibatches_per_epoch if report.HasField("minibatches_per_epoch") else None,
-                    report.is_idle_with_duty,
-                )
-            except ImplausibleError as error:
-                name = EVERY_WORKLOAD if workload is None else workload.name
-                self._fleet.agents.refuse_front(device_id, str(error), name)
-                raise
-            self._take_presets(reported, report)
-            if workload is not None:
-                self._orders.modes_measured(reported, workload.name, measured)
-            return reported
-        if body == "removed":
-            return self._fleet.agents.remove_workload(device_id, request.removed.workload)
-        if body == "observation":
-            seen = request.observation
-            require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)
-            try:
-                await self._repository.load_round(seen.plan_id)
-                return self._fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w, seen.beside_duty)
-            except UnknownRecordError as error:
-                # For example after the store was replaced. If refused, the agent would repeat it forever.
-                _log.warning("%s: an observation is dropped: %s", device_id, error)
-        if body == "hello":
-            raise InvalidInputError(f"{device_id}: a session must have exactly one Hello")
-        return None  # a lease, or a message of a newer agent
-
     def _clean_up(self, lease: Lease) -> None:
         """Clean up after a session's handler."""
-        self._handlers.pop(lease, None)
-        self._ended.pop(lease, None)
+        self._live.forget(lease)
         # When this coordinator stops, its devices stay stored as connected: the next one expects them back.
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for this record, so it goes with the next transaction.
@@ -423,22 +289,16 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._fleet.samples.forget([lease.device_id])
             self._fleet.presets.forget([lease.device_id])
 
-    def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
-        handler = self._handlers.get(lease)
-        if handler is not None and lease not in self._ended:
-            self._ended[lease] = code, details
-            handler.cancel()
-
     def reconnect_all(self, reason: str) -> int:
         """End all sessions so that the devices reconnect, spread over time, and receive a new Welcome.
 
         Returns:
             The number of sessions.
         """
-        leases = [lease for lease in self._handlers if lease not in self._ended]
+        leases = self._live.leases()
         for lease in leases:
             self._leases.expect_reconnect(lease, self._now_s())
-            self._end(lease, grpc.StatusCode.UNAVAILABLE, reason)
+            self._live.end(lease, grpc.StatusCode.UNAVAILABLE, reason)
         return len(leases)
 
     async def sweep(self) -> None:
@@ -450,15 +310,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 # Stored as offline, so that the next start does not wait for them again.
                 self._repository.save_soon(*map(self._fleet.agents.get, missing))
             for lease in self._leases.expired(self._now_s()):
-                self._end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: its lease has expired")
+                self._live.end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: its lease has expired")
 
     async def close(self) -> None:
         """End all sessions, since the coordinator stops; the devices reconnect to the next one."""
         self._is_closing = True
-        handlers = list(self._handlers.values())
-        for lease in list(self._handlers):
-            self._end(lease, grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
-        await asyncio.gather(*handlers, return_exceptions=True)
+        await self._live.end_all(grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
 
     async def FetchReference(  # noqa: N802 - named by the protocol
         self, request: session_pb2.FetchReferenceRequest, context: Any

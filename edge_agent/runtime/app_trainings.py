@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from edge_agent.runtime.local_socket import BusyError, LocalAgentServicer
+from edge_agent.runtime.device_trainings import DeviceTrainings
 from edge_agent.runtime.peer_credentials import PEER, PeerCredentials
+from edge_agent.runtime.socket_errors import BusyError
 from edge_agent.serving.duty_service import TooManyAppsError
 from wattfleet_io.tasks import run_uncancelled, stop_tasks
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
@@ -21,7 +23,9 @@ _MAX_OF_PROCESS = 8
 
 
 class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
-    """Passes trainings on to the servicer of the ready device; the agent's socket serves it from start to end.
+    """Translates between the local protocol and the trainings of the ready device.
+
+    The agent's socket serves it from start to end.
 
     Args:
         device_id: the device's name.
@@ -29,17 +33,17 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
 
     def __init__(self, device_id: str) -> None:
         self._device_id = device_id
-        self._ready: LocalAgentServicer | None = None
+        self._ready: DeviceTrainings | None = None
         self._calls: dict[asyncio.Task[Any], PeerCredentials | None] = {}
 
     @asynccontextmanager
-    async def served_by(self, servicer: LocalAgentServicer) -> AsyncIterator[None]:
+    async def served_by(self, trainings: DeviceTrainings) -> AsyncIterator[None]:
         """Pass trainings on within this context; at its end, trainings in progress are ended and the device is parked.
 
         Args:
-            servicer: runs the trainings of the ready device.
+            trainings: those of the ready device.
         """
-        self._ready = servicer
+        self._ready = trainings
         try:
             yield
         finally:
@@ -79,9 +83,13 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
         self, request: local_pb2.ShowTrainingRequest, context: Any
     ) -> local_pb2.ShowTrainingResponse:
         """Show the training in progress, and who has begun it."""
-        if self._ready is None:
+        running = None if self._ready is None else self._ready.running
+        if running is None:
             return local_pb2.ShowTrainingResponse()
-        return await self._ready.ShowTraining(request, context)
+        training = local_pb2.TrainingNow(plan_id=running.plan_id, running_s=time.monotonic() - running.began_s)
+        if running.peer is not None:
+            training.uid, training.pid = running.peer.uid, running.peer.pid
+        return local_pb2.ShowTrainingResponse(training=training)
 
     async def GetDevice(  # noqa: N802 - named by the protocol
         self, request: local_pb2.GetDeviceRequest, context: Any

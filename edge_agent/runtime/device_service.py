@@ -16,7 +16,7 @@ from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import REFERENCES_DIRECTORY, TRUST_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
 from edge_agent.runtime.app_trainings import AppTrainings
-from edge_agent.runtime.local_socket import LocalAgentServicer
+from edge_agent.runtime.device_trainings import DeviceTrainings
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.requested_work import RequestedWork
@@ -239,13 +239,11 @@ class DeviceService:
                 watch, self._session, self.reporter, workloads, ready.due_fronts, self._settings.recovery
             )
             self._supervisor = supervisor
-            servicer = LocalAgentServicer(
-                device_id, watch, self._session, workloads, supervisor, self._settings.session
-            )
+            trainings = DeviceTrainings(device_id, watch, self._session, workloads, supervisor, self._settings.session)
             requests = RequestedWork(
                 self._device, self._settings.workload, ready, supervisor, self._session.requests, stopping, self._turns
             )
-            async with aclosing(supervisor), self._trainings.served_by(servicer):
+            async with aclosing(supervisor), self._trainings.served_by(trainings):
                 resting: asyncio.Task[None] | None = None
                 planning: asyncio.Task[None] | None = None
                 measuring: asyncio.Task[None] | None = None

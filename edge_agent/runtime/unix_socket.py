@@ -18,9 +18,9 @@ from typing import Any
 
 import grpc
 
-from edge_agent.runtime.local_socket import STATUS, OwnerOnlyError
 from edge_agent.runtime.peer_credentials import PEER, PeerNotAllowedError, SocketUsers
 from edge_agent.runtime.socket_acceptor import SocketAcceptor
+from edge_agent.runtime.socket_errors import STATUS, OwnerOnlyError
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.error_boundary import Admission, ErrorInterceptor
 from wattfleet_proto.local_socket import owner_socket

@@ -22,7 +22,7 @@ from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.runtime.app_trainings import AppTrainings
-from edge_agent.runtime.local_socket import LocalAgentServicer
+from edge_agent.runtime.device_trainings import DeviceTrainings
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
@@ -75,7 +75,7 @@ class Reports:
 class Agent:
     grant: Callable[..., None]
     loop: asyncio.AbstractEventLoop
-    servicer: LocalAgentServicer
+    device_trainings: DeviceTrainings
     trainings: AppTrainings
 
     def __init__(self, socket: Path, open_fitting: OpenFittingTo | None = None) -> None:
@@ -153,9 +153,9 @@ def agent_at(
             RecoverySettings(retry_s=retry_s),
         )
         settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)
-        agent.servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
+        agent.device_trainings = DeviceTrainings("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
         agent.trainings = trainings = AppTrainings("orin-nano-0")
-        async with aclosing(supervisor), trainings.served_by(agent.servicer), serve_socket(socket, trainings):
+        async with aclosing(supervisor), trainings.served_by(agent.device_trainings), serve_socket(socket, trainings):
             ready.set()
             await stop.wait()
 

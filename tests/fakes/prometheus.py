@@ -10,7 +10,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A process that scrapes a coordinator, and agents, every second."""
+    """A process that scrapes every second."""
 
     url: str
 
@@ -45,19 +45,26 @@ class Prometheus:
         return [value for value in found if not math.isnan(value)]
 
 
+def plaintext_job(name: str, target: str) -> dict[str, Any]:
+    """A scrape job for an address, host:port, that is open to everybody."""
+    return {"job_name": name, "static_configs": [{"targets": [target]}]}
+
+
 @contextmanager
-def scraping(metrics_address: str, rules: Path, folder: Path, agents: Sequence[str] = ()) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes a coordinator and agents, each at host:port, and evaluates some rules."""
+def scraping(jobs: Sequence[Mapping[str, Any]], folder: Path, rules: Sequence[Path] = ()) -> Iterator[Prometheus]:
+    """Run a Prometheus.
+
+    Args:
+        jobs: what it scrapes, in the form of its `scrape_configs`.
+        folder: for its files.
+        rules: files of rules that it evaluates.
+    """
     if not shutil.which("prometheus"):
         pytest.skip("prometheus is not installed (Debian's package prometheus brings it)")
-    scraped = [
-        {"job_name": job, "static_configs": [{"targets": targets}]}
-        for job, targets in (("coordinator", [metrics_address]), ("wattfleet-agents", list(agents)))
-    ]
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(rules)],
-        "scrape_configs": scraped,
+        "rule_files": [str(each) for each in rules],
+        "scrape_configs": jobs,
     }
     written = folder / "prometheus.yml"
     written.write_text(json.dumps(config))  # JSON is YAML

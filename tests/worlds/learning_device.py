@@ -128,7 +128,7 @@ class LearningDevice(Device):
     # --- trainings ----------------------------------------------------------------------------------------------
 
     def _training_began(self, app: App, grant: Grant) -> None:
-        """As `LocalAgentServicer` begins a training, and the app's loader tells of itself."""
+        """As `DeviceTrainings` begins a training, and the app's loader tells of itself."""
         assert grant.mode is not None
         learning = self.learning
         self._many.draws_changed = True

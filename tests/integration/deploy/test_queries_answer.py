@@ -22,7 +22,7 @@ from tests.fakes.agent_settings import agent_settings
 from tests.fakes.dashboard_queries import alert_queries, panel_queries
 from tests.fakes.fronts import front
 from tests.fakes.polling import eventually
-from tests.fakes.prometheus import Prometheus, scraping
+from tests.fakes.prometheus import Prometheus, plaintext_job, scraping
 from tests.fakes.running_agent import fitting_here, new_board
 from tests.fakes.served import Agent, Client, serving
 from tests.fakes.small_fleet import RUN
@@ -153,7 +153,11 @@ async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
         blind = await others(client)
         unanswered = expected_answers()
         assert len(unanswered) > 100
-        with scraping(client.bound.metrics_address, RULES, tmp_path, [own_metrics]) as prometheus:
+        jobs = [
+            plaintext_job("coordinator", client.bound.metrics_address),
+            plaintext_job("wattfleet-agents", own_metrics),
+        ]
+        with scraping(jobs, tmp_path, [RULES]) as prometheus:
             for number in range(1, MOST_ROUNDS):
                 await one_round(client, agents, blind, number)
                 await asyncio.sleep(SCRAPED_S)  # Prometheus scrapes by the clock on the wall

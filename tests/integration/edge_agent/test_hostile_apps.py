@@ -39,7 +39,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 def parked_again(agent: Agent) -> Iterator[None]:
     yield
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
-    until(lambda: not agent.servicer.running)
+    until(lambda: not agent.device_trainings.running)
 
 
 NUMBERS = itertools.count(2)

@@ -72,7 +72,7 @@ def test_an_app_that_reads_no_answers_does_not_delay_parking(agent: Agent) -> No
         await asyncio.Event().wait()
 
     async def begun() -> Any:
-        answers: Any = agent.servicer.Train(requests(), None)
+        answers = agent.device_trainings.answers_to(requests())
         await anext(answers)  # and gRPC never asks for the next, since the app does not read this one
         return answers
 

@@ -15,7 +15,7 @@ import coordinator
 import edge_agent
 import wattfleet
 from coordinator.services.error_statuses import STATUS as COORDINATOR_STATUS
-from edge_agent.runtime.local_socket import STATUS as AGENT_STATUS
+from edge_agent.runtime.socket_errors import STATUS as AGENT_STATUS
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.runtime.local_socket import STATUS
+from edge_agent.runtime.socket_errors import STATUS
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_service import DutyServicer, TooManyAppsError

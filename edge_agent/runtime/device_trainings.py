@@ -1,4 +1,4 @@
-"""The agent's local service, through which an unprivileged Flower ClientApp uses the power knobs."""
+"""The trainings of a ready device: each runs as its app asks, within the grant of its round."""
 
 from __future__ import annotations
 
@@ -9,63 +9,46 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import grpc
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.observation import Observed
-from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.workloads import Workloads
-from edge_agent.profiling.journal import JournalError
-from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.runtime.app_answers import AppAnswers
 from edge_agent.runtime.app_requests import (
     AppNotStoppingError,
     Pause,
     PauseEnded,
-    StreamEndedError,
     reported_times,
     require_start,
     until_finish,
 )
 from edge_agent.runtime.granted_training import GrantedTraining
-from edge_agent.runtime.peer_credentials import PEER, PeerCredentials, PeerNotAllowedError
+from edge_agent.runtime.peer_credentials import PEER, PeerCredentials
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
+from edge_agent.runtime.round_learning import learn_from_round
+from edge_agent.runtime.socket_errors import BusyError
 from edge_agent.runtime.states import (
     MAY_TRAIN,
     DeviceFailed,
     Event,
     TrainingAborted,
     TrainingBegan,
-    TrainingEnded,
     TrainingRejected,
 )
-from edge_agent.serving.duty_service import TooManyAppsError
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.held_grant import Grant, NoGrantError
+from edge_agent.session.held_grant import Grant
 from edge_agent.settings import SessionSettings
 from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.errors import InvalidInputError
 from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start
 from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.error_boundary import StatusTable
-from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
+from wattfleet_proto.v1 import local_pb2, session_pb2
 from wattfleet_proto.version import MINOR
 
 _log = logging.getLogger(__name__)
-
-
-class BusyError(WattfleetError):
-    """The device cannot train now."""
-
-
-class OwnerOnlyError(WattfleetError):
-    """Only the agent's own user may do this: run the command as that user."""
 
 
 @dataclass(frozen=True)
@@ -83,27 +66,16 @@ class RunningTraining:
     began_s: float
 
 
-STATUS: StatusTable = {
-    PeerNotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
-    OwnerOnlyError: grpc.StatusCode.PERMISSION_DENIED,
-    InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
-    ModeNotAppliedError: grpc.StatusCode.ABORTED,
-    PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
-    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    TooManyAppsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    NoGrantError: grpc.StatusCode.FAILED_PRECONDITION,
-    StreamEndedError: grpc.StatusCode.ABORTED,
-    AppNotStoppingError: grpc.StatusCode.ABORTED,
-    JournalError: grpc.StatusCode.INTERNAL,
-    FittingFailedError: grpc.StatusCode.INTERNAL,
-}
-
 # After these errors the device is degraded. An invalid request, in contrast, says nothing about the device.
 _DEVICE_ERRORS = (ModeNotAppliedError, PowerNotReadError)
 
 
-class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
-    """Translates between the local protocol and the training watch."""
+class DeviceTrainings:
+    """Runs the trainings of one device for its apps, one at a time.
+
+    Attributes:
+        running: the training in progress; None if there is none.
+    """
 
     def __init__(
         self,
@@ -114,7 +86,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         supervisor: RecoverySupervisor,
         settings: SessionSettings = SessionSettings(),
     ) -> None:
-        """Serve one device.
+        """Run the trainings of one device.
 
         Args:
             device_id: its name.
@@ -134,32 +106,6 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self._stop_timeout_s = settings.stop_timeout_s
         self._refitting: set[asyncio.Task[None]] = set()
         self.running: RunningTraining | None = None
-
-    async def Train(  # noqa: N802 - named by the protocol
-        self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
-    ) -> AsyncIterator[local_pb2.TrainResponse]:
-        """Run one round's training, from its Start to its Finish or until the ClientApp disconnects."""
-        async with aclosing(self.answers_to(request_iterator)) as answers:
-            async for answer in answers:
-                yield answer
-
-    async def ShowTraining(  # noqa: N802 - named by the protocol
-        self, request: local_pb2.ShowTrainingRequest, context: Any
-    ) -> local_pb2.ShowTrainingResponse:
-        """Show the training in progress, and who has begun it."""
-        if self.running is None:
-            return local_pb2.ShowTrainingResponse()
-        plan_id, peer = self.running.plan_id, self.running.peer
-        training = local_pb2.TrainingNow(plan_id=plan_id, running_s=time.monotonic() - self.running.began_s)
-        if peer is not None:
-            training.uid, training.pid = peer.uid, peer.pid
-        return local_pb2.ShowTrainingResponse(training=training)
-
-    async def GetDevice(  # noqa: N802 - named by the protocol
-        self, request: local_pb2.GetDeviceRequest, context: Any
-    ) -> local_pb2.GetDeviceResponse:
-        """Name the device."""
-        return local_pb2.GetDeviceResponse(device_id=self._device_id)
 
     def answers_to(
         self, requests: AsyncIterator[local_pb2.TrainRequest]
@@ -236,7 +182,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 raise
             finally:
                 self.running = None
-            await run_uncancelled(self._learn(training.learner, observed, request.finish))
+            await run_uncancelled(learn_from_round(training.learner, observed, request.finish, self._supervisor))
         # The next plan needs the observation: deliver it before Flower gets the reply. Do not wait while the
         # coordinator is away: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
@@ -360,27 +306,3 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             )
         )
         return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
-
-    async def _learn(self, learner: OnlineLearner, observed: Observed | None, finish: local_pb2.FinishTraining) -> None:
-        """Learn from a round, and report the state that follows."""
-        drift = not_learned = None
-        failed = finish.failed
-        has_less_choice = finish.is_out_of_memory and learner.out_of_memory()
-        try:
-            if observed is not None:
-                drift = await shield_until_done(learner.observe, observed)
-            elif not failed or has_less_choice:
-                await shield_until_done(learner.refit)
-        except WattfleetError as error:
-            # The round itself is complete; only its observation is lost to the predictor.
-            _log.error("nothing was learned from the round: %s", error)
-            not_learned = str(error)
-        except StoppedError:
-            not_learned = "the observation counts once the device is prepared again"
-        except Exception:
-            # An unexpected error ends the learning only: the device is parked, and ready for the next round.
-            _log.exception("nothing was learned from the round")
-            not_learned = "nothing was learned from the round; see the agent's log"
-        await self._supervisor.handle_with_front(TrainingEnded(failed, drift, not_learned))
-        if has_less_choice:
-            await self._supervisor.report_fronts()

@@ -1,0 +1,53 @@
+"""What a device learns from a round, once its training has ended."""
+
+from __future__ import annotations
+
+import logging
+
+from edge_agent.learning.observation import Observed
+from edge_agent.learning.online_learner import OnlineLearner
+from edge_agent.profiling.profiled_workload import StoppedError
+from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
+from edge_agent.runtime.states import TrainingEnded
+from wattfleet.errors import WattfleetError
+from wattfleet_io.tasks import shield_until_done
+from wattfleet_proto.v1 import local_pb2
+
+_log = logging.getLogger(__name__)
+
+
+async def learn_from_round(
+    learner: OnlineLearner,
+    observed: Observed | None,
+    finish: local_pb2.FinishTraining,
+    supervisor: RecoverySupervisor,
+) -> None:
+    """Learn from a round, and report the state that follows.
+
+    Args:
+        learner: of the workload that was trained.
+        observed: what the round has shown; None if it has shown nothing.
+        finish: what the app said at its end.
+        supervisor: handles the end of the training.
+    """
+    drift = not_learned = None
+    failed = finish.failed
+    has_less_choice = finish.is_out_of_memory and learner.out_of_memory()
+    try:
+        if observed is not None:
+            drift = await shield_until_done(learner.observe, observed)
+        elif not failed or has_less_choice:
+            await shield_until_done(learner.refit)
+    except WattfleetError as error:
+        # The round itself is complete; only its observation is lost to the predictor.
+        _log.error("nothing was learned from the round: %s", error)
+        not_learned = str(error)
+    except StoppedError:
+        not_learned = "the observation counts once the device is prepared again"
+    except Exception:
+        # An unexpected error ends the learning only: the device is parked, and ready for the next round.
+        _log.exception("nothing was learned from the round")
+        not_learned = "nothing was learned from the round; see the agent's log"
+    await supervisor.handle_with_front(TrainingEnded(failed, drift, not_learned))
+    if has_less_choice:
+        await supervisor.report_fronts()
