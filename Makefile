@@ -72,7 +72,7 @@ sbom: install ## Write out/sbom.json: what is installed, as CycloneDX
 	@echo "out/sbom.json"
 
 audit: install ## Look dependencies up in a vulnerability database, where one can be reached
-	$(BIN)/python -m dependencies.audit requirements.lock requirements-device.lock
+	$(BIN)/python -m dependencies.audit requirements.lock requirements-device.lock requirements-supernode.lock
 
 chaos: install ## Kill agents, coordinators, and 200 times on each store everything together, at random moments
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py

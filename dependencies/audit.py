@@ -1,6 +1,6 @@
 """Look the locked packages up in a vulnerability database, with pip-audit.
 
-    python -m dependencies.audit requirements.lock requirements-device.lock
+    python -m dependencies.audit requirements.lock requirements-device.lock requirements-supernode.lock
     AUDIT_ARGS="--vulnerability-service osv" python -m dependencies.audit requirements.lock
 
 Exit codes: 0, all were looked up and none has a known vulnerability; 1, some have; 2, they could not be looked up.

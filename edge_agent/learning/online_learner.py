@@ -15,7 +15,9 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.fitted_modes import Beside, FittedModes, Mask, alone
 from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
 from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.granted_modes import draws_at_most, exceeds_grant, fastest_within, keeps_within
 from edge_agent.learning.observation import Observed
+from edge_agent.learning.offered_batches import OfferedBatches
 from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
 from edge_agent.learning.short_trainings import ShortTrainings
 from edge_agent.profiling.excluded_modes import ExcludedModes
@@ -28,17 +30,11 @@ from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BatchOptions, Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
+from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 from wattfleet_proto.preset_point import MAX_PRESETS, PresetPoint
 
 _log = logging.getLogger(__name__)
-
-# A running mode may be a little less certain to keep its watts than plans demand. Otherwise, facts that hardly matter,
-# such as two loader workers, would lower most modes of a first round, and cost its observation.
-_KEPT_QUANTILE = POWER_QUANTILE - 0.02
-# The watts of a plan are sums and differences, so that a mode may seem to exceed its own by the last digit.
-_ROUNDING = 1e-9
 
 
 def most_modes(journal: Journal, limit: int) -> int:
@@ -102,8 +98,7 @@ class OnlineLearner:
         self._residuals: list[Residual] = []
         self._settled = (-1, 0.0)
         self._news = 0
-        self._announced_batches = known.workload.batches
-        self._ignores_batches = False
+        self._batches = OfferedBatches(known.workload.batches)
         self._short_trainings = ShortTrainings()
         self._take(fitted, self._basis)
 
@@ -216,19 +211,10 @@ class OnlineLearner:
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
                 told = facts  # a virtual board paces minibatches of its own
-            has_choice = self.known.workload.choice is not None
-            if takes_planned_batch:
-                self._ignores_batches = False
-            elif has_choice and batch != facts.batch:
-                _log.warning(
-                    "the app trains with %s instead of batches of %d samples: no batch is chosen for it; use"
-                    " `wattfleet_flower.planned_loader` or `planned_work` in the app",
-                    "batches of unknown size" if batch is None else f"batches of {batch:,} samples",
-                    facts.batch,
-                )
-                self._ignores_batches = True
-            known = self.known.completed(told, minibatches_per_epoch).with_batches(self._batches)
-            return self._take_known(known)
+            self._batches.loader_seen(self.known, batch, takes_planned_batch)
+            return self._take_known(
+                self.known.completed(told, minibatches_per_epoch).with_batches(self._batches.offered)
+            )
 
     def trains_with(self, batch: int) -> None:
         """Note that a plan has chosen a batch size for the training that begins.
@@ -258,10 +244,9 @@ class OnlineLearner:
             InvalidInputError: it is of another task.
         """
         with self._state:
-            if workload.batches != self._announced_batches:
-                self._announced_batches, self._ignores_batches = workload.batches, False
+            self._batches.announced(workload.batches)
             known = self.known.completed(workload.completed(self.known.workload.facts).facts)
-            self._take_known(known.with_batches(self._batches))
+            self._take_known(known.with_batches(self._batches.offered))
 
     def _take_known(self, known: KnownWorkload) -> bool:
         """Take what is now known of the workload; return whether its minibatches are others than before."""
@@ -403,22 +388,18 @@ class OnlineLearner:
         Raises:
             InvalidInputError: it is predicted to draw more than the limit, or the device does not offer it.
         """
-        power_w = float(self._fitted.at(mode, self.known).power_mw[0]) / 1e3
-        if power_w <= power_limit_w:
+        predicted = self._fitted.at(mode, self.known)
+        if draws_at_most(predicted, power_limit_w):
             return mode
         lower = self.mode_within(mode, power_limit_w) if self._news else None
         if lower is None:
-            raise InvalidInputError(
-                f"the mode {mode.label()} is predicted to draw {power_w:.1f} W, more than the limit of"
-                f" {power_limit_w:.1f} W: check that agent and coordinator use the same front"
-            )
+            raise exceeds_grant(mode, predicted, power_limit_w)
         return lower
 
     def mode_within(self, mode: PowerMode, power_limit_w: float) -> PowerMode | None:
         """The mode to train in, where a plan has granted one before the workload was known as it is now.
 
-        It is another one only if the granted mode keeps within the limit with a probability below 93 %. Plans demand
-        95 % (`POWER_QUANTILE`).
+        It is another one only if the granted mode may exceed the limit (`keeps_within`).
 
         Args:
             mode: the granted mode.
@@ -431,13 +412,11 @@ class OnlineLearner:
             InvalidInputError: the device does not offer the granted mode.
             ImplausibleError: there is no front, as no mode's prediction is plausible.
         """
-        most_mw = power_limit_w * 1e3 * (1 + _ROUNDING)
-        if self._fitted.at(mode, self.known).power_mw_quantile(_KEPT_QUANTILE)[0] <= most_mw:
+        if keeps_within(self._fitted.at(mode, self.known), power_limit_w):
             return mode
         # An app cannot change the batch in the midst of a training.
         front = self._fitted.front_of_own_batch(self.known, self._allowed, self.first_gcycles, self._beside)
-        (affordable,) = np.nonzero(front.planned_w * 1e3 <= most_mw)
-        return front.mode(int(affordable[0])) if len(affordable) else None
+        return fastest_within(front, power_limit_w)
 
     def refit(self) -> None:
         """Fit the predictor to the journal.
@@ -466,11 +445,6 @@ class OnlineLearner:
     def _allowed(self) -> Mask:
         """`[n]` the device's modes that do not overload the board."""
         return ExcludedModes.of(self._journal).allows(self._device.modes)
-
-    @property
-    def _batches(self) -> BatchOptions | None:
-        """The batch sizes that a plan may choose, as announced; None if the app takes no notice of a choice."""
-        return None if self._ignores_batches else self._announced_batches
 
     @property
     def _basis(self) -> tuple[KnownWorkload, int]:

@@ -19,9 +19,15 @@ from dependencies import audit, licences  # noqa: E402
 from dependencies.requirements import Locked, entries, needed, normal, requirements  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK, DEVICE_LOCK = ROOT / "requirements.lock", ROOT / "requirements-device.lock"
+LOCK = ROOT / "requirements.lock"
+DEVICE_LOCK = ROOT / "requirements-device.lock"
+SUPERNODE_LOCK = ROOT / "requirements-supernode.lock"
+LOCKS = [LOCK, DEVICE_LOCK, SUPERNODE_LOCK]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DEVICE_EXTRAS = ("agent", "plots", "serving")
+EXTRAS = {DEVICE_LOCK: ("agent", "plots", "serving", "jetson", "nvml"), SUPERNODE_LOCK: ("flower", "serving")}
+"""The extras of a device, by lock."""
+
+each_lock_of_devices = pytest.mark.parametrize("lock", EXTRAS, ids=lambda lock: lock.name)
 
 
 def environment(python: str) -> dict[str, str]:
@@ -63,21 +69,36 @@ def test_the_lock_has_all_that_pyproject_requires(python: str) -> None:
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
-def test_the_devices_lock_has_all_that_an_agent_requires(python: str) -> None:
-    assert unsatisfied(DEVICE_EXTRAS, installed(DEVICE_LOCK, python), python) == [], "run `make lock`"
+@each_lock_of_devices
+def test_the_locks_of_devices_have_all_that_their_extras_require(lock: Path, python: str) -> None:
+    assert unsatisfied(EXTRAS[lock], installed(lock, python), python) == [], "run `make lock`"
 
 
-def test_devices_get_the_versions_that_are_tested() -> None:
-    tested = installed(LOCK, "3.12")
+@each_lock_of_devices
+def test_devices_get_the_versions_that_are_tested(lock: Path) -> None:
+    tested, found = installed(LOCK, "3.12"), installed(lock, "3.12")
     differing = {
         name: (each.version, tested[name].version)
-        for name, each in installed(DEVICE_LOCK, "3.12").items()
-        if tested[name].version != each.version
+        for name, each in found.items()
+        if name in tested and tested[name].version != each.version
     }
     assert differing == {}, "run `make lock`"
+    sensors = {"jetson-stats", "nvidia-ml-py"}
+    untested = [each for each in found.values() if each.name not in tested]
+    assert all(each.name in sensors or each.parents <= sensors for each in untested), untested
 
 
-@pytest.mark.parametrize("lock", [LOCK, DEVICE_LOCK], ids=lambda lock: lock.name)
+def test_jetpack_6_gets_the_last_flower_for_its_python() -> None:
+    versions = {python: installed(SUPERNODE_LOCK, python)["flwr"].version for python in ("3.10", "3.12")}
+    assert versions["3.10"].startswith("1.30.") and versions["3.12"] == installed(LOCK, "3.12")["flwr"].version
+
+
+def test_a_device_without_jtop_gets_no_copyleft_package() -> None:
+    agent = needed(entries(DEVICE_LOCK.read_text()), requirements(PROJECT, "agent"))
+    assert not {"jetson-stats", "nvidia-ml-py", "matplotlib"} & {each.name for each in agent}
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 def test_every_locked_package_has_the_hashes_of_all_its_files(lock: Path) -> None:
     text = lock.read_text()
     locked = list(entries(text))
