@@ -15,7 +15,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,11 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=
 check: $(STATIC) ## Run the static checks and the unit tests
 	$(PYTEST) tests/unit
 
-test: $(STATIC) ## Run every check
+test: $(STATIC) ## Run the static checks and the tests, without their slow forms
 	$(PYTEST) --durations=10
+
+test-all: $(STATIC) ## Run every check, the slow forms too
+	$(PYTEST) --durations=10 --slow
 
 format: install
 	$(BIN)/ruff format --check
