@@ -93,7 +93,7 @@ workloads: install ## Let 100 devices train 20 workloads for an hour of virtual 
 	WORKLOADS_DEVICES=100 WORKLOADS_MINUTES=60 $(BIN)/pytest --timeout=7200 -s -k learn tests/worlds/test_many_workloads.py
 
 faults: install ## Put every fault on every link of 20 devices, plaintext and TLS, with real times
-	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
+	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --slow --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
 
 page-pictures: install ## Take the pictures of the page in docs/images, with Debian's Chromium
 	PAGE_PICTURES=docs/images $(BIN)/pytest --numprocesses=0 tests/integration/coordinator/test_page.py
