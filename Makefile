@@ -15,7 +15,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,11 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=
 check: $(STATIC) ## Run the static checks and the unit tests
 	$(PYTEST) tests/unit
 
-test: $(STATIC) ## Run every check
+test: $(STATIC) ## Run the static checks and the tests, without their slow forms
 	$(PYTEST) --durations=10
+
+test-all: $(STATIC) ## Run every check, the slow forms too
+	$(PYTEST) --durations=10 --slow
 
 format: install
 	$(BIN)/ruff format --check
@@ -76,8 +79,8 @@ audit: install ## Look dependencies up in a vulnerability database, where one ca
 
 chaos: install ## Kill agents, coordinators, and 200 times on each store everything together, at random moments
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py
-	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
-	CHAOS_KILLS=200 $(BIN)/pytest -s tests/chaos/test_campaign.py
+	CHAOS_KILLS=50 $(BIN)/pytest --slow --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
+	CHAOS_KILLS=200 $(BIN)/pytest --slow -s tests/chaos/test_campaign.py
 
 soak: install ## Let a fleet train for an hour (SOAK_S), and look for growth: out/soak/soak.csv, soak.png
 	mkdir -p out/soak
@@ -90,7 +93,7 @@ workloads: install ## Let 100 devices train 20 workloads for an hour of virtual 
 	WORKLOADS_DEVICES=100 WORKLOADS_MINUTES=60 $(BIN)/pytest --timeout=7200 -s -k learn tests/worlds/test_many_workloads.py
 
 faults: install ## Put every fault on every link of 20 devices, plaintext and TLS, with real times
-	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
+	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --slow --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
 
 page-pictures: install ## Take the pictures of the page in docs/images, with Debian's Chromium
 	PAGE_PICTURES=docs/images $(BIN)/pytest --numprocesses=0 tests/integration/coordinator/test_page.py

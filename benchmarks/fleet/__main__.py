@@ -34,16 +34,17 @@ _DESCRIPTORS_BESIDE = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print; 0 whether or not the goals are met."""
-    # Whoever ends this process ends its servers, too.
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    """Run and print; 0 whether or not the goals are met, 143 if it was terminated."""
     parser = _parser()
     options = parser.parse_args(arguments)
     _allow_connections(max(options.agents), parser)
     cores = sorted(os.sched_getaffinity(0))[:_CORES]
     os.sched_setaffinity(0, cores)  # the servers inherit it
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
-    result = asyncio.run(_all(options.agents, options.tls, settings, options.reference_kib * 1024, len(cores)))
+    try:
+        result = asyncio.run(_all(options.agents, options.tls, settings, options.reference_kib * 1024, len(cores)))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     if options.json:
         print(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -124,6 +125,10 @@ def _allow_connections(count: int, parser: argparse.ArgumentParser) -> None:
 
 
 async def _all(counts: Sequence[int], with_tls: bool, settings: Settings, reference_bytes: int, cores: int) -> Result:
+    # Whoever ends this process ends its servers, too, also where a shell has it ignore SIGINT in the background.
+    own = asyncio.current_task()
+    assert own is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)
     artefact = reference_of_size(reference_bytes)
     fleets = []
     for count in counts:

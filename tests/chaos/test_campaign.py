@@ -182,6 +182,8 @@ class Campaign:
             time.sleep(0.02)
 
 
+# Of PostgreSQL a short form is in `test_coordinator_chaos.py`.
+@pytest.mark.parametrize("location", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.timeout(600 + 30 * KILLS)
 def test_whatever_is_killed_nothing_is_lost_and_no_watt_is_drawn_too_many(
     short_folder: Path, location: Path | URL

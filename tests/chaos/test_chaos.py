@@ -23,7 +23,7 @@ from tests.fakes.polling import until
 from wattfleet.modes import array_to_modes
 
 MODES = 12
-KILLS = int(os.environ.get("CHAOS_KILLS", "4"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "2"))
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOARD = SimulatedDevice("orin-nano", seed=1)
 OWNERS, PARKED = list(array_to_modes(BOARD.modes)[777]), list(parked_mode(BOARD))

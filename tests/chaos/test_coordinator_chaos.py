@@ -164,7 +164,17 @@ def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowled
 
 
 @pytest.mark.timeout(60 + 12 * KILLS)
-@pytest.mark.parametrize(("how", "times"), [("killed", KILLS), ("stopped", 2)])
+@pytest.mark.parametrize(
+    ("location", "how", "times"),
+    [
+        ("postgresql", "killed", KILLS),
+        ("sqlite", "stopped", 2),
+        # Kills on SQLite have a short form in `test_campaign.py`.
+        pytest.param("sqlite", "killed", KILLS, marks=pytest.mark.slow),
+        pytest.param("postgresql", "stopped", 2, marks=pytest.mark.slow),
+    ],
+    indirect=["location"],
+)
 async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(
     tmp_path: Path, location: Path | URL, how: str, times: int
 ) -> None:

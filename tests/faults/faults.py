@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+import pytest
 
 from tests.fakes.faulty_link import Direction, FaultyLink
 from tests.faults.fleet import REAL, SHORT, Pace
@@ -63,11 +65,19 @@ FAULTS = [
 NO_FAULT = Fault("no fault", lambda link, _: None)
 
 
-def on_each_transport() -> list[tuple[Fault, bool]]:
-    """Every fault on plaintext and on mutual TLS; in the short form each on one of them, in turn."""
+def on_each_transport(short: Collection[str]) -> list[pytest.ParameterSet]:
+    """Every fault on plaintext and on mutual TLS; in the short form each on one of them, in turn.
+
+    Args:
+        short: the faults that are no slow form of this link: between two links, all faults are.
+    """
     if IS_LONG:
-        return [(fault, is_certified) for fault in FAULTS for is_certified in (False, True)]
-    return [(fault, number % 2 == 1) for number, fault in enumerate(FAULTS)]
+        return [_case(fault, is_certified) for fault in FAULTS for is_certified in (False, True)]
+    return [_case(fault, number % 2 == 1, fault.name not in short) for number, fault in enumerate(FAULTS)]
+
+
+def _case(fault: Fault, is_certified: bool, is_slow: bool = False) -> pytest.ParameterSet:
+    return pytest.param((fault, is_certified), marks=[pytest.mark.slow] if is_slow else [])
 
 
 def name_of(case: tuple[Fault, bool]) -> str:

@@ -18,6 +18,9 @@ from wattfleet_proto.v1 import session_pb2
 
 pytestmark = pytest.mark.timeout(600)
 
+SHORT_FORM = ("50 % loss", "half-open to the client", "partition", "forgotten connections")
+"""The other faults are on PowerAware's link in `test_planning_link.py`."""
+
 _BUSY_S = 10.0
 """What a busy machine may add to any time."""
 
@@ -55,7 +58,7 @@ def require_sound(outcome: Outcome, state: Any) -> None:
         assert len(observed) == len(set(observed))
 
 
-@pytest.mark.parametrize("case", on_each_transport(), ids=name_of)
+@pytest.mark.parametrize("case", on_each_transport(short=SHORT_FORM), ids=name_of)
 async def test_a_fleet_recovers_from_a_fault(
     case: tuple[Fault, bool], config: CoordinatorSettings, tmp_path: Path, known: dict[str, Any]
 ) -> None:

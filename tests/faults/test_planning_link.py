@@ -16,6 +16,9 @@ from tests.faults.fleet import running
 
 pytestmark = pytest.mark.timeout(600)
 
+SHORT_FORM = ("latency", "64 kB per s", "half-open to the server", "all reset at once")
+"""The other faults are on the agents' links in `test_agents_link.py`."""
+
 _BUSY_S = 10.0
 _DEVICES = 3
 
@@ -23,7 +26,7 @@ _ASKED_S = 2.0
 """For the answer whether the plan was trimmed, if replies are missing; five round trips over a slow link."""
 
 
-@pytest.mark.parametrize("case", on_each_transport(), ids=name_of)
+@pytest.mark.parametrize("case", on_each_transport(short=SHORT_FORM), ids=name_of)
 async def test_rounds_close_by_their_deadline(
     case: tuple[Fault, bool], config: CoordinatorSettings, tmp_path: Path
 ) -> None:

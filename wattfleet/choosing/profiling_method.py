@@ -167,8 +167,8 @@ def _spread_then_front(board: BoardFigures, limit: int, budgets: int) -> tuple[i
     spread = min(limit, SamplingSettings.spread)
     if not spread:
         return 0, 0.0
-    first = set(array_to_modes(spread_modes(board.modes, spread, seed=0)))
-    is_first = np.array([mode in first for mode in array_to_modes(board.modes)])
+    first = spread_modes(board.modes, spread, seed=0)
+    is_first = (board.modes[:, None] == first).all(axis=2).any(axis=1)
     front = pareto_front(board.predicted.minibatch_ms, board.predicted.power_mw)
     return limit, float(board.mode_s[is_first].sum() + (limit - spread) * board.mode_s[front].mean())
 

@@ -43,7 +43,8 @@ def modes_to_array(modes: Iterable[PowerMode]) -> ModeArray:
 
 def array_to_modes(array: ModeArray) -> list[PowerMode]:
     """Convert the rows of a `[n, 4]` array to modes."""
-    return [PowerMode(*(round(value) for value in row)) for row in array.tolist()]
+    knobs = (map(round, values) for values in array.T.tolist())
+    return list(map(PowerMode._make, zip(*knobs, strict=True)))
 
 
 def nearest_mode(modes: ModeArray, wanted: PowerMode) -> PowerMode:

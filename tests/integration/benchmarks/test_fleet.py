@@ -34,6 +34,7 @@ from wattfleet_proto.convert import front_from_message, workload_from_message, w
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 AGENTS = 8
+_ENDS_WITHIN_S = 60.0
 SHORT = ["--steady-s", "0.5", "--window-s", "0.2", "--repeats", "1", "--limit-s", "20", "--reference-kib", "256"]
 
 
@@ -52,14 +53,24 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_it_tells_every_figure_and_leaves_no_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_tells_every_figure_without_and_with_tls_and_leaves_no_process(capsys: pytest.CaptureFixture[str]) -> None:
     before = children()
-    assert main(["--agents", str(AGENTS), "--workloads", "2", *SHORT, "--json"]) == 0
+    assert main(["--agents", str(AGENTS), "--workloads", "2", "--tls", *SHORT, "--json"]) == 0
     assert children() == before
     document = json.loads(capsys.readouterr().out)
     assert document["provenance"] == "simulated" and document["settings"]["workloads"] == 2
-    (fleet,) = document["fleets"]
+    plain, protected = document["fleets"]
+    assert (plain["tls"], protected["tls"]) == (False, True)
+    for fleet in (plain, protected):
+        require_every_figure(fleet)
+    wanted = [fleet["goals"]["RSS of the coordinator, MB"]["wanted"] for fleet in (plain, protected)]
+    assert wanted == ["at most 600", "at most 1000"]
+
+
+def require_every_figure(fleet: dict[str, Any]) -> None:
     assert fleet["agents"] == fleet["ramp_settled"] == fleet["storm_settled"] == fleet["restart_settled"] == AGENTS
+    lost = sum(count for reason, count in fleet["ended"].items() if "Connect call failed" not in reason)
+    assert lost == AGENTS, "sessions end when the server is killed, and at no other time"
     for path in (
         *("ramp_s", "storm_s", "restart_s", "bare.ramp_s", "bare.storm_s", "rss_mb", "peak_rss_mb"),
         *("in_use.plan_ms.p50", "in_use.scrape_ms.p50", "in_use.peak_rss_mb"),
@@ -74,29 +85,22 @@ def test_it_tells_every_figure_and_leaves_no_process(capsys: pytest.CaptureFixtu
     assert all(goal["met"] in (True, False) for goal in fleet["goals"].values()) and len(fleet["goals"]) == 6
 
 
-def test_it_measures_each_fleet_without_and_with_tls(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--agents", str(AGENTS), "--tls", *SHORT, "--json"]) == 0
-    plain, protected = json.loads(capsys.readouterr().out)["fleets"]
-    assert (plain["tls"], protected["tls"]) == (False, True)
-    for fleet in (plain, protected):
-        assert fleet["agents"] == fleet["ramp_settled"] == fleet["storm_settled"] == fleet["restart_settled"] == AGENTS
-        lost = sum(count for reason, count in fleet["ended"].items() if "Connect call failed" not in reason)
-        assert lost == AGENTS, "sessions end when the server is killed, and at no other time"
-        assert figure(fleet, "sessions_per_s.rate") and figure(fleet, "in_use.plan_ms.p50")
-    wanted = [fleet["goals"]["RSS of the coordinator, MB"]["wanted"] for fleet in (plain, protected)]
-    assert wanted == ["at most 600", "at most 1000"]
-
-
-def test_interrupted_it_ends_its_servers() -> None:
+@pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN], ids=["foreground", "background"])
+def test_interrupted_it_ends_its_servers(interrupt: signal.Handlers) -> None:
+    """Also in the background, where a shell has SIGINT ignored."""
     command = [sys.executable, "-m", "benchmarks.fleet", "--agents", "2", *SHORT, "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         own = psutil.Process(process.pid)
         while not (servers := own.children(recursive=True)) and process.poll() is None:
             psutil.wait_procs([own], timeout=0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) != 0
-        assert psutil.wait_procs(servers, timeout=5)[1] == []
+        assert process.wait(_ENDS_WITHIN_S) == 128 + signal.SIGTERM
+        assert servers and psutil.wait_procs(servers, timeout=_ENDS_WITHIN_S)[1] == []
     finally:
         process.kill()
         process.wait()

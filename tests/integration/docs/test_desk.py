@@ -17,7 +17,7 @@ from tests.fakes.documented_commands import ROOT, blocks_of
 from wattfleet_simulation.flower import OFFLINE, free_ports
 from wattfleet_simulation.processes import Parts, environment, program
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deployment, pytest.mark.slow, pytest.mark.timeout(900)]
 
 _WITHIN_S = 300.0
 _GOES_ON = re.compile(r"^(wattfleet coordinator serve|wattfleet-superlink|wattfleet agent run|wattfleet-supernode) ")
