@@ -19,6 +19,7 @@ from coordinator.page.failures import EXPECTED, UnexpectedErrors
 from coordinator.page.fleet_page import fleet, watts_history
 from coordinator.page.run_pages import run, runs
 from coordinator.page.updates import updates
+from coordinator.page.viewers import StillViewers
 from coordinator.page.what_if_page import what_if
 
 _HEADERS = {
@@ -70,6 +71,7 @@ def page_application(hosts: Sequence[str], has_authority: bool) -> Starlette:
         middleware=[
             Middleware(_SecurityHeaders),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(StillViewers),
             Middleware(UnexpectedErrors),
         ],
         exception_handlers=dict(EXPECTED),

@@ -72,6 +72,16 @@ def unexpected_text(error_id: str) -> str:
     return f"The coordinator's log tells why: look for error {error_id} in it."
 
 
+async def refused(request: Request, error: Exception) -> Response:
+    """Answer somebody who may not read the page any more.
+
+    Args:
+        request: what is refused.
+        error: why.
+    """
+    return await _answer(request, "You may not read this any more", str(error), 403)
+
+
 async def _unexpected(request: Request, error_id: str) -> Response:
     title = "An unexpected error kept the coordinator from showing this"
     return await _answer(request, title, unexpected_text(error_id), 500)

@@ -13,13 +13,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from coordinator.page.failures import noted, unexpected_text
 from coordinator.page.snapshots import Snapshot, Snapshots
+from coordinator.page.viewers import role_of
+from wattfleet.errors import WattfleetError
 
 _STOP_CHECK_S = 0.5
 _MAX_VIEWERS = 40
 
 
 async def updates(request: Request) -> Response:
-    """A stream of updates, until the viewer leaves or the coordinator stops."""
+    """A stream of updates, until the viewer leaves or may not read any more, or the coordinator stops."""
     snapshots: Snapshots = request.app.state.snapshots
     if snapshots.viewers >= _MAX_VIEWERS:
         text = f"{_MAX_VIEWERS} viewers are brought up to date already: close a page, or reload this one by hand"
@@ -33,6 +35,7 @@ async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
         seen: Snapshot | None = None
         failure: str | None = None
         while not request.app.state.is_stopping():
+            role_of(request)
             try:
                 seen = await asyncio.wait_for(snapshots.after(seen), _STOP_CHECK_S)
             except (TimeoutError, asyncio.TimeoutError):
@@ -42,6 +45,8 @@ async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
                 continue
             failure = None
             yield _event({"version": seen.version, "watts": asdict(seen.watts)})
+    except WattfleetError as error:
+        yield _event({"text": str(error)}, "failure")
     except Exception as error:
         yield _event({"text": unexpected_text(noted(error, request.url.path))}, "failure")
     finally:

@@ -80,6 +80,7 @@
       }
       // A refusal ends the stream for good.
       show("Not up to date: the coordinator serves too many viewers, or had an error; trying again", "away");
+      refresh();
       setTimeout(follow, RETRY_MS);
     };
   }

@@ -144,7 +144,7 @@ async def test_an_operator_gets_from_the_front_to_a_device_and_a_what_if_by_keys
         assert "drops out" in await tab.page.inner_text("#changes")
 
 
-async def test_wide_tables_are_scrolled_by_keys_and_keep_the_focus_when_brought_up_to_date(
+async def test_wide_tables_are_scrolled_by_keys_and_updates_keep_the_focus(
     config: CoordinatorSettings,
 ) -> None:
     async with trained(config) as fleet, browsing(fleet.host, viewport=_NARROW) as tab:
