@@ -9,6 +9,7 @@ import typer
 from coordinator.cli.audit_log import audit_log
 from coordinator.cli.authority import app as rotation_commands
 from coordinator.cli.authority import init
+from coordinator.cli.browser_certificate import browser_certificate
 from coordinator.cli.budget import app as budget_commands
 from coordinator.cli.certificates import certificate, certificates, revoke
 from coordinator.cli.devices import device, devices
@@ -117,6 +118,7 @@ for service_command in (install, uninstall):
     app.command(service_command.__name__)(service_command)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
     app.command(identity_command.__name__.replace("_", "-"), cls=ClientCommand)(identity_command)
+app.command("browser-certificate")(browser_certificate)
 app.add_typer(rotation_commands, name="rotate-authority")
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")

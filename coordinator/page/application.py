@@ -1,4 +1,4 @@
-"""The page as a web application: its routes, its security headers, and what it says when something fails."""
+"""The page as a web application: its routes and its security headers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.errors import UnknownRecordError
 from coordinator.page.device_page import device
-from coordinator.page.drawing import drawn
 from coordinator.page.events_page import events
+from coordinator.page.failures import EXPECTED, UnexpectedErrors
 from coordinator.page.fleet_page import fleet, watts_history
 from coordinator.page.run_pages import run, runs
 from coordinator.page.updates import updates
+from coordinator.page.viewers import StillViewers
 from coordinator.page.what_if_page import what_if
-from wattfleet.errors import InvalidInputError, WattfleetError
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -75,32 +71,10 @@ def page_application(hosts: Sequence[str], has_authority: bool) -> Starlette:
         middleware=[
             Middleware(_SecurityHeaders),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(StillViewers),
+            Middleware(UnexpectedErrors),
         ],
-        exception_handlers={
-            UnknownRecordError: _unknown,
-            InvalidInputError: _invalid,
-            WattfleetError: _failed,
-            HTTPException: _no_page,
-        },
+        exception_handlers=dict(EXPECTED),
     )
     app.state.has_authority = has_authority
     return app
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    return await drawn(request, "error.html", {"title": "Not found", "text": str(error)}, status=404)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    return await drawn(request, "error.html", {"title": "This cannot be asked for", "text": str(error)}, status=400)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    title = "The coordinator cannot answer now"
-    return await drawn(request, "error.html", {"title": title, "text": str(error)}, status=503)
-
-
-async def _no_page(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = "There is no such page: choose one above." if error.status_code == 404 else error.detail
-    return await drawn(request, "error.html", {"title": "Not found", "text": text}, status=error.status_code)

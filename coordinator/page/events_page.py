@@ -8,7 +8,7 @@ from starlette.responses import Response
 from coordinator.page.drawing import drawn
 from coordinator.page.paging import page_of
 from coordinator.page.snapshots import Snapshots
-from coordinator.page.viewers import ROLE
+from coordinator.page.viewers import role_of
 from wattfleet_identity.peers import Role
 
 _AUDIT_ENTRIES = 200
@@ -18,8 +18,7 @@ async def events(request: Request) -> Response:
     """The page of events; the audit log is for operators, as it is for the commands."""
     snapshots: Snapshots = request.app.state.snapshots
     await snapshots.newest()
-    role = request.scope.get(ROLE)
-    may_read = role is Role.OPERATOR if request.app.state.has_authority else True
+    may_read = role_of(request) is Role.OPERATOR if request.app.state.has_authority else True
     entries = (await snapshots.queries.audit_log())[:_AUDIT_ENTRIES] if may_read else []
     content = {
         "page": page_of(list(snapshots.events.events), request),

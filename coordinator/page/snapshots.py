@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from coordinator.display.view_values import Values, run_values, tagged_device_values
+from coordinator.page.failures import noted, unexpected_text
 from coordinator.page.fleet_events import EventLog
 from coordinator.page.queries import Queries
 from coordinator.page.run_costs import RunCosts
@@ -91,14 +92,17 @@ class Snapshots:
         events: what has happened since the coordinator started.
         history: the site's watts, oldest first.
         viewers: open streams of updates.
+        failure: why the newest snapshot is not of now; None if it is.
     """
 
     queries: Queries
     events: EventLog = field(default_factory=EventLog)
     history: deque[Watts] = field(default_factory=lambda: deque(maxlen=_KEPT_SAMPLES))
     viewers: int = 0
+    failure: str | None = None
     run_costs: RunCosts = field(init=False)
     _newest: Snapshot | None = None
+    _error: Exception | None = None
     _taken: asyncio.Condition = field(default_factory=asyncio.Condition)
     _watched: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -112,8 +116,8 @@ class Snapshots:
             self._watched.clear()  # whoever asks from now on wants the next one
             try:
                 await self._take()
-            except WattfleetError as error:
-                _log.warning("the page cannot be brought up to date: %s", error)
+            except Exception as error:
+                await self._note(error)
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(_WATCHED_S, took_s / _MAX_SHARE))
             if not self.viewers:
@@ -123,11 +127,17 @@ class Snapshots:
                     pass
 
     async def newest(self) -> Snapshot:
-        """The newest snapshot; waits for the first one. Whoever asks is about to watch."""
+        """The newest snapshot; waits for the first one. Whoever asks is about to watch.
+
+        Raises:
+            Exception: there is none, for this reason.
+        """
         self._watched.set()
         async with self._taken:
-            await self._taken.wait_for(lambda: self._newest is not None)
-        assert self._newest is not None
+            await self._taken.wait_for(lambda: self._newest is not None or self._error is not None)
+        if self._newest is None:
+            assert self._error is not None
+            raise self._error.with_traceback(None)
         if time.time() - self._newest.at_unix_s > _STALE_S:
             with suppress(TimeoutError, asyncio.TimeoutError):  # of a large fleet, the stale one has to do
                 return await asyncio.wait_for(self.after(self._newest), _STALE_S)
@@ -148,7 +158,19 @@ class Snapshots:
         self.history.append(taken.watts)
         self.events.compare(taken.at_unix_s, taken.devices, taken.runs)
         async with self._taken:
-            self._newest = taken
+            self._newest, self._error, self.failure = taken, None, None
+            self._taken.notify_all()
+
+    async def _note(self, error: Exception) -> None:
+        """Let viewers know that snapshots fail, and the log once for each reason."""
+        if self._error is None or repr(error) != repr(self._error):
+            if isinstance(error, WattfleetError):
+                self.failure = str(error)
+                _log.warning("the page cannot be brought up to date: %s", error)
+            else:
+                self.failure = unexpected_text(noted(error, "the fleet"))
+        async with self._taken:
+            self._error = error
             self._taken.notify_all()
 
 

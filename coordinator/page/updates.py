@@ -1,4 +1,4 @@
-"""Server-sent events: the site's watts with every snapshot, and word when what pages show has changed."""
+"""Server-sent events: the site's watts with every snapshot, when pages have changed, and why they cannot be."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from coordinator.page.failures import noted, unexpected_text
 from coordinator.page.snapshots import Snapshot, Snapshots
+from coordinator.page.viewers import role_of
+from wattfleet.errors import WattfleetError
 
 _STOP_CHECK_S = 0.5
 _MAX_VIEWERS = 40
 
 
 async def updates(request: Request) -> Response:
-    """A stream of updates, until the viewer leaves or the coordinator stops."""
+    """A stream of updates, until the viewer leaves or may not read any more, or the coordinator stops."""
     snapshots: Snapshots = request.app.state.snapshots
     if snapshots.viewers >= _MAX_VIEWERS:
-        return Response(f"more than {_MAX_VIEWERS} viewers: this page is not updated", status_code=503)
+        text = f"{_MAX_VIEWERS} viewers are brought up to date already: close a page, or reload this one by hand"
+        return JSONResponse({"error": "Too many viewers", "detail": text}, status_code=503)
     return StreamingResponse(_stream(request, snapshots), media_type="text/event-stream")
 
 
@@ -28,11 +33,25 @@ async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
     snapshots.viewers += 1
     try:
         seen: Snapshot | None = None
+        failure: str | None = None
         while not request.app.state.is_stopping():
+            role_of(request)
             try:
                 seen = await asyncio.wait_for(snapshots.after(seen), _STOP_CHECK_S)
             except (TimeoutError, asyncio.TimeoutError):
+                if snapshots.failure is not None and snapshots.failure != failure:
+                    failure = snapshots.failure
+                    yield _event({"text": failure}, "failure")
                 continue
-            yield f"data: {json.dumps({'version': seen.version, 'watts': asdict(seen.watts)})}\n\n"
+            failure = None
+            yield _event({"version": seen.version, "watts": asdict(seen.watts)})
+    except WattfleetError as error:
+        yield _event({"text": str(error)}, "failure")
+    except Exception as error:
+        yield _event({"text": unexpected_text(noted(error, request.url.path))}, "failure")
     finally:
         snapshots.viewers -= 1
+
+
+def _event(content: dict[str, Any], kind: str = "message") -> str:
+    return f"event: {kind}\ndata: {json.dumps(content)}\n\n"

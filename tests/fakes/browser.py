@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,6 +48,12 @@ class Browsed:
         await self.page.evaluate(AXE.read_text())
         found = await self.page.evaluate("async () => (await axe.run(document)).violations")
         return [f"{each['id']}: {each['nodes'][0]['html']} {each['nodes'][0]['failureSummary']}" for each in found]
+
+    async def until(self, condition: str) -> None:
+        """Wait until an expression of JavaScript is true; the page's own policy forbids Playwright's way to wait."""
+        async with asyncio.timeout(_WITHIN_MS / 1e3):
+            while not await self.page.evaluate(condition):
+                await asyncio.sleep(0.05)
 
     async def overflow_px(self) -> int:
         """By how many pixels the page is wider than the window."""

@@ -1,10 +1,17 @@
 // Keeps a page up to date: when the fleet has changed, the page is fetched again, and its live parts are replaced.
 "use strict";
 (() => {
+  const RETRY_MS = 10_000;
   const connection = document.getElementById("connection");
   let version = null;
+  let problem = null;
   let busy = false;
   let due = false;
+
+  function show(text, kind) {
+    connection.textContent = text;
+    connection.className = `connection ${kind}`;
+  }
 
   // What a link, a summary or a scrolled region is called, before and after the page was brought up to date.
   function nameOf(element) {
@@ -19,8 +26,14 @@
     busy = true;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (!answer.ok) return;
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!answer.ok) {
+        const told = fresh.querySelector("[role=alert]");
+        problem = told === null ? `the answer was ${answer.status}` : told.textContent;
+        show(`Not up to date: ${problem}`, "away");
+        return;
+      }
+      problem = null;
       for (const part of document.querySelectorAll("[data-live]")) {
         const next = fresh.getElementById(part.id);
         if (next === null || next.innerHTML === part.innerHTML) continue;
@@ -48,18 +61,29 @@
     }
   }
 
-  if (document.querySelector("[data-live]") === null) return;
-  const updates = new EventSource("/updates");
-  updates.onmessage = (message) => {
-    const update = JSON.parse(message.data);
-    connection.textContent = "live";
-    connection.className = "connection live";
-    if (version !== null && update.version !== version) refresh();
-    version = update.version;
-    document.dispatchEvent(new CustomEvent("watts", { detail: update.watts }));
-  };
-  updates.onerror = () => {
-    connection.textContent = "The coordinator does not answer; trying again";
-    connection.className = "connection away";
-  };
+  function follow() {
+    const updates = new EventSource("/updates");
+    updates.onmessage = (message) => {
+      const update = JSON.parse(message.data);
+      if (problem === null && connection.textContent !== "live") show("live", "live");
+      if (problem !== null || (version !== null && update.version !== version)) refresh();
+      version = update.version;
+      document.dispatchEvent(new CustomEvent("watts", { detail: update.watts }));
+    };
+    updates.addEventListener("failure", (message) => {
+      show(`Not up to date: ${JSON.parse(message.data).text}`, "away");
+    });
+    updates.onerror = () => {
+      if (updates.readyState !== EventSource.CLOSED) {
+        show("The coordinator does not answer; trying again", "away");
+        return;
+      }
+      // A refusal ends the stream for good.
+      show("Not up to date: the coordinator serves too many viewers, or had an error; trying again", "away");
+      refresh();
+      setTimeout(follow, RETRY_MS);
+    };
+  }
+
+  if (document.querySelector("[data-live]") !== null) follow();
 })();

@@ -1,0 +1,48 @@
+"""`wattfleet coordinator browser-certificate`: the file with which a browser may open the page over TLS."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wattfleet_io.connection_variables import IDENTITY_VARIABLE
+from wattfleet_io.console import print_line
+
+
+def browser_certificate(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Write this file, such as wattfleet.p12.", dir_okay=False)
+    ],
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            envvar=IDENTITY_VARIABLE,
+            help="Take the key and the certificate in this folder, of an operator or a viewer. Default:"
+            " ./wattfleet-identity/operator or ~/.config/wattfleet/identity, if there is one.",
+        ),
+    ] = None,
+) -> None:
+    """Write the file that a browser imports to open the coordinator's page over TLS, and print its new password."""
+    from wattfleet.errors import InvalidInputError
+    from wattfleet_identity.browser_bundle import browser_bundle
+    from wattfleet_identity.endpoint import OPERATOR_FOLDER, USER_FOLDER, named_folder, require_identity
+    from wattfleet_identity.identity_folder import SECRET_MODE, TRUSTED
+    from wattfleet_io.atomic_files import replace_file
+
+    folder = named_folder(identity, OPERATOR_FOLDER, USER_FOLDER)
+    if folder is None:
+        raise InvalidInputError("there is no identity: enrol with `wattfleet join`, or name a folder with --identity")
+    found, password = require_identity(folder), secrets.token_urlsafe(15)
+    try:
+        replace_file(file, browser_bundle(found, password), mode=SECRET_MODE)
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {file}: {error.strerror}") from None
+    print_line(f"{file} has the certificate of {found.peer}, valid until {found.certificate.not_after:%Y-%m-%d}")
+    print_line(f"password for the import: {password}")
+    print_line(
+        f'Import {file} in the browser under "Your certificates", and {folder / TRUSTED} under "Authorities", to'
+        " trust it for websites. Then delete the file: it has a private key."
+    )
