@@ -37,6 +37,7 @@ GROUPS = {
     "duty": "tests/integration/docs/test_board_commands.py",
     "fleet": "tests/integration/docs/test_fleet_commands.py",
     "desk": "tests/integration/docs/test_desk.py",
+    "own app": "tests/integration/docs/test_your_app.py",
 }
 """Group of blocks -> the test module that runs them."""
 
@@ -213,7 +214,7 @@ def flwr_command() -> click.Command:
 
 
 def flower_programs() -> dict[str, list[argparse.ArgumentParser]]:
-    """Program of Flower's servers, as it is or as Wattfleet changes it -> the parsers of its options, in their order."""
+    """Program that starts a part of Flower -> the parsers of its options, in the order in which they are asked."""
     # Flower exports functions of the modules' names, and no parser.
     flowers_superlink = vars(importlib.import_module("flwr.superlink.cli.flower_superlink"))
     flowers_supernode = vars(importlib.import_module("flwr.supernode.cli.flower_supernode"))
