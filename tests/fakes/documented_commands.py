@@ -38,6 +38,7 @@ GROUPS = {
     "fleet": "tests/integration/docs/test_fleet_commands.py",
     "desk": "tests/integration/docs/test_desk.py",
     "own app": "tests/integration/docs/test_your_app.py",
+    "quickstart": "tests/integration/docs/test_your_app.py",
 }
 """Group of blocks -> the test module that runs them."""
 

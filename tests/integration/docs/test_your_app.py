@@ -1,4 +1,4 @@
-"""The guide for an app of one's own, typed into a shell: with programs that record their calls, and with the real ones.
+"""Guides to an app over simulated boards, typed into a shell: with programs that record their calls, and the real ones.
 
 The real ones need a minute of two idle cores, so that this test runs with `REAL_GUIDES=1` only, as `make guides` does.
 """
@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +36,40 @@ else:
     import tomli as tomllib
 
 _PAGE = ROOT / "docs" / "your-app.md"
-_BOARDS = ["agx-orin", "orin-nx", "orin-nano", "xavier-agx"]
+_BLOCKS = {"own app": blocks_of("own app"), "quickstart": blocks_of("quickstart")}
+_BOARDS = {"own app": {"agx-orin", "orin-nx", "orin-nano", "xavier-agx"}, "quickstart": {"orin-0", "nano-0"}}
 _RECORDING = """#!/bin/sh
 { basename "$0"; for argument in "$@"; do printf '%s\\n' "$argument"; done; } > "$CALLS/$(basename "$0")-$$"
 """
-Call = list[str]
 
 
-def commands() -> list[str]:
-    return [block.text for block in blocks_of("own app")]
+@dataclass(frozen=True)
+class Followed:
+    """What the commands of a guide have done.
+
+    Attributes:
+        guide: its group of blocks.
+        last_folder: where its last command was typed.
+        flower_folder: where `flwr` finds its settings.
+        calls: the name and the arguments of each program that was started.
+    """
+
+    guide: str
+    last_folder: Path
+    flower_folder: Path
+    calls: list[list[str]]
+
+    def of(self, *begin: str) -> list[list[str]]:
+        return [call for call in self.calls if call[: len(begin)] == list(begin)]
 
 
-def value(call: Call, option: str) -> str:
+def value(call: list[str], option: str) -> str:
     return call[call.index(option) + 1]
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the guide's commands have made, beside `calls`, where each program has written its call."""
+@pytest.fixture(scope="module", params=_BLOCKS)
+def followed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Followed:
+    """A guide that was followed, except for its `kill`, with programs that only write down how they are called."""
     folder = tmp_path_factory.mktemp("guide")
     programs, called = folder / "programs", folder / "calls"
     for made in (programs, called):
@@ -61,59 +78,63 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (programs / name).write_text(_RECORDING)
         (programs / name).chmod(0o755)
     variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "CALLS": str(called)}
-    *before, _ = commands()
-    script = "\n".join([*before, "wait", 'echo "$FLWR_HOME"'])
+    script = [block.text for block in _BLOCKS[request.param] if not block.text.startswith("kill")]
     done = subprocess.run(
-        ["bash", "-euc", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-euc", "\n".join([*script, "wait", 'echo "$PWD"', 'echo "$FLWR_HOME"'])],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
-    assert done.stdout.split() == [str(folder / "fleet" / "flower")], done.stdout
-    return folder / "fleet"
+    last, flower = done.stdout.splitlines()
+    return Followed(
+        request.param, Path(last), Path(flower), [file.read_text().splitlines() for file in called.iterdir()]
+    )
 
 
-@pytest.fixture(scope="module")
-def called(fleet: Path) -> list[Call]:
-    return [file.read_text().splitlines() for file in (fleet.parent / "calls").iterdir()]
-
-
-def calls_of(called: list[Call], *begin: str) -> list[Call]:
-    return [call for call in called if call[: len(begin)] == list(begin)]
-
-
-def test_every_call_is_one_that_the_program_takes(called: list[Call]) -> None:
-    assert len(called) == 15
-    for name, *arguments in called:
+def test_every_call_is_one_that_the_program_takes(followed: Followed) -> None:
+    assert len(followed.calls) == {"own app": 15, "quickstart": 10}[followed.guide]
+    for name, *arguments in followed.calls:
         if name in ("wattfleet", "flwr"):
             check_call(arguments, wattfleet if name == "wattfleet" else flwr_command())
         else:
             check_options(arguments, flower_programs()[name])
 
 
-def test_each_supernode_is_that_of_one_agent(called: list[Call]) -> None:
-    agents = calls_of(called, "wattfleet", "agent", "run")
+def test_each_supernode_is_that_of_one_agent(followed: Followed) -> None:
+    agents = followed.of("wattfleet", "agent", "run")
     nodes: list[dict[str, Any]] = [
-        parse_config_args([value(call, "--node-config")]) for call in calls_of(called, "wattfleet-supernode")
+        parse_config_args([value(call, "--node-config")]) for call in followed.of("wattfleet-supernode")
     ]
     of_agents = {(value(call, "--device-id"), value(call, "--socket")) for call in agents}
     assert {(node["device-id"], node["agent-socket"]) for node in nodes} == of_agents
-    assert {name for name, _ in of_agents} == {*_BOARDS}
-    assert len({value(call, "--state-dir") for call in agents}) == len({socket for _, socket in of_agents}) == 4
-    assert sorted(node["partition-id"] for node in nodes) == [0, 1, 2, 3]
-    assert {node["num-partitions"] for node in nodes} == {4}
+    boards = _BOARDS[followed.guide]
+    assert {name for name, _ in of_agents} == boards
+    assert len({value(call, "--state-dir") for call in agents}) == len({socket for _, socket in of_agents})
+    assert sorted(node["partition-id"] for node in nodes) == list(range(len(boards)))
+    assert {node["num-partitions"] for node in nodes} == {len(boards)}
 
 
-def test_all_parts_of_flower_meet_at_the_superlink(fleet: Path, called: list[Call]) -> None:
-    [superlink] = calls_of(called, "flower-superlink")
+def test_all_parts_of_flower_meet_at_the_superlink(followed: Followed) -> None:
+    [superlink] = followed.of("flower-superlink")
     address = f"{value(superlink, '--host')}:{value(superlink, '--port')}"
-    nodes = calls_of(called, "wattfleet-supernode")
+    nodes = followed.of("wattfleet-supernode")
     assert {value(call, "--superlink") for call in nodes} == {address}
-    assert len({value(call, "--port") for call in nodes}) == 4
-    connections = tomllib.loads((fleet / "flower" / "config.toml").read_text())["superlink"]
+    assert len({value(call, "--port") for call in nodes}) == len(nodes) == len(_BOARDS[followed.guide])
+    connections = tomllib.loads((followed.flower_folder / "config.toml").read_text())["superlink"]
     assert connections[connections["default"]] == {"address": address, "insecure": True}
+    for run in followed.of("flwr", "run"):
+        assert run[3] in connections or run[3].startswith("--")
 
 
-def test_the_folder_of_the_app_is_where_the_guide_says(called: list[Call], fleet: Path) -> None:
-    [run] = calls_of(called, "flwr", "run")
-    assert (fleet / run[2]).resolve() == fleet.parent / "my-app"
+def test_apps_are_where_the_guide_says(followed: Followed) -> None:
+    runs = followed.of("flwr", "run")
+    if followed.guide == "own app":
+        assert [(followed.last_folder / run[2]).resolve() for run in runs] == [followed.last_folder.parent / "my-app"]
+    else:
+        assert len(runs) == 4 and all((ROOT / run[2] / "pyproject.toml").exists() for run in runs)
 
 
 def with_the_lines_of_the_page(app: Path) -> None:
@@ -146,7 +167,7 @@ def test_the_guide_leads_to_planned_rounds(short_folder: Path) -> None:
     shutil.copytree(ROOT / "examples/quickstart-sklearn/plain", app)
     with_the_lines_of_the_page(app)
     coordinator, metrics, page, superlink, *supernodes = free_ports(8)
-    script = "\n".join(commands())
+    script = "\n".join(block.text for block in _BLOCKS["own app"])
     for there, here in {
         "18000": str(superlink),
         "$((19094 + partition))": "${ports[partition]}",
