@@ -6,14 +6,22 @@ A mark is the comment before a block. `<!-- run: board -->` names the group of b
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import re
 import shlex
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 
 import click
+
+from wattfleet_flower.superlink import command as superlink
+from wattfleet_flower.supernode import command as supernode
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -29,6 +37,8 @@ GROUPS = {
     "duty": "tests/integration/docs/test_board_commands.py",
     "fleet": "tests/integration/docs/test_fleet_commands.py",
     "desk": "tests/integration/docs/test_desk.py",
+    "own app": "tests/integration/docs/test_your_app.py",
+    "quickstart": "tests/integration/docs/test_your_app.py",
 }
 """Group of blocks -> the test module that runs them."""
 
@@ -41,6 +51,7 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
 _MARK = re.compile(r"^\s*<!-- (?P<kind>run|not run): (?P<text>.+) -->$")
 _PLACEHOLDER = re.compile(r"<[a-zA-Z][^<>\n]*>")
 _PROMPT = "$ "
+_ARITHMETIC = re.compile(r"\$\(\([^()]*\)\)")
 _BEFORE_A_PROGRAM = {"sudo", "until", "while", "do", "docker", "compose", "exec", "coordinator"}
 
 
@@ -135,7 +146,7 @@ def blocks_of_page(page: Path) -> Iterator[Block]:
 
 def calls(command: str, program: str) -> list[list[str]]:
     """The arguments of each call of a program in a shell's commands; `/opt/bin/PROGRAM` is the same program."""
-    text = _PLACEHOLDER.sub("PLACEHOLDER", command).replace("\\\n", " ")
+    text = _ARITHMETIC.sub("1", _PLACEHOLDER.sub("PLACEHOLDER", command).replace("\\\n", " "))
     found = []
     for line in text.split("\n"):
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -194,3 +205,43 @@ def check_call(arguments: list[str], root: click.Command, is_complete: bool = Tr
             raise click.MissingParameter(ctx=context, param=parameter)
         if isinstance(parameter.type, click.Choice) and isinstance(value, str):
             parameter.type.convert(value, parameter, context)
+
+
+def flwr_command() -> click.Command:
+    """Flower's `flwr`, whose modules use what Typer will remove."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        command: click.Command = importlib.import_module("flwr.cli.app").typer_click_object
+    return command
+
+
+def flower_programs() -> dict[str, list[argparse.ArgumentParser]]:
+    """Program that starts a part of Flower -> the parsers of its options, in the order in which they are asked."""
+    # Flower exports functions of the modules' names, and no parser.
+    flowers_superlink = vars(importlib.import_module("flwr.superlink.cli.flower_superlink"))
+    flowers_supernode = vars(importlib.import_module("flwr.supernode.cli.flower_supernode"))
+    of_superlink = flowers_superlink["_parse_args_run_superlink"]()
+    of_supernode = flowers_supernode["_parse_args_run_supernode"]()
+    return {
+        "flower-superlink": [of_superlink],
+        "flower-supernode": [of_supernode],
+        "wattfleet-superlink": [superlink.own_options_parser(), of_superlink],
+        "wattfleet-supernode": [supernode.own_options_parser(), of_supernode],
+    }
+
+
+def check_options(arguments: Sequence[str], parsers: Sequence[argparse.ArgumentParser]) -> None:
+    """Parse a call by several parsers, each of which gets what the former does not know.
+
+    Raises:
+        click.UsageError: an option does not exist, or its value is missing or is none of the choices.
+    """
+    left = [argument for argument in arguments if argument != "..."]
+    for parser in parsers:
+        said = StringIO()
+        try:
+            with redirect_stderr(said):
+                left = parser.parse_known_args(left)[1]
+        except SystemExit:
+            raise click.UsageError(said.getvalue()) from None
+    if left:
+        raise click.UsageError(f"unexpected: {left}")

@@ -9,11 +9,25 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.fakes.documented_commands import GROUPS, PAGES, ROOT, Block, blocks, blocks_of_page, calls, check_call
+from tests.fakes.documented_commands import (
+    GROUPS,
+    PAGES,
+    ROOT,
+    Block,
+    blocks,
+    blocks_of_page,
+    calls,
+    check_call,
+    check_options,
+    flower_programs,
+    flwr_command,
+)
 from wattfleet_io.cli import wattfleet
 
 BLOCKS = blocks()
-_INLINE = re.compile(r"`(wattfleet [a-z][^`]*)`")
+_INLINE = re.compile(r"`((?:wattfleet|flwr) [a-z][^`]*|(?:wattfleet|flower)-super(?:link|node) [^`]*)`")
+_FLWR = flwr_command()
+_FLOWER_PROGRAMS = flower_programs()
 
 each_block = pytest.mark.parametrize("block", BLOCKS, ids=str)
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -38,6 +52,11 @@ def test_the_commands_of_the_block_exist(block: Block) -> None:
     for step in block.steps():
         for call in calls(step.command, "wattfleet"):
             check_call(call, wattfleet)
+        for call in calls(step.command, "flwr"):
+            check_call(call, _FLWR)
+        for program, parsers in _FLOWER_PROGRAMS.items():
+            for call in calls(step.command, program):
+                check_options(call, parsers)
         for call in calls(step.command, "make"):
             targets = (ROOT / "Makefile").read_text()
             assert all(re.search(rf"^{target}:", targets, re.MULTILINE) for target in call if "=" not in target)
@@ -49,8 +68,13 @@ def test_the_commands_of_the_block_exist(block: Block) -> None:
 def test_the_commands_within_the_text_exist(page: Path) -> None:
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for inline in _INLINE.findall(text):
-        for call in calls(" ".join(inline.split()).replace("\\|", "|"), "wattfleet"):
-            check_call(call, wattfleet, is_complete=False)
+        command = " ".join(inline.split()).replace("\\|", "|")
+        for name, root in {"wattfleet": wattfleet, "flwr": _FLWR}.items():
+            for call in calls(command, name):
+                check_call(call, root, is_complete=False)
+        for program, parsers in _FLOWER_PROGRAMS.items():
+            for call in calls(command, program):
+                check_options(call, parsers)
 
 
 @each_page
@@ -76,3 +100,15 @@ def test_a_command_that_does_not_exist_is_found() -> None:
         ["agent", "apply", "PLACEHOLDER"]
     ]
     assert calls("usermod -aG wattfleet anna", "wattfleet") == []
+
+
+def test_an_option_of_flowers_programs_that_does_not_exist_is_found() -> None:
+    for wrong in ("--enroled d", "--pol-s 1", "--poll-s 0", "--node-configs a=1", "--isolation none", "extra"):
+        with pytest.raises(click.UsageError):
+            check_options(wrong.split(), _FLOWER_PROGRAMS["wattfleet-supernode"])
+    for wrong in ("--check-s", "--log-format xml"):
+        with pytest.raises(click.UsageError):
+            check_options(wrong.split(), _FLOWER_PROGRAMS["wattfleet-superlink"])
+    check_options(["--insecure", "--poll-s", "0.5", "--log-level", "debug"], _FLOWER_PROGRAMS["wattfleet-supernode"])
+    [call] = calls("a & wattfleet-supernode --port $((19094 + k)) --insecure", "wattfleet-supernode")
+    assert call == ["--port", "1", "--insecure"]

@@ -45,7 +45,7 @@ _STARTUP_FAILED = 3  # as of uvicorn's own `run`
 
 def main() -> None:
     """Run the SuperLink."""
-    parser = _parser()
+    parser = own_options_parser()
     options, flowers = parser.parse_known_args()
     sys.argv[1:] = flowers
     try:
@@ -61,7 +61,8 @@ def main() -> None:
     _flower.flower_superlink()
 
 
-def _parser() -> argparse.ArgumentParser:
+def own_options_parser() -> argparse.ArgumentParser:
+    """The options that Flower does not have; the others are passed on to it."""
     parser = argparse.ArgumentParser(
         prog="wattfleet-superlink",
         usage="%(prog)s [--identity FOLDER] [--coordinator HOST:PORT] [--check-s S] [--log-format FORMAT]"

@@ -42,7 +42,7 @@ _NONE = "none"
 
 def main() -> None:
     """Run the SuperNode."""
-    parser = _parser()
+    parser = own_options_parser()
     options, flowers = parser.parse_known_args()
     sys.argv[1:] = flowers
     if {"-h", "--help"} & set(flowers):
@@ -66,7 +66,8 @@ def main() -> None:
     flower_supernode()
 
 
-def _parser() -> argparse.ArgumentParser:
+def own_options_parser() -> argparse.ArgumentParser:
+    """The options that Flower does not have; the others are passed on to it."""
     parser = argparse.ArgumentParser(
         prog="wattfleet-supernode",
         usage="%(prog)s [--enrolled FOLDER] [--poll-s S] [--warm-imports NAMES] [--log-format FORMAT]"

@@ -76,10 +76,10 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
 
 
 def test_code_of_a_numbered_step_is_within_the_step(site: Path) -> None:
-    page = (site / "flower.html").read_text()
-    steps = re.search(r"your-own-app-over-simulated-boards.*?<ol>(.*?)</ol>", page, re.DOTALL)
-    assert steps is not None and steps[1].count("<li>") == 4
-    assert "coordinator serve" in text_of(steps[1]) and "```" not in text_of(steps[1])
+    page = (site / "duties.html").read_text()
+    steps = re.search(r"<ol>(.*?)</ol>", page, re.DOTALL)
+    assert steps is not None and steps[1].count("<li>") == 5
+    assert "agent duty set" in text_of(steps[1]) and "```" not in text_of(steps[1])
 
 
 def test_every_page_of_a_section_is_in_its_menu(site: Path) -> None:
