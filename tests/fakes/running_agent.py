@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import Load
-from edge_agent.learning.fitting import FittingHere
-from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.settings import AgentSettings
@@ -26,7 +23,7 @@ from tests.fakes.agent_settings import agent_settings
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, on_loop
 from tests.fakes.flower_task import be_task
 from tests.fakes.polling import until
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes
+from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet_flower import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
@@ -47,14 +44,6 @@ def new_board(kind: type[SimulatedDevice] = SimulatedDevice) -> SimulatedDevice:
     device = kind("orin-nano", 1)
     device.apply(array_to_modes(device.modes)[777])
     return device
-
-
-def fitting_here(
-    transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float
-) -> Callable[[], nullcontext[FittingHere]]:
-    """In place of `fitting_process`: without a process to start for every round."""
-    fitting = FittingHere(transfer, modes)
-    return lambda: nullcontext(fitting)
 
 
 def may_connect(socket: Path) -> bool:

@@ -24,7 +24,7 @@ from tests.soak.usage import Member, Sample, write_csv
 from wattfleet_identity.channels import open_async_channel
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
 
-SOAK_S = float(os.environ.get("SOAK_S", "15"))
+SOAK_S = float(os.environ.get("SOAK_S", "8"))
 OUT = os.environ.get("SOAK_OUT")
 IS_LONG = SOAK_S > 120
 DEVICES = 4

@@ -20,10 +20,11 @@ from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.dashboard_queries import alert_queries, panel_queries
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.fronts import front
 from tests.fakes.polling import eventually
 from tests.fakes.prometheus import Prometheus, plaintext_job, scraping
-from tests.fakes.running_agent import fitting_here, new_board
+from tests.fakes.running_agent import new_board
 from tests.fakes.served import Agent, Client, serving
 from tests.fakes.small_fleet import RUN
 from wattfleet.duties import KeptDuty

@@ -12,8 +12,9 @@ from edge_agent.runtime.readiness import parked_mode
 from edge_agent.serving.duty_file import DutyFile
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.duty_agent import duty
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until
-from tests.fakes.running_agent import agent, fitting_here, new_board, ready_agent
+from tests.fakes.running_agent import agent, new_board, ready_agent
 from wattfleet.modes import array_to_modes
 from wattfleet_flower import AgentUnreachableError
 from wattfleet_proto.convert import kept_duty_from_message

@@ -14,8 +14,9 @@ from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.serving.inference_rows import InferenceRows
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.duty_agent import duty
+from tests.fakes.fitting_here import fitting_here, keep_duty_here
 from tests.fakes.polling import until
-from tests.fakes.running_agent import fitting_here, new_board, ready_agent
+from tests.fakes.running_agent import new_board, ready_agent
 from wattfleet.modes import Profile, Task, array_to_modes
 from wattfleet_flower import until_deadline
 from wattfleet_proto.convert import front_from_message
@@ -25,6 +26,7 @@ from wattfleet_serving import DutyServer, share_device
 @pytest.fixture(autouse=True)
 def fits_here(monkeypatch):
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_aside", keep_duty_here)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import pytest
 
 from edge_agent.paths import REFERENCES_DIRECTORY, WELCOME_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until
-from tests.fakes.running_agent import agent, fitting_here, new_board, ready_agent, serves_trainings
+from tests.fakes.running_agent import agent, new_board, ready_agent, serves_trainings
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import pack_artefact, restore_predictor
 from wattfleet_flower import AgentUnreachableError

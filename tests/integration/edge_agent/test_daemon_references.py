@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.fakes.coordinator_in_process import REFERENCE, CoordinatorInProcess
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until
-from tests.fakes.running_agent import agent, fitting_here, new_board, ready_agent
+from tests.fakes.running_agent import agent, new_board, ready_agent
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_from_message
 from wattfleet_proto.v1 import session_pb2

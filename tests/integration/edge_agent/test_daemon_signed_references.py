@@ -12,8 +12,9 @@ from coordinator.reference_metadata import utc_now
 from edge_agent.paths import TRUST_DIRECTORY
 from edge_agent.session.reference_trust import trust_root
 from tests.fakes.coordinator_in_process import REFERENCE, CoordinatorInProcess
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until
-from tests.fakes.running_agent import fitting_here, new_board, ready_agent
+from tests.fakes.running_agent import new_board, ready_agent
 from tests.fakes.signed_repository import SignedRepository, reference
 from wattfleet_proto.convert import front_from_message
 from wattfleet_proto.v1 import session_pb2

@@ -13,8 +13,9 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.workload_folders import folder_name
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until
-from tests.fakes.running_agent import RunningAgent, fitting_here, new_board, ready_agent
+from tests.fakes.running_agent import RunningAgent, new_board, ready_agent
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode, array_to_modes
 from wattfleet_flower import profiled

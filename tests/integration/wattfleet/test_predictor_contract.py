@@ -214,8 +214,15 @@ class TestRoofline(PredictorContract):
         return RooflinePredictor.fit
 
     @pytest.mark.data
-    @pytest.mark.parametrize("target", ["agx_orin_mobilenetv3", "orin_nano_resnet18"])
-    @pytest.mark.parametrize("modes", [10, 50])
+    @pytest.mark.parametrize(
+        ("target", "modes"),
+        [
+            ("agx_orin_mobilenetv3", 50),
+            ("orin_nano_resnet18", 10),
+            pytest.param("agx_orin_mobilenetv3", 10, marks=pytest.mark.slow),
+            pytest.param("orin_nano_resnet18", 50, marks=pytest.mark.slow),
+        ],
+    )
     def test_the_90_percent_interval_holds_about_as_often(self, corpora: Path, target: str, modes: int) -> None:
         profile = read_profile(corpora / f"{target}.csv")
         source = find_reference("agx_orin_resnet18", profile)

@@ -75,7 +75,7 @@ def test_problems_are_counted_as_published(corpora: Path, training: str, inferen
     assert figures["over_budget_pct"] == figures["latency_broken_pct"] == 0
 
 
-@pytest.mark.parametrize(("training", "inference"), PAIRS)
+@pytest.mark.parametrize(("training", "inference"), [*PAIRS[:2], pytest.param(*PAIRS[2], marks=pytest.mark.slow)])
 def test_choices_are_found_and_break_nothing(corpora: Path, training: str, inference: str) -> None:
     read = {task: (path, read_profile(path)) for task, path in files(corpora, training, inference).items()}
     pair = PairCorpora.of(*(profile for _, profile in read.values()))

@@ -11,9 +11,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from coordinator.settings import PolicySettings
+from tests.fakes.fitting_here import fitting_here, keep_duty_here
 from tests.fakes.fleet_in_process import InProcessGrid, running_fleet
 from tests.fakes.polling import until
-from tests.fakes.running_agent import fitting_here
 from wattfleet_flower import PowerAware, power_mode_mod, profiled
 from wattfleet_proto.convert import kept_duty_from_message
 from wattfleet_simulation.devices import SimulatedDevice
@@ -36,6 +36,7 @@ def train(message: Message, context: Context) -> Message:
 
 def test_rounds_are_trained_beside_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_aside", keep_duty_here)
     everyone = PolicySettings(name="all")
     with running_fleet(
         tmp_path,

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.settings import PolicySettings
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.known_workload import BUILT_IN
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
 from tests.fakes.polling import until
-from tests.fakes.running_agent import fitting_here
 from tests.fakes.stored_workloads import only_workload
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
@@ -42,8 +42,10 @@ def profiled_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state of every agent after a first start, in which it measured its board."""
     folder = tmp_path_factory.mktemp("profiled")
     everyone = PolicySettings(name="all")
-    with running_fleet(folder, FLEET, policy=everyone, site_budget_w=200.0, minibatches_per_epoch=None):
-        pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+        with running_fleet(folder, FLEET, policy=everyone, site_budget_w=200.0, minibatches_per_epoch=None):
+            pass
     return folder
 
 
@@ -90,7 +92,9 @@ def _has_length(device: view_pb2.DeviceView) -> bool:
     return any(each.HasField("minibatches_per_epoch") for each in device.workloads)
 
 
-def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(folder: Path) -> None:
+def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(
+    folder: Path, fits_in_this_process: None
+) -> None:
     everyone = PolicySettings(name="all")
     with running_fleet(folder, FLEET, policy=everyone, site_budget_w=200.0, minibatches_per_epoch=None) as fleet:
         nodes = fleet.nodes()
@@ -194,7 +198,7 @@ def test_too_few_watts_end_the_run_with_the_reason(folder: Path, fits_in_this_pr
         assert run.run.finished and "allow at least" in run.run.error
 
 
-def test_a_restart_measures_nothing_anew_and_plans_the_same(tmp_path: Path) -> None:
+def test_a_restart_measures_nothing_anew_and_plans_the_same(tmp_path: Path, fits_in_this_process: None) -> None:
     fleet_of_one = {"agx-orin-0": "simulated:agx-orin"}
     fronts = []
     for _ in range(2):

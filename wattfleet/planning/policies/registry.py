@@ -6,7 +6,9 @@ function that builds it. `examples/own_policy` is such a package.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 
@@ -74,9 +76,15 @@ def policy_named(name: str, **options: object) -> Policy:
 def _installed() -> Mapping[str, tuple[EntryPoint, ...]]:
     """The policies that installed packages provide, by name; each package once, wherever it was found."""
     found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
-    for entry in entry_points(group=_GROUP):
+    for entry in _entries(tuple(sys.path)):
         found.setdefault(entry.name, {})[_distribution(entry), entry.value] = entry
     return {name: tuple(entries.values()) for name, entries in found.items()}
+
+
+@cache
+def _entries(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points on a search path, looked up once: each time reads the metadata of all installed packages."""
+    return tuple(entry_points(group=_GROUP))
 
 
 def _distribution(entry: EntryPoint) -> str:

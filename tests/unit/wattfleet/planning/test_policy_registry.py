@@ -49,7 +49,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str, str]) -> 
         entry = EntryPoint(name, value, "wattfleet.policies")
         vars(entry).update(dist=cast(Distribution, SimpleNamespace(name=package)))
         found.append(entry)
-    monkeypatch.setattr(registry, "entry_points", lambda group: found if group == "wattfleet.policies" else [])
+    monkeypatch.setattr(registry, "_entries", lambda path: tuple(found))
     monkeypatch.setitem(
         __import__("sys").modules, "own_policies", SimpleNamespace(Own=Own, NoPolicy=NoPolicy, word="a")
     )

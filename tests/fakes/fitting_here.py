@@ -1,0 +1,26 @@
+"""Computes in the test's own process what an agent starts a process for each time, of lowest priority."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.transfer import Transfer
+from wattfleet.duties import ModesWithDuty, keep_duty
+from wattfleet.modes import ModeArray
+
+
+def fitting_here(
+    transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float
+) -> Callable[[], nullcontext[FittingHere]]:
+    """In place of `fitting_process`: without a process to start for every round."""
+    fitting = FittingHere(transfer, modes)
+    return lambda: nullcontext(fitting)
+
+
+def keep_duty_here(is_stopping: Callable[[], bool], *arguments: Any) -> ModesWithDuty:
+    """In place of `keep_duty_aside`."""
+    return keep_duty(*arguments)
