@@ -24,8 +24,14 @@ _MAX_ERROR_LENGTH = 5_000
 
 _NAME = "wattfleet"
 
-_EXTRAS = {"join": "flower", "reference": "simulation", "simulate": "simulation"}
-"""The extra with a command's dependencies, if its name is not the command's."""
+_EXTRAS = {
+    "advise": "agent",
+    "evaluate": "simulation",
+    "join": "",
+    "reference": "simulation",
+    "simulate": "simulation",
+}
+"""The extra with a command's dependencies, if its name is not the command's; empty where it needs none."""
 
 
 class InstalledCommands(click.Group):
@@ -61,18 +67,20 @@ class InstalledCommands(click.Group):
             raise _missing(ctx.invoked_subcommand or "", error.name or str(error)) from None
 
 
-def _install(name: str) -> str:
-    return f"pip install 'wattfleet[{_EXTRAS.get(name, name)}]'"
+def installation_of(name: str) -> str:
+    """The command that installs what a group of commands needs."""
+    extra = _EXTRAS.get(name, name)
+    return f"pip install 'wattfleet[{extra}]'" if extra else "pip install wattfleet"
 
 
 def _missing(name: str, module: str) -> click.ClickException:
-    return click.ClickException(f"{name} needs {module}: {_install(name)}")
+    return click.ClickException(f"{name} needs {module}: {installation_of(name)}")
 
 
 def _not_installed(name: str, module: str) -> click.Command:
     @click.command(
         name,
-        help=f"(needs `{_install(name)}`)",
+        help=f"(needs `{installation_of(name)}`)",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
     def command() -> None:
