@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -108,7 +109,7 @@ def main() -> None:
     try:
         wattfleet(prog_name=_NAME)
     except WattfleetError as error:
-        print_line(plain_text(f"wattfleet: {error}", _MAX_ERROR_LENGTH), to_stderr=True)
+        print_error(plain_text(f"wattfleet: {error}", _MAX_ERROR_LENGTH))
         sys.exit(exit_code(error))
     except UnicodeEncodeError as error:
         # Python decodes invalid UTF-8 in an argument to lone surrogates, which cannot be printed or sent.
@@ -116,6 +117,16 @@ def main() -> None:
             raise
         click.echo(f"wattfleet: {os.fsencode(error.object)!r} is not valid UTF-8: pass it in UTF-8", err=True)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def print_error(line: str) -> None:
+    """Print a line to standard error; a service that logs JSON there logs it."""
+    from wattfleet_io.logs import logs_json  # not before the command has run, so that it starts without it
+
+    if logs_json():
+        logging.getLogger(__name__).error("%s", line)
+    else:
+        print_line(line, to_stderr=True)
 
 
 def exit_code(error: WattfleetError) -> int:
