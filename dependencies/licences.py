@@ -22,7 +22,7 @@ from dependencies.requirements import Locked, entries, needed, normal, requireme
 ROOT = Path(__file__).parents[1]
 
 EXTRAS = (
-    *("agent", "flower", "serving", "plots", "coordinator"),
+    *("prediction", "agent", "flower", "serving", "plots", "coordinator"),
     *("postgresql", "parquet", "jetson", "nvml", "simulation"),
 )
 """The extras that users install; `dev` has what only checks and builds Wattfleet."""

@@ -1,16 +1,16 @@
-"""The log of `wattfleet-superlink` and `wattfleet-supernode`: Flower's own lines and ours, in the chosen format."""
+"""The log of Flower's processes that Wattfleet starts: Flower's own lines, the app's and ours, in the chosen format."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
-from typing import get_args
+from typing import Any, get_args
 
 from flwr.common.logger import console_handler, update_console_handler
 
 from wattfleet_io.log_choices import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel
-from wattfleet_io.logs import BoundedJson, log_format, log_level
+from wattfleet_io.logs import BoundedJson, log_failures, log_format, log_level
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +43,25 @@ def start(options: argparse.Namespace | None = None) -> None:
     if os.environ.get(LEVEL_VARIABLE):
         update_console_handler(level=log_level())
     if log_format() == "json":
-        flower = logging.getLogger("flwr")
-        flower.removeHandler(console_handler)
         # Flower's statements are not limited in rate, unlike ours: some write a line for each message.
         handler = logging.StreamHandler()
         handler.setFormatter(BoundedJson())
         handler.setLevel(console_handler.level)
-        flower.addHandler(handler)
+        # Lines of libraries are left out below warnings, as where nothing is set up. Flower's pass at any level.
+        logging.basicConfig(level=max(logging.WARNING, log_level()), handlers=[handler], force=True)
+        logging.getLogger("flwr").removeHandler(console_handler)
+        log_failures()
+
+
+def without_handlers(uvicorns: dict[str, Any]) -> dict[str, Any]:
+    """Flower's configuration of uvicorn's log, whose lines then go where all others go.
+
+    Args:
+        uvicorns: as for `logging.config.dictConfig`.
+    """
+    loggers = {
+        name: {**each, "handlers": [], "propagate": True}
+        | ({"filters": ["routine_access"]} if "access" in each.get("handlers", ()) else {})
+        for name, each in uvicorns["loggers"].items()
+    }
+    return {**uvicorns, "handlers": {}, "loggers": loggers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -24,8 +25,14 @@ _MAX_ERROR_LENGTH = 5_000
 
 _NAME = "wattfleet"
 
-_EXTRAS = {"join": "flower", "reference": "simulation", "simulate": "simulation"}
-"""The extra with a command's dependencies, if its name is not the command's."""
+_EXTRAS = {
+    "advise": "agent",
+    "evaluate": "simulation",
+    "join": "",
+    "reference": "simulation",
+    "simulate": "simulation",
+}
+"""The extra with a command's dependencies, if its name is not the command's; empty where it needs none."""
 
 
 class InstalledCommands(click.Group):
@@ -61,18 +68,20 @@ class InstalledCommands(click.Group):
             raise _missing(ctx.invoked_subcommand or "", error.name or str(error)) from None
 
 
-def _install(name: str) -> str:
-    return f"pip install 'wattfleet[{_EXTRAS.get(name, name)}]'"
+def installation_of(name: str) -> str:
+    """The command that installs what a group of commands needs."""
+    extra = _EXTRAS.get(name, name)
+    return f"pip install 'wattfleet[{extra}]'" if extra else "pip install wattfleet"
 
 
 def _missing(name: str, module: str) -> click.ClickException:
-    return click.ClickException(f"{name} needs {module}: {_install(name)}")
+    return click.ClickException(f"{name} needs {module}: {installation_of(name)}")
 
 
 def _not_installed(name: str, module: str) -> click.Command:
     @click.command(
         name,
-        help=f"(needs `{_install(name)}`)",
+        help=f"(needs `{installation_of(name)}`)",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
     def command() -> None:
@@ -100,7 +109,7 @@ def main() -> None:
     try:
         wattfleet(prog_name=_NAME)
     except WattfleetError as error:
-        print_line(plain_text(f"wattfleet: {error}", _MAX_ERROR_LENGTH), to_stderr=True)
+        print_error(plain_text(f"wattfleet: {error}", _MAX_ERROR_LENGTH))
         sys.exit(exit_code(error))
     except UnicodeEncodeError as error:
         # Python decodes invalid UTF-8 in an argument to lone surrogates, which cannot be printed or sent.
@@ -108,6 +117,16 @@ def main() -> None:
             raise
         click.echo(f"wattfleet: {os.fsencode(error.object)!r} is not valid UTF-8: pass it in UTF-8", err=True)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def print_error(line: str) -> None:
+    """Print a line to standard error; a service that logs JSON there logs it."""
+    from wattfleet_io.logs import logs_json  # not before the command has run, so that it starts without it
+
+    if logs_json():
+        logging.getLogger(__name__).error("%s", line)
+    else:
+        print_line(line, to_stderr=True)
 
 
 def exit_code(error: WattfleetError) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_io.console import json_text, plain_text
 from wattfleet_io.log_choices import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel
 from wattfleet_io.token_bucket import TokenBucket
+
+_log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 10_000
 """Limit of a line, or of a record with its traceback."""
@@ -73,6 +77,35 @@ def start_logging(form: LogFormat | None = None, level: LogLevel | None = None) 
         if value is not None:
             os.environ[variable] = value
     logging.basicConfig(level=log_level(), handlers=[service_handler()])
+    if log_format() == "json":
+        log_failures()
+
+
+def log_failures() -> None:
+    """Log Python's warnings and the tracebacks of what ends a thread or the process, which Python prints as text."""
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def logs_json() -> bool:
+    """Whether this process logs, and in JSON, so that nothing else may be printed to standard error."""
+    return any(isinstance(handler.formatter, BoundedJson) for handler in logging.getLogger().handlers)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    _log.critical("the process ends: %s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_value is None or issubclass(failed.exc_type, SystemExit):
+        return
+    name = "" if failed.thread is None else failed.thread.name
+    caught = failed.exc_type, failed.exc_value, failed.exc_traceback
+    _log.error("thread %s ends: %s: %s", name, failed.exc_type.__name__, failed.exc_value, exc_info=caught)
 
 
 def log_format() -> str:

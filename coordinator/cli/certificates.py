@@ -190,7 +190,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from coordinator.display.wording import moment
 
     if not found:
-        return Text("no certificates")
+        return Text("no certificates: a machine gets one with a line of `wattfleet coordinator invite`")
     table = columns(("name", "role", "serial", "renewed", "expires", "revoked"))
     for each in found:
         renewed, expires = (moment(datetime.fromisoformat(each[name])) for name in ("renewed", "expires"))

@@ -57,7 +57,7 @@ def serve(ctx: typer.Context) -> None:
     from wattfleet.errors import InvalidInputError
     from wattfleet_identity.channels import PLAINTEXT_WARNING, is_loopback
     from wattfleet_io.addresses import split_address
-    from wattfleet_io.logs import start_logging
+    from wattfleet_io.logs import logs_json, start_logging
 
     settings: CoordinatorSettings = effective(ctx)
     announce = settings.server.announce
@@ -85,9 +85,17 @@ def serve(ctx: typer.Context) -> None:
         http = [f"metrics on {url(bound.metrics_address)}metrics"]
         if bound.page_address is not None:
             http.append(f"page on {url(bound.page_address)}")
-        typer.echo(", ".join([f"coordinator serves {bound.address} ({security})", *further, *http]))
-        if exposed := exposed_plaintext(settings, has_authority=bound.enrolment_address is not None):
-            typer.echo(f"warning: {' and '.join(exposed)}: {PLAINTEXT_WARNING}", err=True)
+        served = ", ".join([f"coordinator serves {bound.address} ({security})", *further, *http])
+        exposed = exposed_plaintext(settings, has_authority=bound.enrolment_address is not None)
+        warning = f"{' and '.join(exposed)}: {PLAINTEXT_WARNING}"
+        if logs_json():  # where both outputs are read as one log, no line of it may be text
+            logging.getLogger(__name__).info("%s", served)
+            if exposed:
+                logging.getLogger(__name__).warning("%s", warning)
+        else:
+            typer.echo(served)
+            if exposed:
+                typer.echo(f"warning: {warning}", err=True)
         if announce:
             bound.announce(announce)
 

@@ -113,7 +113,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from coordinator.display.wording import moment
 
     if not found:
-        return Text("no open invites")
+        return Text("no open invites: `wattfleet coordinator invite` makes one")
     table = columns(("number", "role", "name"), ("uses",), ("expires", "made by"))
     for each in found:
         expires = moment(datetime.fromisoformat(each["expires"]))

@@ -81,7 +81,10 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from coordinator.display.wording import moment
 
     if not found:
-        return Text("no Flower node has told its device yet: nodes are asked before the first plan of a run")
+        return Text(
+            "no Flower node has told its device yet: start the SuperNodes, each with its device-id, and a run"
+            " (docs/flower.md). Nodes are asked before its first plan"
+        )
     styles = {"paired": "green", "not checked": "dim"}
     table = columns(("device", "its agent", "pairing", "connected", "node"))
     for each in found:

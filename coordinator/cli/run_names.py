@@ -36,7 +36,7 @@ def run_id_of(known: Iterable[str], given: str) -> str:
         return found[0]
     if found:
         raise InvalidInputError(f"{given!r} is the beginning of several runs, {first_few(found)}: give more of its id")
-    newest = f"the newest runs are {', '.join(ids[-_NEWEST:])}" if ids else "there are no runs yet"
+    newest = f"the newest runs are {', '.join(ids[-_NEWEST:])}" if ids else NO_RUNS
     raise InvalidInputError(f"unknown run {given!r}: it never started, or was deleted; {newest}")
 
 

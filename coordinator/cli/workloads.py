@@ -78,7 +78,10 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from coordinator.cli.output.layout import columns
 
     if not found:
-        return Text("no workloads yet: a run states its workload when it starts")
+        return Text(
+            "no workloads yet: a run states its workload when it starts, and `wattfleet coordinator profile` orders"
+            " one to be measured ahead"
+        )
     table = columns(("task",), ("devices", "measured", "modes", "live runs"), ("last run",))
     table.add_column("workload", overflow="fold")
     for each in found:

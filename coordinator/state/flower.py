@@ -392,7 +392,7 @@ class FlowerRuns:
     def _occupations(self, run_id: str, paired: PairedDevices) -> str:
         """What all devices are doing, in words; for many devices the count in each state."""
         if not self._agents.devices:
-            return "none ever connected"
+            return "none ever connected; enrol a board by `wattfleet coordinator invite`, and start its agent"
         texts = []
         for each in self._agents.devices.values():
             text = f"{each.device_id} is {self.occupation(each, run_id)}"

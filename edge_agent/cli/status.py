@@ -257,7 +257,9 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
     if "workloads" in problems:
         table.add_row("workloads", Text(problems["workloads"], style="red"))
     elif not content["workloads"]:
-        table.add_row("workloads", "none yet")
+        table.add_row(
+            "workloads", "none yet; `wattfleet agent profile` measures one, and so does a run that trains here"
+        )
     for name, known in (content["workloads"] or {}).items():
         table.add_row("workload", Text(_workload_line(name, known)))
         for part, in_words in (("profile", _profile_lines), ("predictor", _predictor_lines)):

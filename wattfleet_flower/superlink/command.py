@@ -25,6 +25,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unknown_version
+from wattfleet_flower.logged_program import start_logged
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
 from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
@@ -36,6 +37,7 @@ from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.peers import Role
 from wattfleet_io.cli import exit_code
 from wattfleet_io.connection_variables import IDENTITY_VARIABLE
+from wattfleet_io.logs import log_format
 
 # The package exports a function of the module's name.
 _flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
@@ -54,6 +56,7 @@ def main() -> None:
             print("\nThe other options are Flower's own:\n", flush=True)
         else:
             process_log.start(options)
+            _log_as_chosen()
             _secure(options, flowers)
     except WattfleetError as error:
         print(f"wattfleet-superlink: {error}", file=sys.stderr)
@@ -90,6 +93,16 @@ def own_options_parser() -> argparse.ArgumentParser:
     )
     process_log.add_options(parser)
     return parser
+
+
+def _log_as_chosen() -> None:
+    """In JSON, uvicorn's lines and those of the processes that Flower's SuperLink starts are JSON, too."""
+    if log_format() != "json":
+        return
+    start_logged(_flower)
+    flowers = getattr(_flower, "get_uvicorn_log_config", None)
+    if flowers is not None:
+        _flower.get_uvicorn_log_config = lambda level: process_log.without_handlers(flowers(level))
 
 
 def _check_s(text: str) -> float:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from logging import WARNING
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from flwr.supernode.cli import flower_supernode
 from wattfleet.errors import WattfleetError
 from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unknown_version
+from wattfleet_flower.logged_program import start_logged
 from wattfleet_flower.supernode.own_options import (
     DEFAULT_FOLDER,
     ENVIRONMENT_VARIABLE,
@@ -32,6 +34,7 @@ from wattfleet_flower.supernode.own_options import (
 from wattfleet_flower.supernode.polling import FLOWER_POLL_S, Receiver
 from wattfleet_io.cli import exit_code
 from wattfleet_io.clock import SystemClock
+from wattfleet_io.logs import log_format
 
 _CONNECTION = "flwr.supernode.fleet_http_connection"
 _TASK_POLL_S = 0.2
@@ -51,6 +54,7 @@ def main() -> None:
     else:
         try:
             process_log.start(options)
+            _log_as_chosen()
             enrolled = enrolment(options.enrolled, flowers)
             if enrolled is not None:
                 sys.argv[1:] = further_options(enrolled, flowers)
@@ -64,6 +68,14 @@ def main() -> None:
             if enrolled is not None:
                 _connect_as(enrolled, flowers)
     flower_supernode()
+
+
+def _log_as_chosen() -> None:
+    """In JSON, the lines of the SuperNode's uvicorn are JSON, too."""
+    module: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    if log_format() == "json" and hasattr(module, "uvicorn"):  # which Flower 1.30 does not use here
+        uvicorn = module.uvicorn
+        module.uvicorn = SimpleNamespace(**{**vars(uvicorn), "Config": partial(uvicorn.Config, log_config=None)})
 
 
 def own_options_parser() -> argparse.ArgumentParser:
@@ -139,7 +151,9 @@ def _change(options: argparse.Namespace) -> None:
 
     start_client_internal.http_request_response = connect_patiently
     start_client_internal.time = SimpleNamespace(sleep=_pause)
-    if options.warm_imports != _NONE:
+    if options.warm_imports == _NONE:
+        start_logged(start_client_internal)
+    else:
         start_client_internal.subprocess = SimpleNamespace(Popen=_superexec(options.warm_imports))
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from wattfleet_flower import process_log
 from wattfleet_flower.supernode.warm_imports import UnfitImportError, import_all, loaded_libraries
 
 RUNTIME = ("flwr.supernode.cli", "flwr.supernode.runtime.run_clientapp")
@@ -38,6 +39,7 @@ def main() -> None:
     except UnfitImportError as error:
         _send(control, unfit=error.module, reason=error.reason)
         return
+    process_log.start()  # for this process and those that it forks
     # Objects that never go are left alone by the collector, so that the processes share their memory.
     gc.collect()
     gc.freeze()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +16,7 @@ from typing import Any
 
 from flwr.common import log
 
+from wattfleet_flower.logged_program import flower_script, logged
 from wattfleet_flower.supernode.fork_server import LARGEST_MESSAGE_BYTES
 
 CLIENT_APP = "flwr-clientapp"
@@ -152,7 +150,7 @@ class Launcher:
         self._next: ForkServer | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         (folder / LEARNED).mkdir()
-        self._script = flower_script()
+        self._script = flower_script(CLIENT_APP)
         if self._script is None:
             self._give_up(f"{CLIENT_APP} is not installed for {sys.executable}")
         else:
@@ -164,7 +162,7 @@ class Launcher:
             self._reap()
             if command[0] == CLIENT_APP and not options and self._started_warm(command[1:]):
                 return
-            self._processes.append(subprocess.Popen(command, env=self._environment, **options))
+            self._processes.append(subprocess.Popen(logged(command), env=self._environment, **options))
 
     def reap(self) -> int:
         """Reap what has ended; how many of its own processes, servers included, still run."""
@@ -281,20 +279,3 @@ class Launcher:
         self._close()
         self._current = self._next = None
         self._learn = False
-
-
-def flower_script() -> Path | None:
-    """Flower's program of a ClientApp as the SuperExec would find it, if it runs in this Python."""
-    found = shutil.which(CLIENT_APP)
-    if found is None:
-        return None
-    # The interpreter is named in the first line, or in the second if its path is too long for the first.
-    head = b"\n".join(Path(found).read_bytes()[:1024].split(b"\n")[:2])
-    named = [Path(os.fsdecode(word)) for word in re.findall(rb"[^\s'\"#!]+", head)]
-    return Path(found) if any(_is_this_python(path) for path in named) else None
-
-
-def _is_this_python(path: Path) -> bool:
-    """Whether a path is this environment's Python, by whichever of its names."""
-    mine = Path(sys.executable)
-    return path.parent == mine.parent and path.exists() and path.samefile(mine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -282,10 +284,11 @@ def require_format(form: Format) -> None:
     if form != "parquet":
         return
     try:
+        import pandas  # noqa: F401
         import pyarrow  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
         raise InvalidInputError(
-            "Parquet needs pyarrow: pip install 'wattfleet[parquet]', or write --format csv"
+            f"Parquet needs {error.name}: pip install 'wattfleet[parquet]', or write --format csv"
         ) from None
 
 
@@ -312,9 +315,23 @@ def _written(folder: Path, name: str, rows: Sequence[_Row], form: Format) -> Pat
     if form == "parquet":
         frame(name, rows).to_parquet(path, index=False, engine="pyarrow")
     else:
-        safe = [tuple(_csv_text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
-        frame(name, safe).to_csv(path, index=False)
+        types = COLUMNS[name].values()
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS[name])
+            writer.writerows([_csv_cell(cell, dtype) for cell, dtype in zip(row, types, strict=True)] for row in rows)
     return path
+
+
+def _csv_cell(cell: Any, dtype: str) -> str | int | float | None:
+    """A value as pandas writes and reads it, without pandas; None for what is not known."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return None
+    if dtype == _TEXT:
+        return _csv_text(cell)
+    if dtype == _NUMBER:
+        return float(cell)
+    return bool(cell) if dtype == _FLAG else int(cell)
 
 
 def _csv_text(text: str) -> str:

@@ -15,9 +15,10 @@ from coordinator.settings import CoordinatorSettings
 from edge_agent.exporter.served_address import read_url
 from tests.fakes.certified import CertifiedFleet, certified
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until
 from tests.fakes.prometheus import Prometheus, scraping
-from tests.fakes.running_agent import agent, fitting_here, new_board
+from tests.fakes.running_agent import agent, new_board
 from tests.fakes.served import serving
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.peers import Role

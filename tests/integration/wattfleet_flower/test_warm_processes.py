@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.fakes.polling import until
+from wattfleet_flower.logged_program import flower_script
 from wattfleet_flower.supernode import launching
 from wattfleet_flower.supernode.launching import CLIENT_APP, ForkServer, Launcher
 
@@ -253,7 +254,7 @@ def test_without_flowers_program_for_this_python_there_is_no_server(
 def test_a_server_ends_with_the_process_that_started_it(messages: Messages, tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()
-    script = launching.flower_script()
+    script = flower_script(CLIENT_APP)
     assert script is not None
     server = ForkServer(script, [], folder, os.environ)
     assert server.is_ready(within_s=60)
