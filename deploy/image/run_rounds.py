@@ -16,7 +16,7 @@ from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
-from wattfleet_simulation.processes import PartFailedError, Parts, program
+from wattfleet_simulation.processes import NoAnswerError, PartFailedError, Parts, program
 from wattfleet_simulation.run_waiter import await_ready, await_run
 
 READY_WITHIN_S = 600.0
@@ -45,9 +45,12 @@ def completed(flower: FlowerDeployment, view: CoordinatorView, run_id: str) -> b
 
     Raises:
         PartFailedError: it failed or was stopped; the text says why.
+        NoAnswerError: Flower did not answer in time.
     """
     try:
         return flower.completed(run_id)
+    except NoAnswerError:
+        raise
     except PartFailedError as failure:
         raise explained(failure, view, run_id) from None
 

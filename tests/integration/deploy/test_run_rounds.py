@@ -12,7 +12,7 @@ import pytest
 
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import RunSeen
-from wattfleet_simulation.processes import PartFailedError
+from wattfleet_simulation.processes import NoAnswerError, PartFailedError
 from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
 
 READY, PROFILING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_PROFILING
@@ -88,6 +88,14 @@ def test_every_round_is_told_once_even_the_last(script: dict[str, Any], capsys: 
         "round 1: agx-orin-0, orin-nx-0; 96.2 W of 100 W; 98 s, predicted 96 s; accuracy 44.2%",
         "round 2: agx-orin-0, orin-nx-0; accuracy 44.2%",
     ]
+
+
+def test_a_slow_answer_of_flower_ends_nothing(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    silent = NoAnswerError("flwr list did not answer within 120 s")
+    flower = Flower(answers(silent, silent, True))
+    view: Any = RecordedView([run(), run(finished=True)])
+    await_run(view, "7", lambda run_id: script["completed"](flower, view, run_id), 60.0, 0.0, ask_flower_every_s=-1.0)
+    assert capsys.readouterr().out == 2 * "flwr list did not answer within 120 s; asking again\n"
 
 
 def test_an_earlier_run_is_not_taken_for_this_one(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
