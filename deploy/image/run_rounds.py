@@ -66,7 +66,10 @@ def explained(failure: PartFailedError, view: CoordinatorView, run_id: str) -> P
 
 def print_log(run_id: str) -> None:
     """Print the ServerApp's log, which the SuperLink's own log does not contain."""
-    subprocess.run([program("flwr"), "log", run_id, "--show"], timeout=LOG_WITHIN_S, check=False)
+    try:
+        subprocess.run([program("flwr"), "log", run_id, "--show"], timeout=LOG_WITHIN_S, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"flwr log did not end within {LOG_WITHIN_S:g} s: the log above may be incomplete", flush=True)
 
 
 def round_line(ended: view_pb2.RoundView) -> str:

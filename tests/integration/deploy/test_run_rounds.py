@@ -134,6 +134,21 @@ def test_a_run_that_never_reached_the_coordinator_shows_flowers_log(script: dict
     assert shown == ["7"]
 
 
+def test_a_log_that_does_not_end_hides_no_reason(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hanging = tmp_path / "flwr"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    names = script["print_log"].__globals__
+    monkeypatch.setitem(names, "program", lambda name: str(hanging))
+    monkeypatch.setitem(names, "LOG_WITHIN_S", 0.01)
+    failure = PartFailedError("the Flower run ended as 'finished:failed'")
+    with pytest.raises(PartFailedError, match="finished:failed"):
+        script["completed"](Flower(answers(failure)), RecordedView([run(run_id="")]), "7")
+    assert "flwr log did not end within 0.01 s" in capsys.readouterr().out
+
+
 def test_a_completed_run_in_which_nobody_trained_is_a_failure() -> None:
     one_failed = ended_round(1, failed_device_ids=["agx-orin-0"])
     all_failed = ended_round(2, failed_device_ids=["agx-orin-0", "orin-nx-0"])
