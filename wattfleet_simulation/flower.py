@@ -24,7 +24,7 @@ from types import MappingProxyType
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.proofs import LIFETIME
 from wattfleet_io.connection_variables import IDENTITY_VARIABLE
-from wattfleet_simulation.processes import Part, PartFailedError, Parts, environment, program
+from wattfleet_simulation.processes import NoAnswerError, Part, PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
 APP_DIRECTORY = Path(__file__).parent / "digits_app"
@@ -216,6 +216,7 @@ class FlowerDeployment:
 
         Raises:
             PartFailedError: it failed or was stopped.
+            NoAnswerError: Flower did not answer in time.
         """
         status = self.status(run_id)
         if status.startswith("finished") and status != _COMPLETED:
@@ -229,7 +230,7 @@ class FlowerDeployment:
         try:
             done = self._run([program("flwr"), *arguments])
         except subprocess.TimeoutExpired:
-            raise PartFailedError(f"flwr {arguments[0]} did not answer within {_COMMAND_WITHIN_S:g} s") from None
+            raise NoAnswerError(f"flwr {arguments[0]} did not answer within {_COMMAND_WITHIN_S:g} s") from None
         try:
             answer = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:

@@ -29,6 +29,10 @@ class PartFailedError(WattfleetError):
     """A part of the run failed; the text names the part and its log."""
 
 
+class NoAnswerError(PartFailedError):
+    """A command did not answer in time, as on a busy machine: what it asked for is unknown. Ask again."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One running child.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from wattfleet_io.console import rounds_text
+from wattfleet_io.console import print_line, rounds_text
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
-from wattfleet_simulation.processes import PartFailedError
+from wattfleet_simulation.processes import NoAnswerError, PartFailedError
 
 
 class NotInTimeError(PartFailedError):
@@ -61,7 +61,8 @@ def await_run(
     Args:
         view: the coordinator.
         run_id: Flower's id of the run.
-        flower_completed: asks Flower; it raises if the run failed or was stopped.
+        flower_completed: asks Flower; it raises if the run failed or was stopped. After a `NoAnswerError` it is asked
+            again.
         within_s: time limit.
         poll_s: time between two polls of the coordinator.
         on_poll: called with the run after each poll; it may raise to stop the wait.
@@ -83,6 +84,8 @@ def await_run(
         if run.run.finished or run.run.error or time.monotonic() > ask_flower_s:
             try:
                 completed = flower_completed(run_id)
+            except NoAnswerError as error:
+                print_line(f"{error}; asking again")
             except PartFailedError:
                 on_poll(view.run(run_id))  # the coordinator may know the reason by now
                 raise

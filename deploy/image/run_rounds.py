@@ -16,7 +16,7 @@ from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
-from wattfleet_simulation.processes import PartFailedError, Parts, program
+from wattfleet_simulation.processes import NoAnswerError, PartFailedError, Parts, program
 from wattfleet_simulation.run_waiter import await_ready, await_run
 
 READY_WITHIN_S = 600.0
@@ -45,9 +45,12 @@ def completed(flower: FlowerDeployment, view: CoordinatorView, run_id: str) -> b
 
     Raises:
         PartFailedError: it failed or was stopped; the text says why.
+        NoAnswerError: Flower did not answer in time.
     """
     try:
         return flower.completed(run_id)
+    except NoAnswerError:
+        raise
     except PartFailedError as failure:
         raise explained(failure, view, run_id) from None
 
@@ -63,7 +66,10 @@ def explained(failure: PartFailedError, view: CoordinatorView, run_id: str) -> P
 
 def print_log(run_id: str) -> None:
     """Print the ServerApp's log, which the SuperLink's own log does not contain."""
-    subprocess.run([program("flwr"), "log", run_id, "--show"], timeout=LOG_WITHIN_S, check=False)
+    try:
+        subprocess.run([program("flwr"), "log", run_id, "--show"], timeout=LOG_WITHIN_S, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"flwr log did not end within {LOG_WITHIN_S:g} s: the log above may be incomplete", flush=True)
 
 
 def round_line(ended: view_pb2.RoundView) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import RunSeen
-from wattfleet_simulation.processes import PartFailedError
+from wattfleet_simulation.processes import NoAnswerError, PartFailedError
 from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
 
 READY, PROFILING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_PROFILING
@@ -90,6 +90,14 @@ def test_every_round_is_told_once_even_the_last(script: dict[str, Any], capsys: 
     ]
 
 
+def test_a_slow_answer_of_flower_ends_nothing(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    silent = NoAnswerError("flwr list did not answer within 120 s")
+    flower = Flower(answers(silent, silent, True))
+    view: Any = RecordedView([run(), run(finished=True)])
+    await_run(view, "7", lambda run_id: script["completed"](flower, view, run_id), 60.0, 0.0, ask_flower_every_s=-1.0)
+    assert capsys.readouterr().out == 2 * "flwr list did not answer within 120 s; asking again\n"
+
+
 def test_an_earlier_run_is_not_taken_for_this_one(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     earlier = run(ended_round(1), run_id="6", finished=True, error="an old failure")
     wait(RecordedView([earlier, earlier, run(finished=True)]), answers(True), script["RoundPrinter"]())
@@ -124,6 +132,21 @@ def test_a_run_that_never_reached_the_coordinator_shows_flowers_log(script: dict
     with pytest.raises(PartFailedError, match="finished:failed'.*log above"):
         script["completed"](Flower(answers(failure)), RecordedView([run(run_id="")]), "7")
     assert shown == ["7"]
+
+
+def test_a_log_that_does_not_end_hides_no_reason(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hanging = tmp_path / "flwr"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    names = script["print_log"].__globals__
+    monkeypatch.setitem(names, "program", lambda name: str(hanging))
+    monkeypatch.setitem(names, "LOG_WITHIN_S", 0.01)
+    failure = PartFailedError("the Flower run ended as 'finished:failed'")
+    with pytest.raises(PartFailedError, match="finished:failed"):
+        script["completed"](Flower(answers(failure)), RecordedView([run(run_id="")]), "7")
+    assert "flwr log did not end within 0.01 s" in capsys.readouterr().out
 
 
 def test_a_completed_run_in_which_nobody_trained_is_a_failure() -> None:
