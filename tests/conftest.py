@@ -19,8 +19,14 @@ pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.processes"]
 if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
     pytest_plugins.append("tests.fixtures.coordinator")
 
+_FEW_EXAMPLES = 40
+"""Of a property whose test names no number of its own; the slow form tries as many as Hypothesis itself does."""
+
 # A busy machine is no failure: nothing is asserted of time.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_FEW_EXAMPLES
+)
+settings.register_profile("slow", settings.get_profile("unhurried"), max_examples=100)
 settings.load_profile("unhurried")
 
 # A client that goes away at the end of a test is no failure either, and services do not log it.
@@ -33,6 +39,11 @@ os.environ[FILE_VARIABLE] = ""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow forms too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slow"):
+        settings.load_profile("slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -396,5 +396,5 @@ class FleetMachine(RuleBasedStateMachine):
                 assert record.observed_site_w is None
 
 
-FleetMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
+FleetMachine.TestCase.settings = settings(stateful_step_count=30)
 TestFleet = FleetMachine.TestCase
