@@ -62,6 +62,9 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "sample": sample_values(view.sample) if view.HasField("sample") else None,
         "throttled_unix_s": known(view, "throttled_unix_s"),
         "observed_limit_w": known(view, "observed_limit_w"),
+        "observed_run_id": view.observed_run_id or None,
+        "observed_round": view.observed_round or None,
+        "is_observed_run_live": view.is_observed_run_live,
         "duty": asdict(kept_duty_from_message(view.duty)) if view.HasField("duty") else None,
     }
 
