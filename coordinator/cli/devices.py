@@ -16,6 +16,7 @@ from coordinator.cli.options import (
 )
 from coordinator.display.device_words import (
     in_state_for,
+    last_training,
     live_line,
     measured_modes,
     profiling_left,
@@ -215,7 +216,7 @@ def _print(content: dict[str, Any]) -> None:
         "tags": ", ".join(tags) or "none",
         "measured": f"{content['profiled_modes']:,} of {content['mode_count']:,} modes",
         "granted": _granted(content),
-        "observed": "no training yet" if content["observed_w"] is None else f"{content['observed_w']:.1f} W",
+        "observed": last_training(content),
         "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
         "reference": content["reference_digest"] or "none yet",
         "last report": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),

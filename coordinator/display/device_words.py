@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from coordinator.display.wording import age
+from wattfleet_proto.hot_boards import HOT_C
 
 if TYPE_CHECKING:
     from coordinator.display.view_values import Values
@@ -17,26 +18,40 @@ STATES = ("offline", "degraded", "profiling", "enrolled", "training", "ready")
 TROUBLES = ("hot", "throttled", "over budget")
 """What can be wrong with a device that takes part in rounds."""
 
-HOT_C = 85.0
-"""From this temperature on a board is hot: agents discard measurements above it, and boards throttle near 95."""
-
 THROTTLED_WITHIN_S = 600.0
-"""So long a board counts as throttled after it has throttled itself, as in the alert."""
+"""So long a board counts as throttled after it has throttled itself, as in the alert `WattfleetThrottling`."""
 
 
 def troubles(device: Values, now_unix_s: float) -> list[str]:
     """Which of `TROUBLES` a device has.
 
-    It is over budget if its last observed training drew more watts than the plan allowed it.
+    It is over budget if its last observed training drew more watts than the plan allowed it, until that training's run
+    ends: then nothing is left to do for this run.
     """
-    sample, throttled_unix_s, limit_w = device["sample"], device["throttled_unix_s"], device["observed_limit_w"]
+    sample, throttled_unix_s = device["sample"], device["throttled_unix_s"]
     celsius = None if sample is None else sample["temperature_c"]
     has = {
         "hot": celsius is not None and celsius >= HOT_C,
         "throttled": throttled_unix_s is not None and now_unix_s - throttled_unix_s < THROTTLED_WITHIN_S,
-        "over budget": limit_w is not None and device["observed_w"] > limit_w,
+        "over budget": device["is_observed_run_live"] and drew_too_much(device),
     }
     return [name for name in TROUBLES if has[name]]
+
+
+def drew_too_much(device: Values) -> bool:
+    """Whether a device's last observed training drew more watts than the plan allowed it, in whichever run."""
+    limit_w = device["observed_limit_w"]
+    return limit_w is not None and device["observed_w"] > limit_w
+
+
+def last_training(device: Values) -> str:
+    """The watts of a device's last observed training, what the plan allowed, and the round."""
+    if device["observed_w"] is None:
+        return "no training yet"
+    allowed = "" if device["observed_limit_w"] is None else f" of {device['observed_limit_w']:,.1f} W allowed"
+    run_id, goes_on = device["observed_run_id"], device["is_observed_run_live"]
+    where = f", in round {device['observed_round']} of run {run_id}" if run_id else ""
+    return f"{device['observed_w']:,.1f} W{allowed}{where}" + (", which has ended" if run_id and not goes_on else "")
 
 
 def worst_first(devices: Iterable[Values], now_unix_s: float) -> list[Values]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
+from wattfleet_proto.board_sample import BoardSample
 from wattfleet_proto.convert import (
     board_sample_from_message,
     front_from_message,
@@ -17,6 +18,8 @@ from wattfleet_proto.convert import (
 from wattfleet_proto.v1 import power_pb2, session_pb2, view_pb2
 
 Values = dict[str, Any]
+
+_SAMPLE = tuple(each.name for each in fields(BoardSample))
 
 
 def known(message: Any, name: str) -> Any:
@@ -62,6 +65,9 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "sample": sample_values(view.sample) if view.HasField("sample") else None,
         "throttled_unix_s": known(view, "throttled_unix_s"),
         "observed_limit_w": known(view, "observed_limit_w"),
+        "observed_run_id": view.observed_run_id or None,
+        "observed_round": view.observed_round or None,
+        "is_observed_run_live": view.is_observed_run_live,
         "duty": asdict(kept_duty_from_message(view.duty)) if view.HasField("duty") else None,
     }
 
@@ -69,7 +75,9 @@ def device_values(view: view_pb2.DeviceView) -> Values:
 def sample_values(message: session_pb2.BoardSample) -> Values:
     """What a board's sensors said; None is what the board does not report."""
     sample = board_sample_from_message(message)
-    return {**asdict(sample), "mode": None if sample.mode is None else sample.mode._asdict()}
+    # Not `asdict`, which copies each value deeply: this is done for every device of a snapshot.
+    values = {name: getattr(sample, name) for name in _SAMPLE}
+    return {**values, "mode": None if sample.mode is None else sample.mode._asdict()}
 
 
 def node_values(view: view_pb2.NodeView) -> Values:

@@ -14,10 +14,20 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from coordinator.display.device_words import HOT_C, in_state_for, live_line, measured_modes, profiling_left, troubles
+from coordinator.display.device_words import (
+    THROTTLED_WITHIN_S,
+    drew_too_much,
+    in_state_for,
+    last_training,
+    live_line,
+    measured_modes,
+    profiling_left,
+    troubles,
+)
 from coordinator.display.wording import age, moment, number, watts
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text
+from wattfleet_proto.hot_boards import HOT_C
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -59,8 +69,10 @@ def _environment() -> Environment:
         ago=lambda unix_s: f"{age(time.time() - unix_s)} ago",
         left=profiling_left,
         live=live_line,
+        last_training=last_training,
+        drew_too_much=drew_too_much,
     )
-    found.globals.update(mode_legend=MODE_LEGEND, hot_c=HOT_C)
+    found.globals.update(mode_legend=MODE_LEGEND, hot_c=HOT_C, throttled_within=age(THROTTLED_WITHIN_S))
     return found
 
 

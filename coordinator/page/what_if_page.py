@@ -84,16 +84,16 @@ def _selected_first(plan: Values) -> list[Values]:
 
 def _changes(now: Values, then: Values) -> list[Values]:
     """Who drops out, who comes in and who gets another mode or limit, with the reason, those that drop out first."""
-    before = {each["device_id"]: each for each in now["devices"]}
-    found = []
+    planned_before = {each["device_id"]: each for each in now["devices"]}
+    found: list[tuple[int, str, Values, Values | None]] = []
     for each in then["devices"]:
-        was = before.get(each["device_id"])
+        was = planned_before.get(each["device_id"])
         was_selected = was is not None and was["selected"]
         if was_selected and not each["selected"]:
-            found.append((0, "drops out", each))
+            found.append((0, "drops out", each, None))
         elif each["selected"] and not was_selected:
-            found.append((1, "comes in", each))
+            found.append((1, "comes in", each, None))
         elif each["selected"] and was is not None and was["mode"] != each["mode"]:
-            found.append((2, "another mode", each))
+            found.append((2, "another mode", each, was["mode"]))
     ordered = sorted(found, key=lambda each: (each[0], each[2]["device_id"]))
-    return [{"device_id": device["device_id"], "what": what, **device} for _, what, device in ordered]
+    return [{**device, "what": what, "mode_before": before} for _, what, device, before in ordered]

@@ -200,6 +200,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         if grant is not None and grant.is_over:
             grant = None
         newest = self._fleet.rounds.latest_results
+        observed_run_id = newest.observed_in.get(record.device_id, "")
+        observed_run = self._fleet.flower.runs.get(observed_run_id)
         observed, predicted = newest.observations.get(record.device_id), newest.predictions.get(record.device_id)
         sample = self._fleet.samples.of(record.device_id)
         kept = self._fleet.duties.of(record.device_id)
@@ -244,6 +246,9 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             sample=None if sample is None else board_sample_to_message(sample),
             throttled_unix_s=self._state_times.throttled_unix_s(record.device_id),
             observed_limit_w=None if observed is None or predicted is None else predicted.power_limit_w,
+            observed_run_id=observed_run_id,
+            observed_round=newest.observed_numbers.get(record.device_id, 0),
+            is_observed_run_live=observed_run is not None and not observed_run.finished,
         )
 
     def _device_workload(

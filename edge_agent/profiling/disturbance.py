@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from edge_agent.devices.device import Device
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_proto.hot_boards import HOT_C
 
 _CHECK_EVERY_S = 2.0
 # A sensor may be busy once or twice; after this many failed reads in a row it is gone.
@@ -38,7 +39,7 @@ class Limits:
         InvalidInputError: a number is out of range.
     """
 
-    temperature_c: float = 85.0
+    temperature_c: float = HOT_C
     cool_c: float = 70.0
     cooling_patience_s: float = 900.0
     attempts: int = 3

@@ -38,7 +38,7 @@
         const next = fresh.getElementById(part.id);
         if (next === null || next.innerHTML === part.innerHTML) continue;
         const focused = part.contains(document.activeElement) ? nameOf(document.activeElement) : null;
-        const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+        const scrolled = [...part.querySelectorAll(".scroll, .drawing")].map((each) => each.scrollLeft);
         for (const open of part.querySelectorAll("details[open]")) {
           const again = next.querySelector(`#${open.id}`);
           if (again !== null) again.open = true;
@@ -48,7 +48,7 @@
           const again = [...part.querySelectorAll("a, summary, [tabindex]")].find((each) => nameOf(each) === focused);
           if (again) again.focus({ preventScroll: true });
         }
-        part.querySelectorAll(".scroll").forEach((each, k) => (each.scrollLeft = scrolled[k] ?? 0));
+        part.querySelectorAll(".scroll, .drawing").forEach((each, k) => (each.scrollLeft = scrolled[k] ?? 0));
       }
     } catch {
       // The stream of updates tells that the coordinator is away.

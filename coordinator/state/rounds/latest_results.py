@@ -57,6 +57,7 @@ class LatestResults:
         predictions: of the trainings in `observations`, by device id.
         assigned_in: the run of each assignment, by device id.
         observed_in: the run of each observation, by device id.
+        observed_numbers: the round of each observation, by device id.
         observed_round: the newest round with all observations.
         evaluated_round: the newest evaluated round.
     """
@@ -68,6 +69,7 @@ class LatestResults:
         self.predictions: dict[str, Assignment] = {}
         self.assigned_in: dict[str, str] = {}
         self.observed_in: dict[str, str] = {}
+        self.observed_numbers: dict[str, int] = {}
         self.observed_round: ObservedRound | None = None
         self.evaluated_round: EvaluatedRound | None = None
 
@@ -85,6 +87,7 @@ class LatestResults:
             self.observations[observed.device_id] = observed
             self.predictions[observed.device_id] = planned[observed.device_id]
             self.observed_in[observed.device_id] = record.run_id
+            self.observed_numbers[observed.device_id] = record.number
         site_w, duration_s = record.observed_site_w, record.observed_duration_s
         if site_w is not None and duration_s is not None and _is_newer(record, self.observed_round):
             plan = record.plan
@@ -100,8 +103,10 @@ class LatestResults:
     def forget(self, device_ids: Iterable[str]) -> None:
         """Remove the results of some devices."""
         for device_id in device_ids:
-            for known in (self.assignments, self.observations, self.predictions, self.assigned_in, self.observed_in):
+            for known in (self.assignments, self.observations, self.predictions):
                 known.pop(device_id, None)
+            for place in (self.assigned_in, self.observed_in, self.observed_numbers):
+                place.pop(device_id, None)
 
     def copy(self) -> LatestResults:
         """An independent copy."""
@@ -109,6 +114,7 @@ class LatestResults:
         copied.assignments, copied.observations = self.assignments.copy(), self.observations.copy()
         copied.predictions = self.predictions.copy()
         copied.assigned_in, copied.observed_in = self.assigned_in.copy(), self.observed_in.copy()
+        copied.observed_numbers = self.observed_numbers.copy()
         return copied
 
 

@@ -15,7 +15,7 @@ from tests.fakes.small_fleet import RUN
 from tests.fakes.trained_fleet import DEVICES, HOT, OVER_BUDGET, SLOWEST, THROTTLED, trained
 from wattfleet.modes import BOARDS
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 _PICTURES = os.environ.get("PAGE_PICTURES")
 _DESK, _PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -111,7 +111,7 @@ async def test_an_operator_finds_who_is_slow_hot_or_over_budget_and_what_a_run_c
             await tab.page.goto(fleet.url)
             await tab.page.click(f"#summary a:has-text('{words}')")
             assert await listed(tab) == [device_id]
-        drawn = f"{1.2 * part.power_w:.1f}\nof {part.power_limit_w:.1f} allowed"
+        drawn = f"{1.2 * part.power_w:.1f}\nof {part.power_limit_w:.1f} allowed\nround 2"
         assert drawn in await tab.page.locator("#devices td").all_inner_texts()
 
         await tab.page.goto(fleet.url)
@@ -133,6 +133,24 @@ async def test_an_operator_finds_who_is_slow_hot_or_over_budget_and_what_a_run_c
         )
         over = tab.page.locator("#run td.bad", has_text=f"{part.power_limit_w:.1f} allowed")
         assert await over.count() == 1
+
+
+async def test_a_device_is_over_budget_until_the_run_ends_and_its_round_stays_known(
+    config: CoordinatorSettings,
+) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+        await tab.page.goto(f"{fleet.url}/?state=over+budget")
+        assert await listed(tab) == [OVER_BUDGET]
+        await fleet.client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        await tab.page.wait_for_selector("#devices >> text=No device matches")
+        await tab.page.goto(f"{fleet.url}/?order=training")
+        assert (await listed(tab))[0] == OVER_BUDGET
+        cell = tab.page.locator("#devices tbody tr:first-child td.bad")
+        assert "round 1 of an ended run" in await cell.inner_text()
+        await cell.locator("a").click()
+        assert await tab.page.inner_text("h1") == f"Run {RUN}"
+        await tab.page.goto(f"{fleet.url}/devices/{OVER_BUDGET}")
+        assert f"in round 1 of run {RUN}, which has ended" in await tab.page.inner_text("dl.facts dd .bad")
 
 
 async def test_a_device_shows_its_sensors_its_bounds_and_its_rounds(config: CoordinatorSettings) -> None:
@@ -174,7 +192,8 @@ async def test_what_if_tells_who_drops_out_and_changes_nothing(config: Coordinat
         await tab.page.goto(f"{fleet.url}/what-if")
         await tab.page.fill("[name=budget_w]", "45")
         await tab.page.click("button[type=submit]")
-        assert "drops out" in await tab.page.inner_text("#changes")
+        changes = await tab.page.inner_text("#changes")
+        assert "drops out" in changes and re.search(r"orin-nano-1 trains in \S+ \S+ instead of \S+ \S+", changes)
         assert "45.0" in await tab.page.inner_text("#totals tbody tr:nth-child(2)")
         await tab.page.select_option("[name=policy]", "deadline")
         await tab.page.click("button[type=submit]")

@@ -15,6 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from coordinator.display.device_words import THROTTLED_WITHIN_S
 from tests.fakes.dashboard_queries import alert_queries, dashboards, panel_queries
 from tests.fakes.documented_metrics import documented_metrics, documented_samples
 from tests.fakes.promtool import promtool
@@ -52,6 +53,12 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not()
     alerts = {rule["alert"] for group in rules for rule in group["rules"]}
     expected = [(each["alertname"], bool(each.get("exp_alerts"))) for case in cases for each in case["alert_rule_test"]]
     assert set(expected) == {(alert, fires) for alert in alerts for fires in (True, False)}
+
+
+def test_the_page_and_the_alert_agree_for_how_long_a_board_is_throttled() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    [query] = [each["expr"] for group in rules for each in group["rules"] if each["alert"] == "WattfleetThrottling"]
+    assert re.findall(r"\[(\w+)\]", query) == [f"{THROTTLED_WITHIN_S / 60:.0f}m"]
 
 
 def test_prometheus_accepts_the_alerts() -> None:

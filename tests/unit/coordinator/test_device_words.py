@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.display.device_words import in_state_for, live_line, troubles, worst_first
+from coordinator.display.device_words import in_state_for, last_training, live_line, troubles, worst_first
 
 NOW = 10_000.0
 
@@ -13,6 +13,7 @@ def device(name: str, state: str, **values: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         **{"left_out": None, "drained": False, "fastest_epoch_s": 9.0, "sample": None, "throttled_unix_s": None},
         **{"observed_w": 20.0, "observed_limit_w": 20.0},
+        **{"observed_run_id": "4711", "observed_round": 2, "is_observed_run_live": True},
     }
     return {"device_id": name, "state": state, **usual, **values}
 
@@ -49,7 +50,17 @@ def test_a_device_is_hot_throttled_or_over_budget_by_what_was_seen_of_it() -> No
     assert troubles(throttled, NOW + 2) == []
     over = device("orin", "ready", observed_w=20.1)
     assert troubles(over, NOW) == ["over budget"]
+    assert troubles({**over, "is_observed_run_live": False}, NOW) == [], "nothing can be done for an ended run"
     assert troubles({**over, "observed_w": None, "observed_limit_w": None}, NOW) == []
+
+
+def test_a_last_training_is_told_with_what_was_allowed_and_its_round() -> None:
+    over = device("orin", "ready", observed_w=20.1)
+    assert last_training(over) == "20.1 W of 20.0 W allowed, in round 2 of run 4711"
+    assert last_training({**over, "is_observed_run_live": False}).endswith("of run 4711, which has ended")
+    assert last_training({**over, "observed_w": None}) == "no training yet"
+    older = {**over, "observed_run_id": None, "observed_round": None, "is_observed_run_live": False}
+    assert last_training(older) == "20.1 W of 20.0 W allowed"
 
 
 def test_what_a_board_says_is_one_line_without_what_it_does_not_report() -> None:

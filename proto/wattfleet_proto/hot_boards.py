@@ -1,0 +1,7 @@
+"""When a board is hot, for the agents that measure it and for those who look at it."""
+
+from __future__ import annotations
+
+HOT_C = 85.0
+"""From this temperature of the chip on, degrees Celsius. Agents discard what they measure above it, unless they are
+told another limit, and boards throttle near 95."""
