@@ -17,6 +17,7 @@ sys.path.insert(0, str(_HERE))  # mkdocs loads this file alone
 import links  # noqa: E402
 import reference  # noqa: E402
 
+_ASSETS = ("style.css", "focus.js")
 _GENERATED = {"commands": reference.commands, "settings": reference.settings, "protocol": reference.protocol}
 
 
@@ -39,9 +40,11 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the generated pages, and every file outside `docs/` that a page links to."""
+    """Add the generated pages, the site's style, and every file outside `docs/` that a page links to."""
     for name, content in _GENERATED.items():
         files.append(File.generated(config, f"reference/{name}.md", content=content()))
+    for name in _ASSETS:
+        files.append(File.generated(config, f"assets/{name}", abs_src_path=str(_HERE / name)))
     pages = [links.repository_path(file.src_uri) for file in files.documentation_pages() if file.abs_src_path]
     seen = set(pages)
     while pages:
@@ -59,6 +62,11 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Make the links of a page work on the site."""
     return links.for_site(markdown, links.repository_path(page.file.src_uri), _file_of)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Name the dialog of the search, which the theme does not."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
 
 
 def _file_of(path: str) -> str | None:

@@ -42,11 +42,13 @@ class Browsed:
         page.on("pageerror", lambda each: self.complaints.append(str(each)))
         page.on("request", lambda each: None if f"//{host}/" in each.url else self.elsewhere.append(each.url))
 
-    async def accessibility_problems(self) -> list[str]:
+    async def accessibility_problems(self, only_serious: bool = False) -> list[str]:
         """What axe finds on the page: each rule with the first place that breaks it."""
         # Through the debugger: the page's own policy allows no foreign script.
         await self.page.evaluate(AXE.read_text())
         found = await self.page.evaluate("async () => (await axe.run(document)).violations")
+        if only_serious:
+            found = [each for each in found if each["impact"] in ("serious", "critical")]
         return [f"{each['id']}: {each['nodes'][0]['html']} {each['nodes'][0]['failureSummary']}" for each in found]
 
     async def until(self, condition: str) -> None:

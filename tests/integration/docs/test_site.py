@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
 from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import click
 import pytest
 
+from tests.fakes.browser import Browsed, browsing
 from wattfleet_io.cli import wattfleet
 
 ROOT = Path(__file__).parents[3]
@@ -29,6 +37,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def host(site: Path) -> Iterator[str]:
+    """Where the site is served: host and port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def text(page: Path) -> str:
@@ -85,3 +109,46 @@ def test_code_of_a_numbered_step_is_within_the_step(site: Path) -> None:
 def test_every_page_of_a_section_is_in_its_menu(site: Path) -> None:
     menu = text(site / "flower.html")
     assert "Quickstart with PyTorch" in menu and "A fleet with docker-compose" in menu
+
+
+def test_the_search_knows_every_page_of_the_menu(site: Path) -> None:
+    index = json.loads((site / "search/search_index.json").read_text())["docs"]
+    found = {each["location"]: each["title"] for each in index}
+    assert found["your-app.html"] == "Add it to your Flower app"
+    assert "pip install" in " ".join(each["text"] for each in index if each["location"].startswith("index.html"))
+    pages = {each.partition("#")[0] for each in found}
+    menu = re.findall(r'href="([^"#:]+\.html)" class="md-(?:nav|tabs)__link', (site / "your-app.html").read_text())
+    assert len(menu) > 30 and {*menu} - {"your-app.html"} <= pages
+    assert any(each.startswith("reference/commands.html#wattfleet-coordinator-budget-set") for each in found)
+
+
+async def check(tab: Browsed, host: str, page: str) -> None:
+    await tab.page.goto(f"http://{host}/{page}")
+    assert await tab.accessibility_problems(only_serious=True) == [], page
+    assert await tab.overflow_px() <= 0, page
+
+
+async def search(tab: Browsed, words: str) -> None:
+    """Type until there is a result, since what is typed before the index is there is answered at the next key."""
+    query, result = tab.page.locator("[data-md-component=search-query]"), tab.page.locator(".md-search-result__item")
+    for _ in range(60):
+        await query.fill("")
+        await query.press_sequentially(words)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(result.first.wait_for(), 2.0)
+            return
+    pytest.fail(f"nothing is found for {words!r}")
+
+
+@pytest.mark.timeout(600)
+async def test_the_site_in_a_browser_is_accessible_and_asks_no_other_host(host: str) -> None:
+    async with browsing(host, viewport={"width": 1280, "height": 900}, color_scheme="light") as tab:
+        await check(tab, host, "index.html")
+        await search(tab, "supernode certificate")
+        await tab.page.emulate_media(color_scheme="dark")
+        await tab.page.evaluate("localStorage.clear()")  # the page keeps the scheme that was chosen
+        await check(tab, host, "your-app.html")
+        assert await tab.page.locator("body").get_attribute("data-md-color-scheme") == "slate"
+        await tab.page.set_viewport_size({"width": 390, "height": 844})
+        await check(tab, host, "reference/settings.html")
+        assert tab.complaints == [] and tab.elsewhere == []
