@@ -82,5 +82,5 @@ def run(words: list[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, OtherPackagesMissing(base_packages()))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, OtherPackagesMissing(base_packages()))
     json.dump([run(words) for words in json.load(sys.stdin)], sys.stdout)

@@ -12,10 +12,11 @@ import pytest
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.documented_commands import ROOT, Block, blocks_of
 from tests.fakes.documented_runs import run_block
-from tests.fakes.served import Agent, Client, serving
+from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from wattfleet.prediction import Artefact, write_artefact
-from wattfleet_proto.v1 import planning_pb2, session_pb2
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 
 _PAGE = (ROOT / "docs/coordinator.md").read_text()
 _WORKLOAD = "digits"
@@ -50,7 +51,15 @@ async def in_its_third_round(client: Client) -> dict[str, Agent]:
     agents = {name: client.agent() for name in _NODES}
     for name, agent in agents.items():
         front, idle_w = (ORIN_FRONT, 5.0) if name.startswith("orin") else (NANO_FRONT, 3.0)
-        await agent.become_ready(name, front, idle_w)
+        await agent.hello(name, knows_workloads=True)
+        await agent.lease()
+        points = front_to_message(front)
+        for point in points.points:
+            point.batch = 16
+        workload = power_pb2.Workload(name=_WORKLOAD, batch=16)
+        report = session_pb2.FrontReport(front=points, idle_w=idle_w, workload=workload, profiled_modes=50)
+        await agent.send(front=report)
+        await agent.send(state=READY)
     bindings = [planning_pb2.NodeBinding(node_id=number, device_id=name) for name, number in _NODES.items()]
     await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
     run = run_of_the_page()

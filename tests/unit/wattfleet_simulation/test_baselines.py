@@ -53,6 +53,21 @@ def test_plain_flower_is_the_mean_of_all_draws_in_maxn(boards: dict[str, TrueBoa
     assert found["duration_s"] == pytest.approx(np.mean([each["duration_s"] for each in alone if each is not None]))
 
 
+def test_plain_flower_draws_as_many_devices_and_the_others_idle(boards: dict[str, TrueBoard]) -> None:
+    in_maxn = {name: cost(each, tuple(each.board.modes.max(axis=0))) for name, each in boards.items()}
+    draws = [[in_maxn[name] for name in pair] for pair in itertools.combinations(boards, 2)]
+    site_w = [IDLE_W + sum(watts for _, watts in draw) for draw in draws]
+    budget_w = sorted(site_w)[1]  # one of the three draws is above it
+    assert compared(boards, ["orin", "nx"], EPOCHS, budget_w, 0)[PLAIN_FLOWER] == pytest.approx(
+        {
+            "duration_s": np.mean([max(seconds for seconds, _ in draw) for draw in draws]),
+            "site_w": np.mean(site_w),
+            "training_j": np.mean([sum(seconds * watts for seconds, watts in draw) for draw in draws]),
+            "over_budget_share": 1 / 3,
+        }
+    )
+
+
 def test_presets_are_the_fastest_combination_within_the_budget(boards: dict[str, TrueBoard]) -> None:
     chosen, budget_w = ["nano", "nx"], 45.0
     costs = []
@@ -85,3 +100,34 @@ def test_the_summary_is_about_observed_rounds_alone() -> None:
     assert (own["rounds"], own["duration_s"], own["training_j"], own["over_budget_share"]) == (1, 12.0, 300.0, 0.0)
     assert plain["duration_s"] == maxn["duration_s"] == 10.0
     assert (presets["rounds"], presets["duration_s"]) == (0, None)
+
+
+def test_the_summary_is_the_mean_of_the_rounds() -> None:
+    rounds = [
+        {
+            "training_j": joules,
+            "observed_duration_s": seconds,
+            "observed_site_w": watts,
+            "site_budget_held": held,
+            "baselines": {
+                PLAIN_FLOWER: {
+                    "duration_s": 2 * seconds,
+                    "site_w": 50.0,
+                    "training_j": 400.0,
+                    "over_budget_share": share,
+                },
+                MAXN: {"duration_s": 8.0, "site_w": 2 * watts, "training_j": joules / 2, "over_budget_share": 1.0},
+                PRESETS: None
+                if held
+                else {"duration_s": 7.0, "site_w": 9.0, "training_j": 5.0, "over_budget_share": 0.0},
+            },
+        }
+        for joules, seconds, watts, held, share in ((100.0, 4.0, 20.0, True, 0.5), (300.0, 8.0, 40.0, False, 0.25))
+    ]
+    columns = ("duration_s", "site_w", "training_j", "over_budget_share", "rounds")
+    assert [tuple(row[name] for name in columns) for row in summary(rounds)] == [
+        (6.0, 30.0, 200.0, 0.5, 2),
+        (12.0, 50.0, 400.0, 0.375, 2),
+        (8.0, 60.0, 100.0, 1.0, 2),
+        (7.0, 9.0, 5.0, 0.0, 1),
+    ]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet.planning.curves import Mask, Values
 from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.policies.policy import PlanningContext, SelectionRequest, any_devices, only_devices
@@ -42,7 +42,9 @@ class Deadline:
         """Request the best set of devices that can meet the deadline.
 
         Raises:
-            InfeasibleBudgetError: no device can meet the deadline; the text gives the earliest possible one.
+            InfeasibleBudgetError: no device can meet the deadline within the budgets; the text gives the earliest
+                possible one.
+            NoCandidatesError: nor could any with more watts.
         """
         curves = context.curves
         step = curves.steps_within(self.deadline_s)
@@ -74,13 +76,19 @@ class Deadline:
 
         Raises:
             InfeasibleBudgetError: the budgets allow a device, but it finishes later than the deadline.
+            NoCandidatesError: so does every device with all the watts that it can use, so that it is no use to wait for
+                watts.
         """
         request = any_devices(context, 1)
         one = min_makespan(context.curves, context.headroom, 1, request.eligible, request.priority)
         if one is not None:
+            remedy = f"allow at least {math.ceil(one.limit_s)} s"
+            if self.deadline_s < np.min(context.curves.fastest_s):
+                raise NoCandidatesError(
+                    f"no device can finish within {self.deadline_s:g} s, even in its fastest mode: {remedy}"
+                )
             raise InfeasibleBudgetError(
-                f"under the power budget, no device can finish within {self.deadline_s:g} s: allow at least"
-                f" {math.ceil(one.limit_s)} s"
+                f"under the power budget, no device can finish within {self.deadline_s:g} s: {remedy}"
             )
         return request
 
