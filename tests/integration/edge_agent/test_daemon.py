@@ -16,11 +16,11 @@ from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.training.knob_backup import BACKUP_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until
 from tests.fakes.running_agent import (
     BoardThatBecomesSlower,
     agent,
-    fitting_here,
     may_connect,
     new_board,
     ready_agent,
