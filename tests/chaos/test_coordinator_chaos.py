@@ -163,7 +163,7 @@ def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowled
     assert acknowledged.finished <= {r.round for r in kept if r.HasField("wall_s")}
 
 
-@pytest.mark.timeout(60 + 12 * KILLS)
+@pytest.mark.timeout(300 + 12 * KILLS)
 @pytest.mark.parametrize(
     ("location", "how", "times"),
     [
