@@ -39,7 +39,9 @@ def main() -> None:
 
 
 def start_logged(module: Any) -> None:
-    """Let a module of Flower start its programs with the chosen log."""
+    """Let a module of Flower start its programs with the chosen log, if that is not Flower's own."""
+    if log_format() != "json":
+        return
 
     def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(logged(command), **options)
