@@ -53,7 +53,8 @@ def logged(command: Sequence[str]) -> list[str]:
     """The command that runs a program of Flower with the chosen log; the same command if there is nothing to change."""
     if log_format() != "json" or flower_script(command[0]) is None:
         return list(command)
-    # Without -P, Python would import modules from the working folder, which Flower's programs do not.
+    # Without -P, Python would import modules from the working folder, which Flower's programs do not. Python 3.10 lacks
+    # it, but only Flower 1.41 comes here, which needs a newer one.
     return [sys.executable, "-P", "-m", "wattfleet_flower.logged_program", *command]
 
 

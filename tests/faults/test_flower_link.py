@@ -82,6 +82,7 @@ async def supernodes_behind_link(config: CoordinatorSettings, folder: Path) -> A
                 yield Run(link, deployment, folder / "rounds.jsonl", fleet.planning.address)
 
 
+# The short forms are `test_slow_link`, `test_waiting` and `test_quorum` of `tests/integration/wattfleet_flower`.
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS if IS_LONG else [PARTITION], ids=str)
 async def test_two_of_three_supernodes_lose_the_superlink_in_mid_round(

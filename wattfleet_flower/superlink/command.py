@@ -35,7 +35,7 @@ from wattfleet_flower.superlink.tls_files import WatchedFiles, load_pair
 from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder, require_identity
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.peers import Role
-from wattfleet_io.cli import exit_code
+from wattfleet_io.cli import exit_code, print_error
 from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 from wattfleet_io.logs import log_format
 
@@ -59,7 +59,7 @@ def main() -> None:
             _log_as_chosen()
             _secure(options, flowers)
     except WattfleetError as error:
-        print(f"wattfleet-superlink: {error}", file=sys.stderr)
+        print_error(f"wattfleet-superlink: {error}")
         sys.exit(exit_code(error))
     _flower.flower_superlink()
 

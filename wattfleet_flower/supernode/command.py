@@ -32,7 +32,7 @@ from wattfleet_flower.supernode.own_options import (
     further_options,
 )
 from wattfleet_flower.supernode.polling import FLOWER_POLL_S, Receiver
-from wattfleet_io.cli import exit_code
+from wattfleet_io.cli import exit_code, print_error
 from wattfleet_io.clock import SystemClock
 from wattfleet_io.logs import log_format
 
@@ -59,7 +59,7 @@ def main() -> None:
             if enrolled is not None:
                 sys.argv[1:] = further_options(enrolled, flowers)
         except WattfleetError as error:
-            print(f"wattfleet-supernode: {error}", file=sys.stderr)
+            print_error(f"wattfleet-supernode: {error}")
             sys.exit(exit_code(error))
         if reason := _unsupported():
             log(WARNING, "wattfleet-supernode runs as flower-supernode: %s", reason)

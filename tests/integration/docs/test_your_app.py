@@ -142,7 +142,7 @@ def with_the_lines_of_the_page(app: Path) -> None:
     server, client = (block.lines for block in blocks_of_page(_PAGE) if block.language == "python")
     for name, lines in (("server_app.py", server), ("client_app.py", client)):
         [file] = app.glob(f"*/{name}")
-        imported, changed = next(line for line in lines if "import" in line), lines[-1]
+        imported, changed = next(line for line in lines if "import" in line), lines[-1].partition("  #")[0]
         text, count = re.subn(rf"^( *){changed.split(' = ')[0]} = .*$", rf"\1{changed}", file.read_text(), flags=re.M)
         assert count == 1, name
         file.write_text(text.replace("\nfrom flwr.", f"\n{imported}\nfrom flwr.", 1))
@@ -159,6 +159,7 @@ def test_the_two_lines_make_the_example_without_wattfleet_the_one_with_it(tmp_pa
         )
 
 
+# The tests above follow the same blocks with programs that only record their calls.
 @pytest.mark.deployment
 @pytest.mark.timeout(900)
 @pytest.mark.slow

@@ -68,3 +68,12 @@ def test_text_is_flowers_own(program: str) -> None:
 def test_what_is_not_of_this_python_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATTFLEET_LOG_FORMAT", "json")
     assert logged(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+
+
+@pytest.mark.parametrize("name", ["superlink", "supernode"])
+def test_an_error_of_our_commands_is_an_object_too(name: str, tmp_path: Path) -> None:
+    option = {"superlink": "--identity", "supernode": "--enrolled"}[name]
+    command = [sys.executable, "-m", f"wattfleet_flower.{name}", "--log-format", "json", option, str(tmp_path / "none")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    [line] = map(json.loads, ended.stderr.splitlines())
+    assert ended.returncode == 2 and line["level"] == "error" and str(tmp_path / "none") in line["message"]

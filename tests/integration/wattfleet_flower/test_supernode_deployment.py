@@ -64,6 +64,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
+# The short form is `test_a_killed_server_is_replaced_by_flowers_own_start`.
 @pytest.mark.slow
 def test_rounds_go_on_when_the_fork_server_is_killed(running: Running) -> None:
     until(lambda: len(running.rounds()) >= 3)

@@ -87,6 +87,7 @@ def test_rounds_complete(tmp_path: Path) -> None:
     assert "agx-orin-0" in page and "simulated" in page
 
 
+# Short forms of the reason are in `test_in_process` and `tests/integration/deploy/test_run_rounds.py`.
 @pytest.mark.slow
 def test_a_failing_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
