@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.display.view_values import Values
+from coordinator.page.axis import round_values
 from wattfleet.modes import PowerMode
 
 _WIDTH, _HEIGHT = 720.0, 320.0
@@ -109,5 +110,5 @@ class FrontPlot:
             [point_of(each) for each in front],
             marks,
             [(x_of(first + span * step), math.exp(first + span * step)) for step in steps],
-            [(y_of(most_w * step), most_w * step) for step in steps],
+            [(y_of(watts), watts) for watts in round_values(most_w, _TICKS)],
         )

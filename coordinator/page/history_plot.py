@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.display.view_values import Values
+from coordinator.page.axis import round_values
 
 _WIDTH, _HEIGHT = 720.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 20.0, 14.0, 40.0
 _WIDEST_STEP = 60.0
-_TICKS = 3
+_TICKS = 4
 
 
 @dataclass(frozen=True)
@@ -109,4 +110,4 @@ class HistoryPlot:
                     f"round {number}: {', '.join(words)}",
                 )
             )
-        return cls(title, unit, points, [(y_of(most * k / _TICKS), most * k / _TICKS) for k in range(_TICKS + 1)])
+        return cls(title, unit, points, [(y_of(value), value) for value in round_values(most, _TICKS)])

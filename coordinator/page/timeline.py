@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.display.view_values import Values
+from coordinator.page.axis import round_values
 
 _MAX_ROWS = 30
 _LEFT, _RIGHT, _ROW, _TOP = 170.0, 20.0, 30.0, 26.0
@@ -81,7 +82,9 @@ class Timeline:
             )
             for k, each in enumerate(shown)
         ]
-        ticks = [(_LEFT + longest_s * k / _TICKS * scale, longest_s * k / _TICKS) for k in range(_TICKS + 1)]
+        # Whole minutes where seconds would be too many.
+        unit_s = 60.0 if longest_s > 120 else 1.0
+        ticks = [(_LEFT + k * unit_s * scale, k * unit_s) for k in round_values(longest_s / unit_s, _TICKS)]
         mark = None if totals["planned_s"] is None else _LEFT + totals["planned_s"] * scale
         height = _TOP + len(shown) * _ROW + 8
         return cls(rows, len(devices) - len(shown), _WIDTH, height, _LEFT, ticks, mark)

@@ -14,6 +14,8 @@
   const width = () => Math.max(240, place.clientWidth);
   const watts = (_, value) => (value === null ? "-" : `${value.toFixed(1)} W`);
   const clock = (unix_s) => new Date(1000 * unix_s).toLocaleTimeString([], { hour12: false });
+  // Ten thousand watts and more need room.
+  const labelWidth = (_, labels) => 24 + 8 * Math.max(5, ...(labels ?? []).map((label) => label.length));
   const points = { show: false };
   let chart = null;
 
@@ -30,7 +32,7 @@
       width: width(),
       height: 220,
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map(clock), space: 90 }, { ...axis, values: (_, ticks) => ticks.map((tick) => `${tick} W`), size: 64 }],
+      axes: [{ ...axis, values: (_, ticks) => ticks.map(clock), space: 90 }, { ...axis, values: (_, ticks) => ticks.map((tick) => `${tick} W`), size: labelWidth }],
       series: [
         { label: "Time", value: (_, at) => (at === null ? "-" : clock(at)) },
         { label: "Allowed", stroke: colour("--vermillion"), width: 2, dash: [8, 4], value: watts, points },

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.page.axis import round_values
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (0.3, [0, 0.1, 0.2, 0.3]),
+        (1, [0, 0.5, 1]),
+        (23.1, [0, 10, 20]),
+        (60, [0, 20, 40, 60]),
+        (12_345.6, [0, 5_000, 10_000]),
+    ],
+)
+def test_an_axis_has_round_values(most: float, expected: list[float]) -> None:
+    assert round_values(most, 4) == expected
+
+
+@given(most=st.floats(1e-6, 1e9), about=st.integers(3, 8))
+def test_values_are_few_evenly_spaced_and_within_the_axis(most: float, about: int) -> None:
+    values = round_values(most, about)
+    assert values[0] == 0 and 2 <= len(values) <= about + 1
+    assert values[-1] <= most * 1.001
+    step = values[1]
+    assert f"{step:.0e}"[0] in "125" and step == pytest.approx(float(f"{step:.0e}"))
+    assert values == pytest.approx([k * step for k in range(len(values))])
+    assert values[-1] + step > most * 0.999, "no further value has room"
