@@ -72,11 +72,13 @@ def _title(content: dict[str, Any]) -> Text:
 def _totals(content: dict[str, Any]) -> list[str]:
     if content["unplanned"]:
         return ["trained without a plan, since the coordinator was away: no budget was kept"]
+    watts, seconds, joules = (content[key] for key in ("observed_site_w", "observed_s", "training_j"))
     lines = [
         f"power   {number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
-        f" {number(content['observed_site_w'])} W observed",
-        f"time    {duration_text(content['planned_s'])} planned, {duration_text(content['observed_s'])} observed",
-        f"energy  {energy_text(content['training_j'])} for the trainings",
+        f" {'not observed' if watts is None else f'{number(watts)} W observed'}",
+        f"time    {duration_text(content['planned_s'])} planned,"
+        f" {'not observed' if seconds is None else f'{duration_text(seconds)} observed'}",
+        f"energy  {'not known' if joules is None else f'{energy_text(joules)} for the trainings'}",
     ]
     if content["trimmed_planned_w"] is not None:
         lines.append(

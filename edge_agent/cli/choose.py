@@ -12,7 +12,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.profiling.stored_profile import FittedDevice
@@ -143,6 +143,7 @@ def _print(content: Mapping[str, Any], board: str) -> None:
     table.add_row("within limit", "yes, measured" if kept is None else f"with probability {kept:.1%}")
     console = terminal()
     console.print(table)
+    console.print(MODE_LEGEND, style="dim")
     if content["is_epoch_length_assumed"]:
         console.print(assumed_length(content["minibatches_per_epoch"]), style="dim", soft_wrap=True)
     console.print(f"Apply it with: wattfleet agent apply {content['argument']}", soft_wrap=True)

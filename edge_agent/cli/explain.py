@@ -10,7 +10,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, print_json, terminal
 
 _BAR_CELLS = 30
 
@@ -82,3 +82,4 @@ def _print(content: Mapping[str, Any]) -> None:
         console.print(f"Measured at this mode: a minibatch waits {wait:.0%} of its time for data.")
     lines = lines_of(content)
     console.print(f"{lines['epoch']} per epoch, {lines['power']}: {lines['source']}")
+    console.print(MODE_LEGEND, style="dim")

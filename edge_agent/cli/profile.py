@@ -26,7 +26,7 @@ from edge_agent.cli.profile_method import MethodOption, MethodRequest, planned_m
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet.choosing import ProfilingMethod, WorkloadChanges
 from wattfleet.modes import LARGEST_COUNT
-from wattfleet_io.console import print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.cli.profile_method import PlannedMethod
@@ -279,6 +279,7 @@ def _print(found: ManualProfile, planned: PlannedMethod) -> None:
             f"{row['seconds']:.0f}",
         )
     console.print(table)
+    console.print(MODE_LEGEND, style="dim")
     for entry in content["discarded"]:
         console.print(f"discarded {entry['label']}: {entry['reason']}", style="yellow", soft_wrap=True)
     measured, most = len(content["modes"]), content["at_most"]
