@@ -20,10 +20,12 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.browser import browsing
 from tests.fakes.certified import CertifiedFleet, calling, certified, joined
 from tests.fakes.served import Client, serving
+from wattfleet.errors import InvalidInputError
 from wattfleet_identity.identity_folder import Identity, write_identity
 from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_io.addresses import split_address
+from wattfleet_io.cli import exit_code
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
 
 _NOTE_STATUS = """() => {
@@ -124,6 +126,7 @@ def test_the_bundle_is_private_and_complete(tmp_path: Path) -> None:
     assert found.key is not None and found.key.public_key() == found.cert.certificate.public_key()
     assert len(found.additional_certs) == 1
     assert f"{identity.certificate.not_after:%Y-%m-%d}" in output and "trusted.pem" in output
+    assert "Make a browser profile for the page alone" in output and "could pose as any" in output
     with pytest.raises(ValueError, match="password|PKCS12"):
         pkcs12.load_pkcs12(file.read_bytes(), b"a wrong one")
 
@@ -136,3 +139,17 @@ def test_a_device_has_no_bundle_and_a_folder_without_identity_says_what_to_do(tm
         done = CliRunner().invoke(app, command)
         assert done.exit_code != 0 and told in str(done.exception), folder
         assert not (tmp_path / "x.p12").exists()
+
+
+def test_a_file_that_is_there_already_is_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "identity"
+    write_identity(folder, CertifiedFleet.create(tmp_path / "authority").identity(Role.VIEWER, "anna"))
+    link = tmp_path / "link.p12"
+    link.symlink_to(tmp_path / "absent")
+    before = (folder / "key.pem").read_bytes()
+    for file in (folder / "key.pem", link):
+        done = CliRunner().invoke(app, ["browser-certificate", str(file), "--identity", str(folder)])
+        assert isinstance(done.exception, InvalidInputError) and exit_code(done.exception) == 2
+        assert str(done.exception) == f"{file} is there already: remove it, or name another file"
+    assert (folder / "key.pem").read_bytes() == before
+    assert link.is_symlink()
