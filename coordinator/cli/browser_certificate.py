@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from wattfleet_io.console import print_line
 
 def browser_certificate(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Write this file, such as wattfleet.p12.", dir_okay=False)
+        Path, typer.Argument(metavar="FILE", help="Write this new file, such as wattfleet.p12.", dir_okay=False)
     ],
     identity: Annotated[
         Path | None,
@@ -32,6 +33,8 @@ def browser_certificate(
     from wattfleet_identity.identity_folder import SECRET_MODE, TRUSTED
     from wattfleet_io.atomic_files import replace_file
 
+    if os.path.lexists(file):
+        raise InvalidInputError(f"{file} is there already: remove it, or name another file")
     folder = named_folder(identity, OPERATOR_FOLDER, USER_FOLDER)
     if folder is None:
         raise InvalidInputError("there is no identity: enrol with `wattfleet join`, or name a folder with --identity")
@@ -43,6 +46,10 @@ def browser_certificate(
     print_line(f"{file} has the certificate of {found.peer}, valid until {found.certificate.not_after:%Y-%m-%d}")
     print_line(f"password for the import: {password}")
     print_line(
-        f'Import {file} in the browser under "Your certificates", and {folder / TRUSTED} under "Authorities", to'
-        " trust it for websites. Then delete the file: it has a private key."
+        f'Make a browser profile for the page alone. Import {file} there under "Your certificates", and'
+        f' {folder / TRUSTED} under "Authorities", to trust it for websites.'
     )
+    print_line(
+        "Visit no other websites with it: whoever takes the key of the fleet's authority could pose as any of them."
+    )
+    print_line(f"Then delete {file}: it has a private key.")

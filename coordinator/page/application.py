@@ -71,8 +71,8 @@ def page_application(hosts: Sequence[str], has_authority: bool) -> Starlette:
         middleware=[
             Middleware(_SecurityHeaders),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
-            Middleware(StillViewers),
             Middleware(UnexpectedErrors),
+            Middleware(StillViewers),
         ],
         exception_handlers=dict(EXPECTED),
     )

@@ -69,7 +69,7 @@ def unexpected_text(error_id: str) -> str:
     Args:
         error_id: the id that its line in the log carries.
     """
-    return f"The coordinator's log tells why: look for error {error_id} in it."
+    return f"Look for error {error_id} in the coordinator's log."
 
 
 async def refused(request: Request, error: Exception) -> Response:
@@ -83,8 +83,7 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error_id: str) -> Response:
-    title = "An unexpected error kept the coordinator from showing this"
-    return await _answer(request, title, unexpected_text(error_id), 500)
+    return await _answer(request, "The coordinator could not show this", unexpected_text(error_id), 500)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

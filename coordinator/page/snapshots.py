@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,9 +45,9 @@ class Watts:
         at_unix_s: when.
         budget_w: what is allowed.
         set_aside_w: what is reserved for trainings and idle devices.
-        drawn_w: what boards measure now; of those that do not say, the watts of the last training while they train,
+        drawn_w: what boards measure now; of boards without a reading, the watts of the last training while they train,
             else their idle watts.
-        measured: number of devices whose boards say what they draw.
+        measured: number of devices whose boards have a reading.
     """
 
     at_unix_s: float
@@ -102,7 +103,7 @@ class Snapshots:
     failure: str | None = None
     run_costs: RunCosts = field(init=False)
     _newest: Snapshot | None = None
-    _error: Exception | None = None
+    _failed_at: tuple[type[Exception], str, int] | None = None
     _taken: asyncio.Condition = field(default_factory=asyncio.Condition)
     _watched: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -130,14 +131,13 @@ class Snapshots:
         """The newest snapshot; waits for the first one. Whoever asks is about to watch.
 
         Raises:
-            Exception: there is none, for this reason.
+            WattfleetError: there is none; the text says why.
         """
         self._watched.set()
         async with self._taken:
-            await self._taken.wait_for(lambda: self._newest is not None or self._error is not None)
+            await self._taken.wait_for(lambda: self._newest is not None or self.failure is not None)
         if self._newest is None:
-            assert self._error is not None
-            raise self._error.with_traceback(None)
+            raise WattfleetError(self.failure)
         if time.time() - self._newest.at_unix_s > _STALE_S:
             with suppress(TimeoutError, asyncio.TimeoutError):  # of a large fleet, the stale one has to do
                 return await asyncio.wait_for(self.after(self._newest), _STALE_S)
@@ -158,20 +158,27 @@ class Snapshots:
         self.history.append(taken.watts)
         self.events.compare(taken.at_unix_s, taken.devices, taken.runs)
         async with self._taken:
-            self._newest, self._error, self.failure = taken, None, None
+            self._newest, self._failed_at, self.failure = taken, None, None
             self._taken.notify_all()
 
     async def _note(self, error: Exception) -> None:
-        """Let viewers know that snapshots fail, and the log once for each reason."""
-        if self._error is None or repr(error) != repr(self._error):
+        """Let viewers know that snapshots fail, and the log once for each place that fails."""
+        failed_at, before = _place_of(error), self._failed_at
+        async with self._taken:
             if isinstance(error, WattfleetError):
                 self.failure = str(error)
-                _log.warning("the page cannot be brought up to date: %s", error)
-            else:
+                if failed_at != before:
+                    _log.warning("the page cannot be brought up to date: %s", error)
+            elif failed_at != before:
                 self.failure = unexpected_text(noted(error, "the fleet"))
-        async with self._taken:
-            self._error = error
+            self._failed_at = failed_at
             self._taken.notify_all()
+
+
+def _place_of(error: Exception) -> tuple[type[Exception], str, int]:
+    """An error's type, file and line: its text may vary each time, for example with a count or an address."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return type(error), frame.f_code.co_filename, line
 
 
 def _snapshot(

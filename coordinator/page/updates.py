@@ -35,7 +35,11 @@ async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
         seen: Snapshot | None = None
         failure: str | None = None
         while not request.app.state.is_stopping():
-            role_of(request)
+            try:
+                role_of(request)
+            except WattfleetError as error:
+                yield _event({"text": str(error), "final": True}, "failure")
+                return
             try:
                 seen = await asyncio.wait_for(snapshots.after(seen), _STOP_CHECK_S)
             except (TimeoutError, asyncio.TimeoutError):
@@ -45,8 +49,6 @@ async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
                 continue
             failure = None
             yield _event({"version": seen.version, "watts": asdict(seen.watts)})
-    except WattfleetError as error:
-        yield _event({"text": str(error)}, "failure")
     except Exception as error:
         yield _event({"text": unexpected_text(noted(error, request.url.path))}, "failure")
     finally:

@@ -61,27 +61,55 @@
     }
   }
 
+  // Why the coordinator refuses the updates, which an EventSource does not tell; null if it does not refuse them now.
+  async function refusal() {
+    try {
+      const answer = await fetch("/updates");
+      if (answer.ok) {
+        await answer.body.cancel();
+        return null;
+      }
+      const isJson = answer.headers.get("Content-Type") === "application/json";
+      const text = isJson ? (await answer.json()).detail : `the answer was ${answer.status}`;
+      return { text, final: answer.status === 403 };
+    } catch {
+      return { text: "the coordinator does not answer", final: false };
+    }
+  }
+
+  async function afterRefusal() {
+    const refused = await refusal();
+    if (refused !== null) show(`Not up to date: ${refused.text}`, "away");
+    if (refused !== null && refused.final) return;
+    refresh();
+    setTimeout(follow, RETRY_MS);
+  }
+
   function follow() {
     const updates = new EventSource("/updates");
+    let wasTold = false;
     updates.onmessage = (message) => {
       const update = JSON.parse(message.data);
+      wasTold = false;
       if (problem === null && connection.textContent !== "live") show("live", "live");
       if (problem !== null || (version !== null && update.version !== version)) refresh();
       version = update.version;
       document.dispatchEvent(new CustomEvent("watts", { detail: update.watts }));
     };
     updates.addEventListener("failure", (message) => {
-      show(`Not up to date: ${JSON.parse(message.data).text}`, "away");
+      const failure = JSON.parse(message.data);
+      show(`Not up to date: ${failure.text}`, "away");
+      wasTold = true;
+      if (failure.final) updates.close(); // another request would be refused, too
     });
     updates.onerror = () => {
-      if (updates.readyState !== EventSource.CLOSED) {
+      if (updates.readyState === EventSource.CLOSED) {
+        afterRefusal();
+      } else if (wasTold) {
+        wasTold = false; // the stream ended for the reason that is shown; the next error is of the new request
+      } else {
         show("The coordinator does not answer; trying again", "away");
-        return;
       }
-      // A refusal ends the stream for good.
-      show("Not up to date: the coordinator serves too many viewers, or had an error; trying again", "away");
-      refresh();
-      setTimeout(follow, RETRY_MS);
     };
   }
 

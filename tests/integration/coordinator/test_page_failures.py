@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.page import fleet_page, updates
+from coordinator.page import fleet_page, updates, viewers
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.settings import CoordinatorSettings
 from coordinator.store.errors import StoreUnavailableError
 from tests.fakes.browser import browsing
 from tests.fakes.served import serving
+from wattfleet_identity.http_access import AccessDeniedError
 
 _DESK = {"width": 1280, "height": 900}
 _WITHIN_S = 30.0
@@ -117,14 +118,42 @@ async def test_pages_say_why_they_are_not_up_to_date_until_they_are_again(
         assert len(lines) == 1, "one line for an outage"
 
 
-async def test_without_any_snapshot_pages_fail_instead_of_waiting(
+async def test_without_any_snapshot_pages_fail_with_the_id_of_one_line_of_the_log(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Queries, "budgets", fails)
+    texts: list[str] = []
+
+    def fails_differently(*arguments: Any) -> Any:
+        texts.append(f"{_DETAIL}, for the {len(texts)}. time")
+        raise RuntimeError(texts[-1])
+
+    monkeypatch.setattr(Queries, "budgets", fails_differently)
+    answers = []
+    async with serving(config) as client, asyncio.timeout(_WITHIN_S):
+        while len(texts) < 3:
+            answers.append(await answer_of(f"http://{client.bound.page_address}/"))
+            await asyncio.sleep(0.1)
+    assert {status for status, _, _ in answers} == {503}
+    [error_id] = {id_in(text) for _, _, text in answers}
+    assert logged(caplog, error_id).exc_info is not None
+    assert len([each for each in caplog.records if each.levelno == logging.ERROR]) == 1
+
+
+def cannot_tell(*arguments: Any) -> Any:
+    raise AccessDeniedError("the role may not read this")
+
+
+@pytest.mark.parametrize("broken", [{"role_of": fails}, {"role_of": cannot_tell, "refused": fails}], ids=list)
+async def test_an_unexpected_error_while_a_viewer_is_checked_has_an_id_too(
+    broken: dict[str, Any], config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    for name, replacement in broken.items():
+        monkeypatch.setattr(viewers, name, replacement)
     async with serving(config) as client:
-        status, _, text = await answer_of(f"http://{client.bound.page_address}/")
-    assert status == 500
+        status, headers, text = await answer_of(f"http://{client.bound.page_address}/runs")
+    assert status == 500 and headers["Content-Security-Policy"] is not None
     assert logged(caplog, id_in(text)).exc_info is not None
+    assert _DETAIL not in text
 
 
 async def test_a_page_too_many_says_that_it_is_not_live_and_asks_again(
@@ -134,7 +163,7 @@ async def test_a_page_too_many_says_that_it_is_not_live_and_asks_again(
     async with serving(config) as client, browsing(str(client.bound.page_address), viewport=_DESK) as tab:
         await tab.page.clock.install()
         await tab.page.goto(f"http://{client.bound.page_address}/runs")
-        await tab.page.wait_for_selector(".connection.away:has-text('too many viewers')")
+        await tab.page.wait_for_selector(".connection.away:has-text('0 viewers are brought up to date already')")
         monkeypatch.setattr(updates, "_MAX_VIEWERS", 1)
         await tab.page.clock.fast_forward(11_000)
         await tab.page.wait_for_selector(".connection.live")

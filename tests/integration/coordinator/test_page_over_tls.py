@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import stat
 from collections.abc import AsyncIterator
@@ -19,11 +20,23 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.browser import browsing
 from tests.fakes.certified import CertifiedFleet, calling, certified, joined
 from tests.fakes.served import Client, serving
+from wattfleet.errors import InvalidInputError
 from wattfleet_identity.identity_folder import Identity, write_identity
 from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_io.addresses import split_address
+from wattfleet_io.cli import exit_code
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
+
+_NOTE_STATUS = """() => {
+  const status = document.getElementById("connection");
+  window.shown = [];
+  new MutationObserver(() => window.shown.push(status.textContent)).observe(status, { childList: true });
+}"""
+"""Notes each text that the page shows at its top right."""
+
+_RECONNECTS_WITHIN_S = 5.0
+"""Chromium asks for a stream that has ended again after three seconds."""
 
 
 def bundle_of(identity: Identity, folder: Path) -> tuple[Path, str, str]:
@@ -92,8 +105,13 @@ async def test_a_browser_whose_certificate_is_revoked_is_told_and_reads_no_more(
         async with browsing(host, **certificate_option(host, viewer, tmp_path)) as tab:
             await tab.page.goto(f"https://{host}/runs")
             await tab.page.wait_for_selector(".connection.live")
+            await tab.page.evaluate(_NOTE_STATUS)
             await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="anna"))
-            await tab.page.wait_for_selector(".connection.away")
+            await tab.until("window.shown.length > 0")
+            await asyncio.sleep(_RECONNECTS_WITHIN_S)
+            [reason] = await tab.page.evaluate("window.shown")
+            assert "certificate of viewer anna was revoked" in reason
+            assert await tab.page.is_visible(".connection.away")
             answer = await tab.page.evaluate("fetch('/runs').then((each) => each.status, () => 'closed')")
             assert answer in (403, "closed")
 
@@ -108,6 +126,7 @@ def test_the_bundle_is_private_and_complete(tmp_path: Path) -> None:
     assert found.key is not None and found.key.public_key() == found.cert.certificate.public_key()
     assert len(found.additional_certs) == 1
     assert f"{identity.certificate.not_after:%Y-%m-%d}" in output and "trusted.pem" in output
+    assert "Make a browser profile for the page alone" in output and "could pose as any" in output
     with pytest.raises(ValueError, match="password|PKCS12"):
         pkcs12.load_pkcs12(file.read_bytes(), b"a wrong one")
 
@@ -120,3 +139,17 @@ def test_a_device_has_no_bundle_and_a_folder_without_identity_says_what_to_do(tm
         done = CliRunner().invoke(app, command)
         assert done.exit_code != 0 and told in str(done.exception), folder
         assert not (tmp_path / "x.p12").exists()
+
+
+def test_a_file_that_is_there_already_is_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "identity"
+    write_identity(folder, CertifiedFleet.create(tmp_path / "authority").identity(Role.VIEWER, "anna"))
+    link = tmp_path / "link.p12"
+    link.symlink_to(tmp_path / "absent")
+    before = (folder / "key.pem").read_bytes()
+    for file in (folder / "key.pem", link):
+        done = CliRunner().invoke(app, ["browser-certificate", str(file), "--identity", str(folder)])
+        assert isinstance(done.exception, InvalidInputError) and exit_code(done.exception) == 2
+        assert str(done.exception) == f"{file} is there already: remove it, or name another file"
+    assert (folder / "key.pem").read_bytes() == before
+    assert link.is_symlink()
