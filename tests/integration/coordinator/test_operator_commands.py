@@ -59,7 +59,7 @@ async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings
 async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: CoordinatorSettings) -> None:
     problem = "no agent listens at /run/wattfleet/agent.sock: start it"
     async with served_with_shell(site) as (client, shell):
-        assert "nodes are asked before the first plan" in (await shell("nodes")).stdout
+        assert "Nodes are asked before its first plan" in (await shell("nodes")).stdout
         await client.two_ready()
         bindings = [
             planning_pb2.NodeBinding(node_id=1, device_id="orin", pairing_problem=""),
