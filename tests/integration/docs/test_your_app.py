@@ -182,6 +182,7 @@ def test_the_guide_leads_to_planned_rounds(short_folder: Path) -> None:
         "HOME": str(short_folder),
         "PATH": f"{Path(program('wattfleet')).parent}:{os.environ['PATH']}",
         "WATTFLEET_COORDINATOR": f"127.0.0.1:{coordinator}",
+        "WATTFLEET_AGENT_SESSION_COORDINATOR": f"127.0.0.1:{coordinator}",
         "WATTFLEET_COORDINATOR_SERVER_ADDRESS": f"127.0.0.1:{coordinator}",
         "WATTFLEET_COORDINATOR_SERVER_METRICS_ADDRESS": f"127.0.0.1:{metrics}",
         "WATTFLEET_COORDINATOR_SERVER_PAGE_ADDRESS": f"127.0.0.1:{page}",
