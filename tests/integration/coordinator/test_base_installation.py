@@ -34,7 +34,7 @@ IN_PLAINTEXT = [
     *("reference remove DIGEST", f"delete {RUN} --end", "forget nano", "init --identity NEW --host localhost"),
 ]
 WITH_AN_AUTHORITY = [
-    *("devices", "invite --role viewer --name anna", "invite --role device", "invites", "cancel-invite 1"),
+    *("devices", "invite --role viewer --name anna", "invite --role device", "invites", "cancel-invite none"),
     *("certificates", "certificate anna --role viewer --out ANNA", "revoke anna", "audit-log"),
     *("rotate-authority begin", "rotate-authority finish"),
     "browser-certificate ANNA.p12",
@@ -112,7 +112,7 @@ async def test_commands_with_certificates_need_no_extra(config: CoordinatorSetti
         ]
         answers = dict(zip(WITH_AN_AUTHORITY, await run_alone(commands), strict=True))
     failed = {line: output for line, (code, output) in answers.items() if code != 0}
-    assert list(failed) == ["cancel-invite 1"] and "no invite '1'" in failed["cancel-invite 1"]
+    assert list(failed) == ["cancel-invite none"] and "no invite 'none'" in failed["cancel-invite none"]
     assert "anna" in answers["invites"][1] and "Invite" in answers["audit-log"][1]
 
 
