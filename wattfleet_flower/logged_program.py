@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from wattfleet_flower import process_log
@@ -46,7 +46,12 @@ def start_logged(module: Any) -> None:
     def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(logged(command), **options)
 
-    module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    module.subprocess = changed_copy(subprocess, Popen=start)
+
+
+def changed_copy(module: ModuleType, **changed: Any) -> SimpleNamespace:
+    """A module with other values of some names, for one module of Flower that uses it; all others keep the original."""
+    return SimpleNamespace(**{**vars(module), **changed})
 
 
 def logged(command: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from flwr.supernode.cli import flower_supernode
 from wattfleet.errors import WattfleetError
 from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unknown_version
-from wattfleet_flower.logged_program import start_logged
+from wattfleet_flower.logged_program import changed_copy, start_logged
 from wattfleet_flower.supernode.own_options import (
     DEFAULT_FOLDER,
     ENVIRONMENT_VARIABLE,
@@ -74,8 +74,7 @@ def _log_as_chosen() -> None:
     """In JSON, the lines of the SuperNode's uvicorn are JSON, too."""
     module: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
     if log_format() == "json" and hasattr(module, "uvicorn"):  # which Flower 1.30 does not use here
-        uvicorn = module.uvicorn
-        module.uvicorn = SimpleNamespace(**{**vars(uvicorn), "Config": partial(uvicorn.Config, log_config=None)})
+        module.uvicorn = changed_copy(module.uvicorn, Config=partial(module.uvicorn.Config, log_config=None))
 
 
 def own_options_parser() -> argparse.ArgumentParser:
