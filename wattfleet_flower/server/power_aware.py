@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from logging import WARNING
 from pathlib import Path
@@ -33,6 +34,7 @@ from wattfleet_flower.server.summary import log_summary
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
 from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder
 from wattfleet_io.clock import Clock, SystemClock
+from wattfleet_io.connection_variables import COORDINATOR_VARIABLE
 from wattfleet_proto.metric_names import CLIENT_METRICS_PREFIX
 
 ALLOWANCE_S = 90.0
@@ -76,8 +78,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         Args:
             strategy: one of Flower's strategies, or one of your own.
-            coordinator: host:port of the coordinator, or a stub of its PlanningService; None for the one that the
-                identity was enrolled with, else 127.0.0.1:7070.
+            coordinator: host:port of the coordinator, or a stub of its PlanningService; None for that of the
+                environment variable `WATTFLEET_COORDINATOR`, else the one that the identity was enrolled with, else
+                127.0.0.1:7070.
             local_epochs: passes over its data that each node trains in a round, or those that the plan may choose, for
                 an app that trains `planned_work(...).epochs`.
             workload: what the app trains, or its name; None to derive the name from the app's id, from `workload_keys`
@@ -277,9 +280,11 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
 
 def _endpoint(address: str | None, identity: str | Path | None, is_insecure: bool) -> Endpoint:
-    """The coordinator, and how to connect to it."""
+    """The coordinator, and how to connect to it; without an address, that of the environment variable."""
     named = None if identity is None else Path(identity).expanduser()
-    endpoint = Endpoint.of(address, named_folder(named, USER_FOLDER), is_insecure)
+    endpoint = Endpoint.of(
+        address or os.environ.get(COORDINATOR_VARIABLE), named_folder(named, USER_FOLDER), is_insecure
+    )
     if endpoint.warning is not None:
         log(WARNING, "%s", endpoint.warning)
     return endpoint

@@ -168,11 +168,6 @@ def test_the_guide_leads_to_planned_rounds(short_folder: Path) -> None:
     shutil.copytree(ROOT / "examples/quickstart-sklearn/plain", app)
     with_the_lines_of_the_page(app)
     coordinator, metrics, page, superlink, *supernodes = free_ports(8)
-    # The page's coordinator has the default port; this one has its own.
-    [server] = app.glob("*/server_app.py")
-    wrapped = "PowerAware(FedAvg(fraction_evaluate=0.5)"
-    assert wrapped in server.read_text()
-    server.write_text(server.read_text().replace(wrapped, f'{wrapped}, coordinator="127.0.0.1:{coordinator}"'))
     script = "\n".join(block.text for block in _BLOCKS["own app"])
     for there, here in {
         "18000": str(superlink),

@@ -67,3 +67,14 @@ def test_the_options_of_fedbuff_count(logged: Any) -> None:
 
 def test_a_strategy_that_trains_nothing_is_said_to_plan_nothing(logged: Any) -> None:
     about(logged(FedAvg(fraction_train=0.0)), "fraction_train=0: nothing is trained, so nothing is planned")
+
+
+@pytest.mark.parametrize(("argument", "used"), [(None, "127.0.0.1:1"), ("127.0.0.1:2", "127.0.0.1:2")])
+def test_the_coordinator_is_the_one_of_the_variable_unless_the_app_names_one(
+    argument: str | None, used: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WATTFLEET_COORDINATOR", "127.0.0.1:1")
+    flower = logging.getLogger("flwr")
+    monkeypatch.setattr(flower, "handlers", [*flower.handlers, caplog.handler])
+    PowerAware(FedAvg(), argument).summary()
+    assert f"the coordinator at {used} plans each training" in caplog.text
