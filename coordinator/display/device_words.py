@@ -108,8 +108,9 @@ def live_line(sample: Values | None) -> str:
 
 
 def profiling_left(content: Values) -> str:
-    """About how long profiling still takes at most."""
-    return "-" if content["profiling_left_s"] is None else f"≤ {age(content['profiling_left_s'])}"
+    """About how long profiling still takes at most; "overdue" once it takes longer than that."""
+    left_s = content["profiling_left_s"]
+    return "-" if left_s is None else "overdue" if left_s == 0 else f"≤ {age(left_s)}"
 
 
 def measured_modes(content: Values) -> str:

@@ -72,7 +72,9 @@ def _environment() -> Environment:
         last_training=last_training,
         drew_too_much=drew_too_much,
     )
-    found.globals.update(mode_legend=MODE_LEGEND, hot_c=HOT_C, throttled_within=age(THROTTLED_WITHIN_S))
+    found.globals.update(
+        mode_legend=MODE_LEGEND.replace("mode", "Mode", 1), hot_c=HOT_C, throttled_within=age(THROTTLED_WITHIN_S)
+    )
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.display.view_values import Values
-from coordinator.page.axis import round_values
+from coordinator.page.axis import round_log_values, round_values
 from wattfleet.modes import PowerMode
 
 _WIDTH, _HEIGHT = 720.0, 320.0
@@ -79,8 +79,8 @@ class FrontPlot:
             in_force: the mode in which the device trains; None if it does not.
         """
         drawn = [*front, *presets]
-        seconds = [math.log(each["epoch_s"]) for each in drawn]
-        first, span = min(seconds), (max(seconds) - min(seconds)) or 1.0
+        epochs_s = [each["epoch_s"] for each in drawn]
+        first, span = math.log(min(epochs_s)), math.log(max(epochs_s) / min(epochs_s)) or 1.0
         most_w: float = 1.1 * max(each["power_w"] for each in drawn)
 
         def x_of(log_s: float) -> float:
@@ -105,10 +105,9 @@ class FrontPlot:
             )
             point = point_of(alike[0], f", preset {names}, {how}")
             marks.append(PresetMark(point, names, alike[0]["is_measured"], point.x > 0.8 * _WIDTH))
-        steps = [k / _TICKS for k in range(_TICKS + 1)]
         return cls(
             [point_of(each) for each in front],
             marks,
-            [(x_of(first + span * step), math.exp(first + span * step)) for step in steps],
+            [(x_of(math.log(tick)), tick) for tick in round_log_values(min(epochs_s), max(epochs_s), _TICKS)],
             [(y_of(watts), watts) for watts in round_values(most_w, _TICKS)],
         )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.display.device_words import in_state_for, last_training, live_line, troubles, worst_first
+from coordinator.display.device_words import (
+    in_state_for,
+    last_training,
+    live_line,
+    profiling_left,
+    troubles,
+    worst_first,
+)
 
 NOW = 10_000.0
 
@@ -77,3 +84,8 @@ def test_a_device_offline_since_before_the_start_counts_from_its_last_report() -
     assert in_state_for({**seen, "state": "offline"}, 1000.0 + 7200) == "2 h"
     assert in_state_for({**seen, "state": "ready"}, 1000.0 + 7200) == "-"
     assert in_state_for({**seen, "state": "ready", "state_since_unix_s": 8000.0}, 8045.0) == "45 s"
+
+
+def test_profiling_that_takes_longer_than_expected_is_overdue() -> None:
+    texts = [profiling_left({"profiling_left_s": left_s}) for left_s in (None, 95.0, 0.0)]
+    assert texts == ["-", "≤ 95 s", "overdue"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.page.axis import round_values
+from coordinator.page.axis import round_log_values, round_values
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,30 @@ def test_values_are_few_evenly_spaced_and_within_the_axis(most: float, about: in
     assert f"{step:.0e}"[0] in "125" and step == pytest.approx(float(f"{step:.0e}"))
     assert values == pytest.approx([k * step for k in range(len(values))])
     assert values[-1] + step > most * 0.999, "no further value has room"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "expected"),
+    [
+        (12, 43.2, [15, 20, 30]),
+        (0.8, 21, [1, 3, 10]),
+        (0.02, 700, [0.1, 1, 10, 100]),
+        (3, 90, [3, 10, 30]),
+        (40, 400, [50, 100, 200]),
+        (104, 131, [110, 120, 130]),
+        (27.1, 27.9, [27.2, 27.4, 27.6, 27.8]),
+        (31, 31, [31]),
+    ],
+)
+def test_a_logarithmic_axis_has_round_values(least: float, most: float, expected: list[float]) -> None:
+    assert round_log_values(least, most, 5) == expected
+
+
+@given(least=st.floats(1e-3, 1e7), ratio=st.floats(1.001, 1e6))
+def test_a_logarithmic_axis_has_a_few_ascending_values_within(least: float, ratio: float) -> None:
+    most = least * ratio
+    values = round_log_values(least, most, 5)
+    assert 2 <= len(values) <= 9
+    assert values == sorted(set(values))
+    assert least * 0.999 <= values[0] and values[-1] <= most * 1.001
+    assert all(float(f"{value:.5g}") == pytest.approx(value, rel=1e-12) for value in values)
