@@ -180,7 +180,7 @@ def few_digits(devices: int) -> Federation:
 speeds = st.lists(st.tuples(st.floats(0, 20), st.floats(1, 200), st.floats(IDLE_W + 0.5, 60)), min_size=2, max_size=8)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(speeds, st.floats(0, 1), st.sampled_from([BufferedSteps(1), BufferedSteps(5), QuorumSteps(0.8)]))
 def test_watts_never_exceed_the_budget(
     member: Member, found: list[tuple[float, float, float]], level: float, stepping: Stepping

@@ -83,7 +83,7 @@ def fastest_by_loop(demand: Demand, budget_w: float) -> float | None:
     return min(found, default=None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([5, 20, 60, 100]),
     st.sampled_from([40, 100, 200, 500, 1500]),
@@ -113,7 +113,7 @@ def test_the_fastest_is_that_of_a_loop_over_everything(
     assert found.latency_ms <= latency_ms * 1.001
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([1, 4, 16, 64]),
     st.floats(1, 200),

@@ -87,7 +87,7 @@ def joined(one: Profile, other: Profile) -> Profile:
     )
 
 
-DRAWS = np.random.default_rng(0).normal(size=(2, 100_000))
+DRAWS = np.random.default_rng(0).normal(size=(2, 40_000))
 
 
 def sampled_gain(

@@ -40,7 +40,7 @@ def odd(tmp_path: Path) -> Path:
     return tmp_path / "odd.csv"
 
 
-def figures(command: str, target: Path, *references: object, runs: int = 3) -> dict[str, float]:
+def figures(command: str, target: Path, *references: object, runs: int = 2) -> dict[str, float]:
     given = [command, "--target", target, "--modes", 6, "--runs", runs, "--json"]
     given += [word for reference in references for word in ("--reference", reference)]
     result = CliRunner().invoke(app, [str(word) for word in given])

@@ -43,7 +43,7 @@ SELECTION_REASONS: Mapping[type[Policy], str] = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(fleets(), policies, histories, st.sampled_from([0.5, 2.0]))
 def test_every_reason_is_true(fleet: Fleet, policy: Policy, history: History, epochs: float) -> None:
     try:

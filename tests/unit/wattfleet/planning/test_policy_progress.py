@@ -94,12 +94,12 @@ def test_a_newcomer_to_a_long_run_does_not_train_alone() -> None:
 
 def test_a_device_that_always_fails_is_never_selected_alone() -> None:
     history = run(
-        uneven(), Progress(), rounds=100, part=lambda device_id, _: Participation(device_id == "quick"), site_w=PLENTY_W
+        uneven(), Progress(), rounds=50, part=lambda device_id, _: Participation(device_id == "quick"), site_w=PLENTY_W
     )
     with_it = [past.device_ids for past in history.rounds if "quick" in past.device_ids]
     assert len(with_it) >= 5 and min(map(len, with_it)) >= 3
     # It costs the others next to nothing.
-    healthy = run(uneven(), Progress(), rounds=100, site_w=PLENTY_W).times_completed
+    healthy = run(uneven(), Progress(), rounds=50, site_w=PLENTY_W).times_completed
     assert all(history.times_completed[f"device-{k}"] >= 0.9 * healthy[f"device-{k}"] for k in range(9))
 
 
