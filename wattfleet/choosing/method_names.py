@@ -30,7 +30,7 @@ class WorkloadChanges(str, Enum):
 
     @property
     def workloads(self) -> int:
-        """The number of workloads that is assumed over all hours of training."""
+        """The assumed number of workloads over all hours of training."""
         return _WORKLOADS[self]
 
 
