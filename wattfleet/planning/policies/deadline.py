@@ -44,7 +44,7 @@ class Deadline:
         Raises:
             InfeasibleBudgetError: no device can meet the deadline within the budgets; the text gives the earliest
                 possible one.
-            NoCandidatesError: nor could any with more watts.
+            NoCandidatesError: no device could meet it even with more watts.
         """
         curves = context.curves
         step = curves.steps_within(self.deadline_s)
@@ -76,8 +76,8 @@ class Deadline:
 
         Raises:
             InfeasibleBudgetError: the budgets allow a device, but it finishes later than the deadline.
-            NoCandidatesError: so does every device with all the watts that it can use, so that it is no use to wait for
-                watts.
+            NoCandidatesError: every device finishes later even with all the watts that it can use, so waiting for watts
+                does not help.
         """
         request = any_devices(context, 1)
         one = min_makespan(context.curves, context.headroom, 1, request.eligible, request.priority)
