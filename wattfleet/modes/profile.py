@@ -90,7 +90,7 @@ class Profile:
         """Collect single measurements into a profile.
 
         Raises:
-            InvalidInputError: some state their batch and others do not, or see above.
+            InvalidInputError: some state their batch and others do not, or as for the class.
         """
         collected = list(measurements)
         rows = np.array([[*m.mode, m.minibatch_ms, m.power_mw] for m in collected], dtype=np.float64)
@@ -181,17 +181,17 @@ def stated_facts(
     batch: int | None = None,
     loader_workers: int | None = None,
 ) -> WorkloadFacts:
-    """The facts of a profile's workload, from the profile and from what a person states.
+    """Combine the facts that a profile shows of its workload with those that the user states.
 
     Args:
         source: where the profile comes from, for errors.
-        profile: measured modes; it tells the task, and the batch if all its rows state the same.
-        task: the task that a person states; None if nothing is stated.
+        profile: measured modes. They determine the task, and the batch if all rows state the same.
+        task: the task that the user states; None if it is not stated.
         batch: samples in a batch, likewise.
         loader_workers: processes that load data, likewise.
 
     Raises:
-        InvalidInputError: a statement contradicts the profile, or is out of range.
+        InvalidInputError: a stated value contradicts the profile, or is out of range.
     """
     if task is not None and task is not profile.task:
         raise InvalidInputError(

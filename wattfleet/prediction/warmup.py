@@ -57,7 +57,8 @@ def steady_minibatch_s(training_s: float, minibatches: float, first_s: float) ->
         first_s: the value of `first_minibatch_s`.
 
     Returns:
-        None if the first minibatch may have taken half of the training or more, which tells too little of the others.
+        None if the first minibatch may have taken half of the training or more. The rest is then too short for an
+        estimate.
     """
     if training_s <= 2 * first_s:
         return None
