@@ -1,4 +1,4 @@
-"""The published searches over power mode and inference batch, which measure and do not predict."""
+"""The published searches over power mode and inference batch, which choose by measurements alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BinarySearch:
     ) -> Choose:
         """Search for each of the problems. The seed has no effect."""
         for limits in problems:
-            possible = _Possible(session, limits)
+            possible = _CollectableRows(session, limits)
 
             def upper(dimension: int, row: int, judge: LimitsJudge = possible.judge) -> bool:
                 return judge.wants_larger_batch(row) if dimension == BATCH else judge.keeps_budget(row)
@@ -56,12 +56,12 @@ class GradientSearch:
     ) -> Choose:
         """Search for each of the problems. The seed has no effect."""
         for limits in problems:
-            possible = _Possible(session, limits)
+            possible = _CollectableRows(session, limits)
             possible.grid.climb(possible.judge)
         return best_measured(session, objective)
 
 
-class _Possible:
+class _CollectableRows:
     """The rows whose batch can be collected within a latency."""
 
     def __init__(self, session: InterleavingSession, limits: ServiceLimits) -> None:

@@ -111,7 +111,7 @@ def evaluate_interleaving(
         seed: seed of random draws.
         shared: whether one set of measurements serves all problems; otherwise each problem starts from none.
         report: called after every problem.
-        trusted: `[m]` rows whose training and inference pass an audit. They are not known to the method.
+        trusted: `[m]` whether a row's training and inference pass an audit. The method does not know it.
 
     Raises:
         InvalidInputError: no row keeps the limits of any problem, or the method cannot work with so few measurements.
@@ -173,7 +173,7 @@ class _Scored:
         self._power_mw = pair.power_mw()
 
     def case(self, limits: ServiceLimits, row: int | None) -> _Case:
-        """What choosing a row is worth; None for no row."""
+        """The score of choosing a row; None if no row was chosen."""
         kept, minibatches = self.pair.keeps(limits), self.pair.minibatches(limits)
         excess_w, in_time = 0.0, True
         if row is not None:

@@ -109,7 +109,7 @@ def evaluate_minibatches(
         predictor: the class to fit.
         reference: a predictor of this class to transfer from; None to fit without a reference.
         target: measured modes of the workload of the raw logs.
-        facts: what is known of that workload.
+        facts: known facts of that workload.
         runs: the raw logs.
         minibatches: number of minibatches of each log that count.
 

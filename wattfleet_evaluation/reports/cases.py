@@ -1,4 +1,4 @@
-"""What a report evaluates: its files, its cases and their numbers of runs."""
+"""The extent of a report: its files, its cases and their numbers of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUBLISHED_REFERENCE = "agx_orin_resnet18"
 NETWORKS = ("powertrain", "scratch")
 """The published kinds of predictors, which take many seconds to fit."""
 
-_MOST_BUDGETS = 40
+_MAX_BUDGETS = 40
 # One run is enough: these methods do not depend on the seed.
 _DETERMINISTIC = ("maxn", "binary-search", "brute-force", "presets")
 # The paper reports other references than its own at one size only (figure 6).
@@ -33,14 +33,15 @@ _OTHER_REFERENCE_SIZES = (10, 50)
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is evaluated.
+    """How much a report evaluates.
 
     Attributes:
         runs: runs of all methods but the networks.
         network_runs: runs of the published networks, which take many seconds per fit; 0 skips them.
-        seed: seed of the first run; the following runs count up.
+        seed: seed of the first run; each further run adds 1.
         sizes: numbers of modes that predictors are fitted to. The networks skip those below 10.
-        corpus_sizes: numbers of rows of the reference's corpus that references are trained on, besides all of them.
+        corpus_sizes: numbers of rows of the reference's corpus that references are trained on, in addition to the whole
+            corpus.
         minibatches: numbers of minibatches for each mode, for the files that come with raw logs.
 
     Raises:
@@ -200,5 +201,5 @@ def budgets_w(target: Profile) -> Sequence[float]:
         first, last = PUBLISHED_BUDGETS_W
     else:
         first, last = math.ceil(target.power_mw.min() / 1e3), max(target.power_mw.max() // 1e3, 1)
-    every = max(1, math.ceil((last + 1 - first) / _MOST_BUDGETS))
+    every = max(1, math.ceil((last + 1 - first) / _MAX_BUDGETS))
     return [float(watts) for watts in range(first, max(int(last), first) + 1, every)]
