@@ -168,7 +168,7 @@ class Grid:
                 return
 
     def _measured(self, setting: list[float]) -> int | None:
-        # A corpus may not hold all combinations of values.
+        # A corpus can lack some combinations of values.
         distance = np.abs(np.log(self._settings) - np.log(np.array(setting))).sum(axis=1)
         row = int(distance.argmin())
         return row if self._measure(row) else None

@@ -117,7 +117,7 @@ def proxy(
                 train_runs(plan, journal, train, device.type, begun, finished)
         except KeyboardInterrupt:
             typer.echo(
-                f"Interrupted. {out / JOURNAL_FILE} keeps the finished runs; the same command continues.", err=True
+                f"Interrupted. {out / JOURNAL_FILE} keeps the finished runs: run the same command to continue", err=True
             )
             raise typer.Exit(_INTERRUPTED) from None
         result = journal.samples_by_batch(sizes, seeds)

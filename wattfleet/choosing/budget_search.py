@@ -44,7 +44,7 @@ def _search(modes: ModeArray, budget_mw: float, power_of: PowerOf) -> None:
     knobs: list[list[float]] = [np.unique(column).tolist() for column in modes.T]
     turns = itertools.cycle(range(len(knobs)))
     while True:
-        # A corpus may not hold all combinations of its knobs' values.
+        # A corpus can lack some combinations of its knobs' values.
         power_mw = power_of(nearest_mode(modes, PowerMode(*(round(values[len(values) // 2]) for values in knobs))))
         if power_mw is None or all(len(values) == 1 for values in knobs):
             return

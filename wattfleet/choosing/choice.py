@@ -71,7 +71,7 @@ class KnownModes:
         time_log_sd: `[n]` standard deviation of the logarithm of the time, 0 if measured.
         power_log_sd: `[n]` standard deviation of the logarithm of the power, 0 if measured.
         measured: `[n]` whether each mode was measured.
-        batch: `[n]` samples in the batch of each; None if there is nothing to choose.
+        batch: `[n]` samples in the batch of each; None if there is no choice of batch sizes.
     """
 
     modes: ModeArray
@@ -162,7 +162,7 @@ class KnownModes:
         return np.asarray(self.minibatch_ms * np.exp(_deviations(probability) * self.time_log_sd))
 
     def chosen(self, index: int) -> ChosenMode:
-        """The mode at an index, as a choice."""
+        """The mode at an index as a `ChosenMode`."""
         (mode,) = array_to_modes(self.modes[index : index + 1])
         return ChosenMode(
             mode,

@@ -125,8 +125,8 @@ class ModesWithDuty:
             duty kept. The same mode may occur with several batches.
         minibatches: `[n]` training minibatches in a cycle.
         training_share: `[n]` the share of the time in which training has the board.
-        inference_ms: `[n]` the time of inference that the duty is kept with.
-        cycle_ms: `[n]` the time of a cycle that the duty is kept with.
+        inference_ms: `[n]` time of inference with which the duty is kept: measured, or at the stated probability.
+        cycle_ms: `[n]` time of a cycle with which the duty is kept, likewise.
         latency_to_train_ms: a latency limit with which the board could also train, ms; infinite if there is none.
     """
 
@@ -144,7 +144,7 @@ class ModesWithDuty:
         """The mode and batch with the least power with which the duty is kept while nothing is trained.
 
         Args:
-            probability: probability with which an unmeasured mode must not draw more than another.
+            probability: quantile of the power by which unmeasured modes are compared.
         """
         return self.alone.chosen(int(self.alone.safe_power_mw(probability).argmin()))
 
@@ -176,7 +176,7 @@ class ModesWithDuty:
 
         Raises:
             NoTrainingTimeError: the duty is not kept in this mode while the board trains.
-            InfeasibleBudgetError: the mode keeps the budget with no batch of inference.
+            InfeasibleBudgetError: the mode does not keep the budget with any batch of inference.
         """
         is_mode = (self.trainable().modes == np.array(mode)).all(axis=1)
         if not is_mode.any():

@@ -113,7 +113,7 @@ class Profile:
         return Profile(self.modes[index], self.minibatch_ms[index], self.power_mw[index], batch, self.task)
 
     def canonical_rows(self) -> list[str]:
-        """The rows as sorted text, equal for all files of the same measurements whatever their order and format.
+        """The rows as sorted text, equal for all files of the same measurements regardless of their order and format.
 
         A row ends with its batch, if it is stated, and with the task, if it is not training.
         """

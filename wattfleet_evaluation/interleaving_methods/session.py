@@ -135,7 +135,7 @@ class InterleavingSession:
         return True
 
     def measure_everything(self) -> None:
-        """Measure all rows, whatever the limit."""
+        """Measure all rows regardless of the limit."""
         self.rows = {task: list(range(len(self.corpora.of_task(task)))) for task in _TASKS}
 
     def is_measured(self) -> NDArray[np.bool_]:

@@ -32,9 +32,9 @@ class InterleavingCases:
     Attributes:
         problems: number of problems, solvable or not.
         found: `[p]` whether the method chose a row.
-        training_share: `[p]` minibatches a window of the choice, as a share of the most that a row has that keeps the
+        training_share: `[p]` minibatches per window of the choice, relative to those of the best row that keeps the
             limits. 0 if nothing was chosen or the choice breaks a limit; NaN if no such row leaves time for training.
-        rate_share: `[p]` the same for minibatches a second.
+        rate_share: `[p]` the same for minibatches per second.
         passing_share: `[p]` the same as `training_share`, compared with rows that pass an audit only. NaN if no passing
             row that keeps the limits leaves time for training. None without an audit.
         excess_w: `[p]` W by which the choice's measured power exceeds the budget; 0 if it does not.

@@ -70,7 +70,7 @@ def _read(run: Path) -> RawRun:
         sample_s, sample_mw = (samples[name].to_numpy(np.float64) for name in ("log_time", "power cur"))
         mode = PowerMode(*(int(knob) for knob in run.name.split("_")[1:]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"{run}: its raw logs cannot be read ({error}): mend or remove the folder") from None
+        raise InvalidInputError(f"{run}: its raw logs cannot be read ({error}): repair or remove the folder") from None
     if not len(minibatch_ms):
         raise InvalidInputError(f"{run}: logs no minibatch after the first: remove the folder")
     return RawRun(mode, minibatch_ms, end_s, sample_s, sample_mw)
@@ -82,8 +82,8 @@ class MinibatchScores:
 
     Attributes:
         minibatches: minibatches for each mode.
-        modes: number of modes that had a power sample within these minibatches, and were fitted.
-        without_power: number of modes that had none.
+        modes: number of modes with a power sample within these minibatches, which were fitted.
+        without_power: number of modes without one.
         time_mape: mean absolute percentage error of the time at the modes without raw logs, %.
         power_mape: mean absolute percentage error of the power there, %.
     """

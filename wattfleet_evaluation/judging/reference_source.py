@@ -87,8 +87,8 @@ def references_of(sources: Sequence[ReferenceSource], kind: str, board: Board | 
 def find_reference(reference: str, target: Profile) -> ReferenceSource:
     """Find the reference that a command line names, and check that it was not trained on the target.
 
-    A shipped reference does not hold the rows of its corpus. The check can only tell whether the target is the whole
-    corpus, and only if the manifest states the corpus's digest.
+    A shipped reference does not hold the rows of its corpus. The check detects only a target that is the whole corpus,
+    and only if the manifest states the corpus's digest.
 
     Args:
         reference: name of a shipped reference, or path of a corpus.

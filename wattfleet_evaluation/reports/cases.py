@@ -19,7 +19,7 @@ PUBLISHED_BUDGETS_W = (17, 50)
 """First and last budget of the published evaluation on the AGX Orin."""
 
 PUBLISHED_REFERENCE = "agx_orin_resnet18"
-"""The file of the workload that the paper transfers from, except where it says otherwise."""
+"""The file of the workload that the paper transfers from, unless it names another one."""
 
 NETWORKS = ("powertrain", "scratch")
 """The published kinds of predictors, which take many seconds to fit."""
@@ -109,8 +109,8 @@ def read_folder(folder: Path) -> Folder:
     """Read every CSV file of a folder that has the columns of a training profile.
 
     Raises:
-        InvalidInputError: there are no such files, a file holds bad rows or several batch sizes, or there is nothing
-            to transfer from or to.
+        InvalidInputError: there are no such files, a file holds bad rows or several batch sizes, or there is no
+            reference or no target.
     """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder}: no such folder")

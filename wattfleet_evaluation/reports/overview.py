@@ -32,8 +32,8 @@ def overview_of(pairs: Sequence[Report]) -> Overview:
     """The overview of all targets.
 
     Args:
-        pairs: the evaluations of each reference and target, as the page shows them; of the pairs with the same target
-            the first counts.
+        pairs: the evaluations of each reference and target, as the page shows them; of the pairs with the same target,
+            the first is used.
     """
     first: dict[str, Report] = {}
     for pair in pairs:

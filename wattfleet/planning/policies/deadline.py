@@ -60,8 +60,8 @@ class Deadline:
         }
         for k in np.flatnonzero(in_time & ~chosen):
             exclusion_reasons[int(k)] = (
-                f"too much power: meeting the deadline needs {extra_w[k]:.1f} W above idle,"
-                " which other devices use better"
+                f"too much power: meeting the deadline needs {extra_w[k]:.1f} W above idle; other devices"
+                " make better use of them"
             )
         if not chosen.any():  # no device has any utility, so select the fastest
             return SelectionRequest(1, in_time, np.zeros_like(chosen), exclusion_reasons, deadline_s=self.deadline_s)

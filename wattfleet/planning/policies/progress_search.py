@@ -30,14 +30,14 @@ from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_
 _LIMITS, _FINER_LIMITS = 32, 12
 """Number of durations to try for each number of epochs, first over the whole range and then around the best one."""
 
-_OWN_LIMITS, _OWN_LIMITS_OF_FEW, _OWN_RANGE = 10, 24, 6.0
+_OWN_LIMITS, _OWN_LIMITS_SMALL_FLEET, _OWN_RANGE = 10, 24, 6.0
 """If devices train different epochs: the number of durations to try in large and in small fleets, and the factor by
 which they may differ from the best duration with equal epochs."""
 
 _PRICES = (0.0, 0.3, 1.0, 3.0)
 """Prices of a watt to try, relative to the median progress per watt. At a higher price, devices train less."""
 
-_FEW_DEVICES = 16
+_SMALL_FLEET = 16
 """Maximum number of candidates in a small fleet, whose sets are improved one device at a time."""
 
 _IMPROVED_SETS = 24
@@ -48,8 +48,8 @@ _ALIKE_LOG_S = 0.05
 
 
 @dataclass(frozen=True)
-class Found:
-    """A set of devices with their local epochs.
+class ScoredSet:
+    """A set of devices with their local epochs, and its progress per second.
 
     Attributes:
         progress_per_s: progress per second of the round.
@@ -95,7 +95,7 @@ class ProgressSearch:
         # The context keeps the curves of the first option, which has the fewest epochs.
         self._curves = [context.curves, *(context.fronts.curves(option.epochs) for option in options[1:])]
 
-    def best(self) -> Found | None:
+    def best(self) -> ScoredSet | None:
         """The best set that was found; None if the supplies can power no device."""
         kinds = [self._with_equal_epochs(level) for level in range(len(self._curves))]
         found = list(itertools.chain.from_iterable(kinds))
@@ -103,7 +103,7 @@ class ProgressSearch:
             equal = max(found, key=_progress_per_s)
             kinds += [list(self._with_own_epochs(top, equal)) for top in range(1, len(kinds))]
             found = list(itertools.chain.from_iterable(kinds))
-        if len(self._worth) <= _FEW_DEVICES:
+        if len(self._worth) <= _SMALL_FLEET:
             found += list(self._improved(found))
         elif len(kinds) > 1:
             # The plan can shorten the durations that were tried, for some numbers of epochs more than for others.
@@ -112,14 +112,14 @@ class ProgressSearch:
         best = max(found, key=_progress_per_s, default=None)
         return best if best is not None and best.chosen.any() else None
 
-    def _found(self, level: Indices, limit_s: float, times_s: Values) -> Found:
-        return Found(self._rate(level, times_s), limit_s, level)
+    def _scored(self, level: Indices, limit_s: float, times_s: Values) -> ScoredSet:
+        return ScoredSet(self._rate(level, times_s), limit_s, level)
 
     def _rate(self, level: Indices, times_s: Values) -> float:
         """Progress per second of a set.
 
         Args:
-            level: `[n]` as in `Found`.
+            level: `[n]` as in `ScoredSet`.
             times_s: `[o, n]` seconds of each device's training for each option of epochs.
         """
         chosen = np.flatnonzero(level >= 0)
@@ -148,19 +148,23 @@ class ProgressSearch:
 
     # --- the same epochs for all ----------------------------------------------------------------------------------
 
-    def _with_equal_epochs(self, level: int) -> list[Found]:
+    def _with_equal_epochs(self, level: int) -> list[ScoredSet]:
         """Sets whose devices all train the same number of epochs."""
         times_s = self._curves[level].time_s
         if not len(times_s):
             return []
         first_s, last_s = float(times_s.min()) * (1 + 1e-9), float(times_s.max())
-        found = [one for limit_s in np.geomspace(first_s, last_s, _LIMITS) for one in self._equal(level, limit_s)]
+        found = [
+            one
+            for limit_s in np.geomspace(first_s, last_s, _LIMITS)
+            for one in self._sets_of_equal_epochs(level, limit_s)
+        ]
         at_s = max(found, key=_progress_per_s).limit_s
         step = (last_s / first_s) ** (1 / (_LIMITS - 1))
         around_s = np.geomspace(max(at_s / step, first_s), min(at_s * step, last_s), _FINER_LIMITS)
-        return found + [one for limit_s in around_s for one in self._equal(level, limit_s)]
+        return found + [one for limit_s in around_s for one in self._sets_of_equal_epochs(level, limit_s)]
 
-    def _equal(self, level: int, limit_s: float) -> Iterator[Found]:
+    def _sets_of_equal_epochs(self, level: int, limit_s: float) -> Iterator[ScoredSet]:
         """Candidate sets for one duration. One of them, usually the first, is close to the best.
 
         The first set is chosen greedily by worth per watt. This can give small devices the power or the places of a
@@ -170,16 +174,16 @@ class ProgressSearch:
         extra_w = watts[level]
         carried = greedy_by_utility_per_watt(extra_w, self._worth, self._headroom).chosen
         sets = [
-            self._of_most_worth(carried, self._places),
-            self._of_most_worth(extra_w <= self._headroom.single_device_w, 1),
+            self._with_most_worth(carried, self._places),
+            self._with_most_worth(extra_w <= self._headroom.single_device_w, 1),
         ]
         if np.count_nonzero(carried) > self._places:
             by_worth = greedy_by_utility(extra_w, self._worth, self._headroom)
-            sets.append(self._of_most_worth(by_worth, self._places))
+            sets.append(self._with_most_worth(by_worth, self._places))
         for chosen in sets:
-            yield self._found(np.where(chosen, level, -1), float(limit_s), times_s)
+            yield self._scored(np.where(chosen, level, -1), float(limit_s), times_s)
 
-    def _of_most_worth(self, devices: Mask, places: int) -> Mask:
+    def _with_most_worth(self, devices: Mask, places: int) -> Mask:
         """The devices with the most worth among some, up to the number of places."""
         if np.count_nonzero(devices) <= places:
             return devices
@@ -190,7 +194,7 @@ class ProgressSearch:
 
     # --- different epochs for each device -------------------------------------------------------------------------
 
-    def _with_own_epochs(self, top: int, equal: Found) -> Iterator[Found]:
+    def _with_own_epochs(self, top: int, equal: ScoredSet) -> Iterator[ScoredSet]:
         """Sets in which devices train up to the number of epochs `top`, and slow devices fewer.
 
         For a fixed duration, the objective is a ratio of two sums over the devices, so the best set maximizes
@@ -204,7 +208,7 @@ class ProgressSearch:
         shortest_s = float(self._curves[0].time_s.min()) * (1 + 1e-9)
         longest_s = float(self._curves[top].time_s.max())
         around_s = max(equal.limit_s / _OWN_RANGE, shortest_s), min(equal.limit_s * _OWN_RANGE, longest_s)
-        limits = _OWN_LIMITS_OF_FEW if len(self._worth) <= _FEW_DEVICES else _OWN_LIMITS
+        limits = _OWN_LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _OWN_LIMITS
         for limit_s in map(float, np.geomspace(*around_s, limits)):
             extra_w, times_s = self._within(limit_s, range(top + 1))
             ratio = equal.progress_per_s * (limit_s + self._overhead_s)  # a better set exceeds this ratio
@@ -219,14 +223,14 @@ class ProgressSearch:
                 own = level, np.arange(len(level))
                 taken = np.where(can[own], gain[own], 0.0)
                 carried = greedy_by_utility_per_watt(extra_w[own], taken, self._headroom).chosen
-                chosen = self._of_most_worth(carried, self._places)
-                yield self._found(np.where(chosen, level, -1), limit_s, times_s)
+                chosen = self._with_most_worth(carried, self._places)
+                yield self._scored(np.where(chosen, level, -1), limit_s, times_s)
 
     # --- small fleets ---------------------------------------------------------------------------------------------
 
-    def _improved(self, found: Sequence[Found]) -> Iterator[Found]:
+    def _improved(self, found: Sequence[ScoredSet]) -> Iterator[ScoredSet]:
         """The most promising sets, improved one device at a time."""
-        promising: dict[tuple[int, int], Found] = {}  # the best set of each group of similar durations
+        promising: dict[tuple[int, int], ScoredSet] = {}  # the best set of each group of similar durations
         for one in sorted(found, key=_progress_per_s, reverse=True):
             if one.chosen.any() and len(promising) < _IMPROVED_SETS:
                 promising.setdefault((int(one.level.max()), round(math.log(one.limit_s) / _ALIKE_LOG_S)), one)
@@ -239,15 +243,15 @@ class ProgressSearch:
             level = improved(one.level, extra_w, self._headroom, self._places, rate)
             yield self._fastest_set(level)
 
-    def _fastest_set(self, level: Indices) -> Found:
+    def _fastest_set(self, level: Indices) -> ScoredSet:
         """The set with the shortest duration that the supplies allow for its devices and epochs."""
         curves = self._fronts.curves(self._epochs[np.maximum(level, 0)])
         chosen = np.asarray(level >= 0)
         allocation = min_makespan(curves, self._headroom, int(chosen.sum()), chosen, np.zeros_like(chosen))
         assert allocation is not None, "the supplies can power the set at some duration"
         limit_s = allocation.limit_s
-        return self._found(level, limit_s, np.full((len(self._curves), len(level)), limit_s))
+        return self._scored(level, limit_s, np.full((len(self._curves), len(level)), limit_s))
 
 
-def _progress_per_s(found: Found) -> float:
+def _progress_per_s(found: ScoredSet) -> float:
     return found.progress_per_s

@@ -112,7 +112,7 @@ def _provided(name: str, entries: Sequence[EntryPoint]) -> Callable[..., Policy]
     try:
         provided: Callable[..., Policy] = entry.load()
         signature(provided)
-    except Exception as error:  # a boundary: whatever fails when another package is imported
+    except Exception as error:  # a boundary: importing another package can fail in any way
         raise InvalidInputError(
             f"policy {name!r} of {packages} cannot be loaded from {entry.value!r} ({type(error).__name__}: {error}):"
             f" correct or reinstall {packages}"
