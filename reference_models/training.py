@@ -248,8 +248,9 @@ A reference predictor of training time and power over power modes, for transfer 
 |---|---|
 | board | {details.board} |
 | workload | {details.workload.name}, minibatch {details.workload.minibatch}, \
-{details.workload.minibatches_per_epoch} minibatches an epoch |
-| predictor | `{details.predictor}`: physics fitted robustly, and a smooth remainder (see `docs/predicting.md`) |
+{details.workload.minibatches_per_epoch} minibatches per epoch |
+| predictor | `{details.predictor}`: a physical model fitted robustly, and a smooth residual \
+(see `docs/predicting.md`) |
 | corpus | {details.figures["corpus_modes"]} measured power modes |
 | digest | `{artefact.digest}` |
 
@@ -272,7 +273,7 @@ The same corpus gives the same bytes with the same versions of numpy and scipy.
 
 ## Use and limits
 For transfer with any number of measured modes of the target; agents measure 50 by default. The fewer the modes, the
-wider the intervals. With none, the mean of the population is predicted, adapted to the board by its data sheet. The
-corpora hold rows whose mode was not applied. The fit is robust to them, and the figures above count them. The fan was
-at maximum: a device that throttles is not described.
+wider the intervals. Without measured modes, the mean of the population is predicted, adapted to the board by its data
+sheet. The corpora contain rows whose mode was not applied. The fit is robust to them, but the figures above include
+them. The fan ran at full speed, so the predictor does not describe a device that throttles.
 """
