@@ -1,4 +1,4 @@
-"""How predictions are scored against measurements, and which measurements may be used for it."""
+"""Scores of predictions against measurements, and the check that these were not trained on."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _own_first(corpus: Profile, population: Sequence[PopulationCorpus]) -> list[
 
 
 def network_of(entries: Sequence[PopulationEntry], target: Profile) -> str | None:
-    """The network that a target runs; None if the target is not part of a population."""
+    """The network of a target; None if the target is not part of a population."""
     sha256 = target.sha256()
     return next((entry.network for entry in entries if entry.sha256 == sha256), None)
 

@@ -26,7 +26,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class RunLimits:
-    """When a run is evaluated, and when it ends.
+    """The limits of a run: when it is evaluated, and when it ends.
 
     Attributes:
         target_accuracy: the accuracy to be reached, a share above 0 and up to 1.
@@ -59,7 +59,7 @@ class RunLimits:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
         samples: samples trained until the target was reached; None if it was not.

@@ -198,7 +198,7 @@ class Front:
         return self._points(kept[pareto_front(time_s[kept], self.planned_w[kept])], columns)
 
     def _points(self, kept: NDArray[np.intp], columns: Values | None = None) -> Front:
-        """A front of some of the points; given columns replace the current ones."""
+        """Create a front from some of the points; given columns replace the current ones."""
         columns = self._columns if columns is None else columns
         epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = columns[:, kept]
         batch = None if self._batch is None else self._batch[kept]

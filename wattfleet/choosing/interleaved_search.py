@@ -30,7 +30,7 @@ _MIN_PROBABILITY = 1e-3
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to measure next.
+    """A proposed measurement.
 
     Attributes:
         task: training or inference.

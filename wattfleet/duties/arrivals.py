@@ -1,4 +1,4 @@
-"""How many requests arrive per second: a constant number, a daily schedule, or what the device measures."""
+"""The rate at which requests arrive: constant, by a daily schedule, or as measured by the device."""
 
 from __future__ import annotations
 

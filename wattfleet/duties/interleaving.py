@@ -1,4 +1,4 @@
-"""How much a board can train in each power mode while it keeps a duty.
+"""Computes how much a board can train in each power mode while it keeps a duty.
 
 In every cycle, the board answers one batch of requests and trains some minibatches; each change between the two takes
 time. Among the numbers of minibatches with which the duty is kept, the largest trains the most.
@@ -87,7 +87,7 @@ def most_minibatches(
 
 @dataclass(frozen=True)
 class SharedMode:
-    """How a board is shared in one power mode.
+    """How training and inference share a board in one power mode.
 
     Attributes:
         mode: the power mode.
@@ -167,7 +167,7 @@ class ModesWithDuty:
         return self._shared(fastest_within_budget(self.trainable(), budget_mw, probability))
 
     def in_mode(self, mode: PowerMode, budget_mw: float, probability: float = PROBABILITY) -> SharedMode:
-        """How the board is shared in a mode, such as that of a grant, so that it trains the most within a budget.
+        """The choice of batch and minibatches with which a given mode, such as that of a grant, trains the most.
 
         Args:
             mode: the power mode.

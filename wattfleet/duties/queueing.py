@@ -1,4 +1,4 @@
-"""How long requests wait on a board that answers them in batches, and trains between two batches.
+"""The waiting time of requests on a board that answers them in batches, and trains between two batches.
 
 The board works in cycles of a fixed length: one inference of up to a batch of waiting requests, then some training.
 With random arrivals (a Poisson process), the numbers of requests that are left over when an inference begins form a

@@ -14,7 +14,7 @@ LARGEST_COUNT = 1_000_000
 
 
 class Task(str, Enum):
-    """What a step does with its batch."""
+    """Whether a step trains the network on its batch, or only infers."""
 
     TRAINING = "training"
     INFERENCE = "inference"

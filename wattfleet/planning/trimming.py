@@ -135,13 +135,13 @@ def replanned(
     allowance: Allowance,
     use: tuple[SupplyUse, ...],
 ) -> TrimmedPlan:
-    """A plan in flight with other assignments of some devices, and without those of others.
+    """Replace the assignments of some devices in a plan in flight, and remove those of others.
 
     Args:
         plan: the current plan.
         changed: new assignments, by device id.
         ended: ids of devices that must stop training.
-        reasons: what is added to the reasons of these devices.
+        reasons: text that is appended to the reasons of these devices, by id.
         duration_s: the new makespan.
         allowance: current power of the supplies.
         use: allocated power of every supply.

@@ -19,7 +19,7 @@ from wattfleet.prediction.quantiles import normal_quantile
 
 @dataclass(frozen=True)
 class DriftRule:
-    """When a device counts as drifted, and how many modes are then measured again.
+    """The criterion for drift, and the number of modes that are then measured again.
 
     Time or power has drifted when `outside` of the last `of_last` rounds lie beyond the same end of the interval.
     With a correct predictor, each round does so with a probability of 5 %. With the default numbers, false alarms are
@@ -53,7 +53,7 @@ DEFAULT_DRIFT_RULE = DriftRule()
 
 @dataclass(frozen=True)
 class Residual:
-    """How far a round was from its prediction, in standard deviations of the prediction's logarithm.
+    """The standardised residuals of a round: deviations in standard deviations of the prediction's logarithm.
 
     Attributes:
         time: deviation of the time; positive if the round took longer.

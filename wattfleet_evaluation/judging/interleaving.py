@@ -27,7 +27,7 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class InterleavingCases:
-    """What a method chose in `p` solvable problems.
+    """The scores of a method's choices in `p` solvable problems.
 
     Attributes:
         problems: number of problems, solvable or not.

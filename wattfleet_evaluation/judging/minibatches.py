@@ -40,7 +40,7 @@ class RawRun:
     def measurement(self, minibatches: int) -> Measurement | None:
         """The medians over the last minibatches, when the power has settled; None without a power sample in them.
 
-        A log with fewer minibatches gives all of its own.
+        Of a log with fewer minibatches, all are used.
         """
         last_ms, last_s = self.minibatch_ms[-minibatches:], self.end_s[-minibatches:]
         within = (self.sample_s >= last_s[0] - last_ms[0] / 1e3) & (self.sample_s <= last_s[-1])
@@ -78,7 +78,7 @@ def _read(run: Path) -> RawRun:
 
 @dataclass(frozen=True)
 class MinibatchScores:
-    """Scores of a predictor that was fitted to modes measured with some minibatches.
+    """Scores of a predictor that was fitted to modes measured with a limited number of minibatches.
 
     Attributes:
         minibatches: minibatches for each mode.

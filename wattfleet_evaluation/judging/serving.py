@@ -87,7 +87,7 @@ class ServingCases:
 
 
 def _loss(loss_pct: Values) -> dict[str, float] | None:
-    """The figures of the losses that are known; None if there are none."""
+    """Median, mean and 90th percentile of the finite losses; None if there are none."""
     known = loss_pct[np.isfinite(loss_pct)]
     if not len(known):
         return None

@@ -53,7 +53,7 @@ class PlanningContext:
 
 @dataclass(frozen=True)
 class SelectionRequest:
-    """What a policy requests. The plan selects the eligible devices with the least makespan.
+    """A policy's request. The plan selects the eligible devices with the least makespan.
 
     Attributes:
         count: number of devices to select.

@@ -208,7 +208,7 @@ class RooflinePredictor:
         return np.stack([mean[0], sd[0], mean[1], sd[1]])
 
     def explain(self, mode: PowerMode, batch: int | None = None) -> Explanation:
-        """Which resources bound a step at a mode, by the most probable physical model without its correction."""
+        """Explain which resources bound a step at a mode, by the most probable physics without its correction."""
         settings = settings_of(np.array([mode], dtype=np.float64), np.array([batch or self.batch or BASE_BATCH]))
         return explain(self.likeliest.time, settings)[0]
 
