@@ -45,7 +45,7 @@ def train(
     minibatches_per_epoch: Annotated[int, typer.Option(help="Set the number of minibatches in an epoch.")],
     task: Annotated[
         Task | None,
-        typer.Option(help="State what was measured. By default, the name of the file's time column tells it."),
+        typer.Option(help="State what was measured. By default, it follows from the name of the file's time column."),
     ] = None,
     loader_workers: Annotated[
         int | None,

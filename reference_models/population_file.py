@@ -1,4 +1,4 @@
-"""The corpora from which a reference learns its prior, as a TOML file lists them."""
+"""The TOML file that lists the corpora from which a reference learns its prior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How predictions are scored against measurements, and which measurements may be used for it."""
+"""Scores of predictions against measurements, and the check that these were not trained on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wattfleet.prediction import Prediction
 Values = NDArray[np.float64]
 
 # A few equal rows can be chance, or a copied baseline mode.
-_MOST_SHARED = 3
+_MAX_SHARED = 3
 
 
 def percentage_errors(predicted: Prediction, measured: Profile) -> tuple[Values, Values]:
@@ -29,7 +29,7 @@ def require_disjoint(corpus: Profile, target: Profile) -> None:
         InvalidInputError: more than 3 rows of the target, or all of them, are also in the corpus.
     """
     shared = len(set(corpus.canonical_rows()) & set(target.canonical_rows()))
-    if shared > min(_MOST_SHARED, len(target) - 1):
+    if shared > min(_MAX_SHARED, len(target) - 1):
         raise InvalidInputError(
             f"{shared} of the target's {len(target)} rows are also in the reference's corpus, so the score would be"
             " too good: give a target of another workload or device, or another reference"

@@ -74,14 +74,14 @@ def train(
         provenance: where the measurements come from.
         targets: further profiles, by name, to score transfers on.
         report: called before every step.
-        facts: what is known of the workload, such as its loader's workers; None knows only the task.
+        facts: known facts of the workload, such as its number of loader workers; None if only the task is known.
         population: the workloads from which a transfer learns its prior, the corpus itself among them. If there are
             none, the corpus alone is used.
 
     Raises:
         InvalidInputError: the corpus is too small for a reference, not of the task that the facts name, or missing from
-            the population; or a target is too small, of another task and without a population, or shares rows with the
-            corpus.
+            the population; or a target is too small, shares rows with the corpus, or is of another task although there
+            is no population.
     """
     if facts is None:
         facts = WorkloadFacts(corpus.task)
@@ -125,7 +125,7 @@ def train(
 
 
 def _own_first(corpus: Profile, population: Sequence[PopulationCorpus]) -> list[PopulationCorpus]:
-    """The corpora of a population, the reference's own first, since that one's board is the base.
+    """Sort the corpora of a population so that the reference's own is the first, because its board is the base.
 
     Raises:
         InvalidInputError: the population does not list the reference's own corpus.
@@ -138,7 +138,7 @@ def _own_first(corpus: Profile, population: Sequence[PopulationCorpus]) -> list[
 
 
 def network_of(entries: Sequence[PopulationEntry], target: Profile) -> str | None:
-    """The network that a target runs; None if the target is not part of a population."""
+    """The network of a target; None if the target is not part of a population."""
     sha256 = target.sha256()
     return next((entry.network for entry in entries if entry.sha256 == sha256), None)
 
@@ -146,12 +146,12 @@ def network_of(entries: Sequence[PopulationEntry], target: Profile) -> str | Non
 def without_target(
     predictor: RooflinePredictor, entries: Sequence[PopulationEntry], target: Profile
 ) -> RooflinePredictor:
-    """Leave all workloads of a target's network out of a reference's population, so that it is judged honestly.
+    """Leave all workloads of a target's network out of a reference's population, so that they do not bias its score.
 
     Args:
         predictor: the reference.
         entries: the origin of its population.
-        target: measured rows that the reference will be judged on.
+        target: measured rows to evaluate the reference on.
 
     Raises:
         InvalidInputError: no other network is left.
@@ -248,8 +248,9 @@ A reference predictor of training time and power over power modes, for transfer 
 |---|---|
 | board | {details.board} |
 | workload | {details.workload.name}, minibatch {details.workload.minibatch}, \
-{details.workload.minibatches_per_epoch} minibatches an epoch |
-| predictor | `{details.predictor}`: physics fitted robustly, and a smooth remainder (see `docs/predicting.md`) |
+{details.workload.minibatches_per_epoch} minibatches per epoch |
+| predictor | `{details.predictor}`: a physical model fitted robustly, and a smooth residual \
+(see `docs/predicting.md`) |
 | corpus | {details.figures["corpus_modes"]} measured power modes |
 | digest | `{artefact.digest}` |
 
@@ -272,7 +273,7 @@ The same corpus gives the same bytes with the same versions of numpy and scipy.
 
 ## Use and limits
 For transfer with any number of measured modes of the target; agents measure 50 by default. The fewer the modes, the
-wider the intervals. With none, the mean of the population is predicted, adapted to the board by its data sheet. The
-corpora hold rows whose mode was not applied. The fit is robust to them, and the figures above count them. The fan was
-at maximum: a device that throttles is not described.
+wider the intervals. Without measured modes, the mean of the population is predicted, adapted to the board by its data
+sheet. The corpora contain rows whose mode was not applied. The fit is robust to them, but the figures above include
+them. The fan ran at full speed, so the predictor does not describe a device that throttles.
 """

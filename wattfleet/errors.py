@@ -1,13 +1,13 @@
-"""Errors that Wattfleet raises on purpose; the type says what the caller should do."""
+"""Errors that Wattfleet raises on purpose; the type shows what the caller should do."""
 
 from collections.abc import Sequence
 
 MAX_LISTED = 10
-"""How many items an error message lists; further ones are only counted."""
+"""Maximum number of items that an error message lists; further ones are only counted."""
 
 
 def first_few(texts: Sequence[str], separator: str = ", ") -> str:
-    """Join the first few texts, and say how many more there are."""
+    """Join the first few texts, and add the number of further ones."""
     more = len(texts) - MAX_LISTED
     return separator.join([*texts[:MAX_LISTED], *([f"and {more:,} more"] if more > 0 else [])])
 

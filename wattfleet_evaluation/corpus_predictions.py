@@ -1,4 +1,4 @@
-"""Predictions of a whole corpus from some of its rows, for methods that measure and predict in turns."""
+"""Predictions of a whole corpus from some of its rows, for methods that alternate measuring and predicting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from wattfleet.modes import Profile
 from wattfleet.prediction import Prediction, Predictor, conditioned
 
 Fit = Callable[[Profile], Predictor]
-"""Fits a predictor to measured rows. The function itself knows which reference it transfers from."""
+"""Fits a predictor to measured rows; the reference to transfer from is bound to the function."""
 
 
 class CorpusPredictions:
-    """Predicts all rows of a corpus after some were measured, and remembers what it has fitted.
+    """Predicts all rows of a corpus from the measured ones, and caches the fits.
 
-    The first measurements tell of the workload, and the predictor is fitted again after each of them. The last of these
-    fits is conditioned on what is measured further, which takes a tenth of the time.
+    The first measurements are the most informative about the workload, so the predictor is fitted again after each of
+    them. The last of these fits is conditioned on further measurements, which takes a tenth of the time of a fit.
 
     Args:
         fit: fits the predictor.
@@ -31,7 +31,7 @@ class CorpusPredictions:
         """The prediction of all rows.
 
         Args:
-            corpus: always the same.
+            corpus: the corpus, the same one in every call.
             rows: the measured rows, in the order of measuring.
             fitted: number of measurements up to which the predictor is fitted; None fits it to all.
         """

@@ -1,4 +1,4 @@
-"""Searches over the four knobs and the batch size, for methods that measure and do not predict."""
+"""Searches over the four knobs and the batch size, for methods that choose by measurements alone."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ Settings = NDArray[np.float64]
 """`[n, 5]` modes with their batch sizes."""
 
 KNOBS = (0, 1, 2, 3)
-"""The dimensions of the mode."""
+"""The dimensions of the power mode."""
 
 BATCH = 4
 """The dimension of the batch size."""
 
 
 class Judge(Protocol):
-    """What a search along the slopes has to know of measured rows."""
+    """Compares measured rows for a search along the slopes."""
 
     def keeps_budget(self, row: int) -> bool:
-        """Whether it draws no more than the budget."""
+        """Whether a measured row draws no more than the budget."""
         ...
 
     def keeps_latency(self, row: int) -> bool:
-        """Whether its inference keeps the latency."""
+        """Whether the inference of a measured row keeps the latency."""
         ...
 
     def slope(self, low: int, high: int) -> float:
-        """Milliseconds that each further mW saves between two rows; infinite if no more power is needed."""
+        """Milliseconds saved per additional mW between two rows; infinite if no additional power is needed."""
         ...
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a row.
+    """The measurements of a row.
 
     Attributes:
         inference_ms: time of the inference of a batch, ms.
-        power_mw: mW, of the pair if the row is also trained in.
-        step_ms: the time whose slope counts, ms: of a training minibatch, or of the batch if nothing is trained.
+        power_mw: power, mW; the larger one of training and inference if the board also trains.
+        step_ms: the time that the slope is computed of, ms: of a training minibatch, or of the batch without training.
         batch: samples in the batch.
     """
 
@@ -62,23 +62,23 @@ class LimitsJudge:
 
     Attributes:
         limits: latency, arrival rate and budget.
-        measured: what was measured of a row.
+        measured: returns the measurements of a row.
     """
 
     limits: ServiceLimits
     measured: Callable[[int], Measured]
 
     def keeps_budget(self, row: int) -> bool:
-        """Whether it draws no more than the budget."""
+        """Whether a measured row draws no more than the budget."""
         return self.measured(row).power_mw <= self.limits.budget_mw
 
     def keeps_latency(self, row: int) -> bool:
-        """Whether its inference keeps the latency."""
+        """Whether the inference of a measured row keeps the latency."""
         found = self.measured(row)
         return bool(found.inference_ms <= self.limits.longest_ms(np.array([found.batch]))[0])
 
     def wants_larger_batch(self, row: int) -> bool:
-        """Whether a larger batch may be better: it needs less time for each sample, but takes longer to collect."""
+        """Whether a larger batch may be better: it takes less time per sample, but is collected for longer."""
         found = self.measured(row)
         is_behind = found.inference_ms > self.limits.collect_ms(np.array([found.batch]))[0]
         return bool(is_behind) or self.keeps_latency(row)
@@ -131,12 +131,12 @@ class Grid:
     def climb(self, judge: Judge) -> None:
         """Measure the slope of time against power along each knob from the middle, then search along the steepest.
 
-        Each slope is measured by the next lower value of the knob. Along the knobs in the order of their slopes, a
+        Each slope is measured with the next lower value of the knob. Along the knobs in the order of their slopes, a
         binary search finds the highest value that keeps the budget. The batch is the largest that keeps the latency in
         the middle.
 
         Args:
-            judge: tells of measured rows.
+            judge: compares measured rows.
         """
         if not len(self._settings):
             return
@@ -168,7 +168,7 @@ class Grid:
                 return
 
     def _measured(self, setting: list[float]) -> int | None:
-        # A corpus may not hold all combinations of values.
+        # A corpus can lack some combinations of values.
         distance = np.abs(np.log(self._settings) - np.log(np.array(setting))).sum(axis=1)
         row = int(distance.argmin())
         return row if self._measure(row) else None

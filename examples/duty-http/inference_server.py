@@ -1,4 +1,4 @@
-"""Answers images over HTTP on a device that also trains: one line asks the agent for the device's turns."""
+"""Answers images over HTTP on a device that also trains: `DutyServer` takes turns with training through the agent."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ network.eval()
 
 
 def classify(images: list[Tensor]) -> list[int]:
-    """The class of each `[1, 8, 8]` image of one batch."""
+    """The predicted class of each `[1, 8, 8]` image in a batch."""
     with torch.no_grad():
         return network(torch.stack(images)).argmax(1).tolist()
 
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Serve from start to end; the first image warms the network up, and states the shape of all others."""
+    """Run the duty server with the app. A first image warms the network up, and sets the shape of all others."""
     with DutyServer(classify, largest_batch=16, agent_socket=os.environ.get("AGENT_SOCKET", DEFAULT_SOCKET)) as server:
         await server.answer(torch.zeros(1, 8, 8))
         app.state.server = server

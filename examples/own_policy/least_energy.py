@@ -1,4 +1,4 @@
-"""A client-selection policy of one's own: the devices that need the least energy for an epoch."""
+"""A custom client-selection policy: it selects the devices that need the least energy for an epoch."""
 
 from __future__ import annotations
 

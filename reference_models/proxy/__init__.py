@@ -1,5 +1,6 @@
-"""How many samples a model needs to a target accuracy with each batch, measured on a proxy data set on a server.
+"""Measures on a server how many samples a model needs with each batch size to reach a target accuracy.
 
-A device cannot find this out itself, since it would have to train to the end with every batch. The server trains on a
-proxy data set of the same kind instead. After "Accelerated training on low-power edge devices", section 4.2.
+A device cannot measure this itself, because it would have to train to the end with every batch size. The server trains
+on a proxy data set of the same kind instead, as in Ahmed et al., "Accelerated Training on Low-Power Edge Devices"
+(arXiv:2502.18323), section 4.2.
 """

@@ -44,15 +44,17 @@ def proxy(
     out: Annotated[
         Path,
         typer.Option(
-            help="Write the journal and the result to this folder. The runs that its journal has are not trained again."
+            help="Write the journal and the result to this folder. Runs that are already in its journal are not"
+            " trained again."
         ),
     ],
-    seeds: Annotated[int, typer.Option(help="Train each batch so many times.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Set the number of runs of each batch, each with another seed.")] = 3,
     evaluate_every: Annotated[
         int | None,
         typer.Option(
-            help="Test after so many trained samples. By default, as the journal in --out says; for a new one, a tenth"
-            " of the training data, rounded up to a multiple of the largest batch."
+            help="Set the number of trained samples between two tests. By default, it is read from the journal in"
+            " --out; for a new journal, it is a tenth of the training data, rounded up to a multiple of the largest"
+            " batch."
         ),
     ] = None,
     lr_scaling: Annotated[
@@ -63,7 +65,7 @@ def proxy(
         ),
     ] = True,
 ) -> None:
-    """Train a model with every batch on a proxy data set, and count the samples to a target accuracy.
+    """Train a model with every batch on a proxy data set, and count the samples needed to reach a target accuracy.
 
     Run it on a server. It trains on a CUDA GPU if there is one, otherwise on the CPU.
 
@@ -115,7 +117,7 @@ def proxy(
                 train_runs(plan, journal, train, device.type, begun, finished)
         except KeyboardInterrupt:
             typer.echo(
-                f"Interrupted. {out / JOURNAL_FILE} keeps the finished runs; the same command continues.", err=True
+                f"Interrupted. {out / JOURNAL_FILE} keeps the finished runs: run the same command to continue", err=True
             )
             raise typer.Exit(_INTERRUPTED) from None
         result = journal.samples_by_batch(sizes, seeds)

@@ -13,7 +13,7 @@ from wattfleet.choosing import BatchEfficiency
 from wattfleet.errors import InvalidInputError
 
 ReportSamples = Callable[[int, float], None]
-"""Takes the samples that a run has trained, and the mean of its last accuracies."""
+"""Called with the number of samples that a run has trained, and the mean of its last accuracies."""
 
 TrainRun = Callable[[int, int, ReportSamples], RunEnd]
 """Trains one run of a batch and a seed."""
@@ -111,12 +111,12 @@ def train_runs(
 
     Args:
         plan: the runs.
-        journal: of the plan.
+        journal: the journal of the plan.
         train: trains one run.
         device: where it trains, for the journal.
-        begun: takes batch and seed of a run that begins, and returns what its progress is reported to.
-        finished: takes each run that was trained.
-        clock: seconds.
+        begun: called with batch and seed when a run begins; returns the function that receives the run's progress.
+        finished: called with each run that was trained.
+        clock: returns seconds since a fixed moment.
 
     Raises:
         RunsJournalError: a run could not be written.
@@ -133,7 +133,7 @@ def train_runs(
 
 
 def efficiency_of(plan: ProxyPlan, samples_by_batch: Mapping[int, Sequence[int | None]]) -> BatchEfficiency:
-    """How many samples training needs with each batch, relative to the largest that reached the target.
+    """The batch efficiency: samples with each batch, relative to those of the largest batch that reached the target.
 
     Args:
         plan: what was trained.

@@ -1,4 +1,4 @@
-"""What is trained on the server: a model, a proxy data set and an optimizer."""
+"""The task that a server trains: a model, a proxy data set and an optimizer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ProxyTask:
 
     Attributes:
         name: names the model and the data in results.
-        make_model: gives the initial model for a seed, freshly initialised or pretrained. It maps a minibatch of `x` to
-            logits, `[n, classes]` or `[n, length, classes]`.
+        make_model: returns the initial model for a seed, freshly initialised or pretrained. It maps a minibatch of `x`
+            to logits, `[n, classes]` or `[n, length, classes]`.
         train: the proxy training data: `x`, whose first dimension counts samples, and the labels, `[n]` or
             `[n, length]`, integers.
         test: the data that the accuracy is measured on, in the same form.

@@ -1,6 +1,6 @@
 """The journal of training runs: every finished run is on disk before the next one begins.
 
-The first line states what is trained, each further line is one finished run.
+The first line describes the task and the limits. Each further line is one finished run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunsJournalError(WattfleetError):
 
 @dataclass(frozen=True)
 class RunsHeader:
-    """Everything that the samples to the target depend on, beside the batch and the seed.
+    """Everything except batch and seed that affects the number of samples to the target.
 
     Attributes:
         task: the task's name.
@@ -40,7 +40,7 @@ class RunsHeader:
         model_sha256: digest of the shapes of the model's parameters.
         optimizer: its name.
         base_lr: learning rate for `base_batch`.
-        base_batch: the batch that `base_lr` belongs to.
+        base_batch: the batch that `base_lr` was chosen for.
         lr_scaling: whether the learning rate is scaled with the batch.
         target_accuracy: the accuracy to be reached.
         evaluate_every: trained samples between two evaluations.
@@ -60,9 +60,9 @@ class RunsHeader:
 
 
 def stored_evaluate_every(path: Path) -> int | None:
-    """The interval of an existing journal; None if there is none, or its first line does not tell.
+    """The interval of an existing journal; None if there is no journal, or its first line does not state it.
 
-    Opening the journal reports what is wrong with it.
+    Errors in the journal are reported when it is opened.
     """
     try:
         interval = parse_json_object(read_regular_file(path).partition(b"\n")[0]).get("evaluate_every")

@@ -11,11 +11,11 @@ from typing import Protocol
 from wattfleet.errors import InvalidInputError
 
 ACCURACY_WINDOW = 3
-"""A run has reached the target once the mean of so many consecutive accuracies has: one alone is noisy."""
+"""A run has reached the target once the mean of this many consecutive accuracies has; a single one is too noisy."""
 
 
 class Learner(Protocol):
-    """A model in training, with a batch of its own."""
+    """A model in training with a fixed batch size."""
 
     def train_minibatch(self) -> None:
         """Train one minibatch."""
@@ -26,7 +26,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class RunLimits:
-    """When a run is evaluated, and when it ends.
+    """The limits of a run: when it is evaluated, and when it ends.
 
     Attributes:
         target_accuracy: the accuracy to be reached, a share above 0 and up to 1.
@@ -59,7 +59,7 @@ class RunLimits:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
         samples: samples trained until the target was reached; None if it was not.
@@ -79,10 +79,10 @@ def samples_to_target(
     The count includes the samples of these last evaluations.
 
     Args:
-        learner: is trained.
-        batch: samples in one of its minibatches.
+        learner: the model to train.
+        batch: samples in a minibatch of the learner.
         limits: when to evaluate and when to end.
-        report: is called after each evaluation with the trained samples and the mean of the last accuracies.
+        report: called after each evaluation with the trained samples and the mean of the last accuracies.
     """
     latest: deque[float] = deque(maxlen=ACCURACY_WINDOW)
     samples = 0

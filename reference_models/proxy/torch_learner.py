@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from reference_models.proxy.proxy_task import ProxyTask
 
 _TEST_CHUNK = 1024
-"""Samples that are tested at a time, so that the test data does not set the peak of memory."""
+"""Number of samples that are tested at a time, so that the test data does not determine the peak memory."""
 
 
 class TorchLearner:

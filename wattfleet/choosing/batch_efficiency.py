@@ -1,10 +1,10 @@
-"""The efficiency of batch sizes: how many samples training needs to a target accuracy with each of them.
+"""Batch efficiency: how many samples training needs with each batch size to reach a target accuracy.
 
-Larger batches use a board better, but need more samples to the same accuracy. The samples needed with a batch are
+Larger batches use a board better, but need more samples to reach the same accuracy. The samples needed with a batch are
 stated relative to the largest batch, which is R_b of Ahmed et al., "Accelerated Training on Low-Power Edge Devices"
-(arXiv:2502.18323, equation 3). They do not depend on the board, so that a server measures them on a proxy data set
-(section 4.2 there). Where it has not, the gradient noise scale of McCandlish et al., "An Empirical Model of Large-Batch
-Training" (arXiv:1812.06162), gives an estimate.
+(arXiv:2502.18323, equation 3). They do not depend on the board, so a server measures them on a proxy data set (section
+4.2 there). Without such a measurement, the gradient noise scale of McCandlish et al., "An Empirical Model of
+Large-Batch Training" (arXiv:1812.06162), gives an estimate.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ _UNITY_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class BatchEfficiency:
-    """Samples that training a model needs to a target accuracy with each batch size, relative to the largest one.
+    """Samples that a model needs to reach a target accuracy with each batch size, relative to the largest batch size.
 
     Attributes:
         model: the model's name.
         batches: `[b]` batch sizes, ascending, samples.
-        relative_samples: `[b]` samples to the target accuracy, divided by those of the largest of `batches` (R_b).
-        spread: `[b]` standard deviation over the seeds of the logarithm of the samples; 0 if it is unknown.
+        relative_samples: `[b]` samples to the target accuracy, divided by those needed with the largest of `batches`
+            (R_b).
+        spread: `[b]` standard deviation of the logarithm of the samples over the seeds; 0 if it is unknown.
         origin: where the figures come from, such as the proxy data set.
         is_estimate: whether they were estimated instead of measured by training.
         unreached: batch sizes, ascending, with which training did not reach the target accuracy.
 
     Raises:
         InvalidInputError: a text is empty, too long or not printable; there are no batches or too many; they are not
-            distinct, ascending and whole; the lengths differ; a value is out of range; or the largest batch is not 1.
+            distinct, ascending and whole; the lengths differ; a value is out of range; or the value of the largest
+            batch is not 1.
     """
 
     model: str
@@ -90,11 +92,11 @@ class BatchEfficiency:
     def from_runs(
         cls, model: str, samples_by_batch: Mapping[int, Sequence[float | None]], origin: str = "training on a proxy"
     ) -> BatchEfficiency:
-        """The efficiency measured by training runs, several with each batch size.
+        """Compute the efficiency from training runs, several with each batch size.
 
         The samples of a batch size are the median over its runs, where a run that never reached the accuracy counts
         as infinitely long. A batch size is unreached if that median is infinite. The largest batch that reached the
-        accuracy becomes the unit.
+        accuracy is the reference, with the value 1.
 
         Args:
             model: the model's name.
@@ -111,7 +113,9 @@ class BatchEfficiency:
             _require_batch("samples_by_batch", batch)
             finite = [float(run) for run in runs if run is not None]
             if not all(0 < run < math.inf for run in finite):
-                raise InvalidInputError(f"the runs with batch {batch} must have finite samples above 0, not {finite}")
+                raise InvalidInputError(
+                    f"the runs with batch {batch} must have finite numbers of samples above 0, not {finite}"
+                )
             median = float(np.median(finite + [math.inf] * (len(runs) - len(finite)))) if runs else math.inf
             if math.isinf(median):
                 unreached.append(batch)
@@ -135,10 +139,10 @@ class BatchEfficiency:
 
     @classmethod
     def from_noise_scale(cls, model: str, batches: Sequence[int], noise_scale: float) -> BatchEfficiency:
-        """The efficiency estimated from the gradient noise scale.
+        """Estimate the efficiency from the gradient noise scale.
 
         A step with batch B improves the loss in proportion to 1 / (1 + B_noise / B) (arXiv:1812.06162, equation 2.7),
-        so that the samples to a loss are in proportion to 1 + B / B_noise.
+        so the number of samples needed to reach a loss is proportional to 1 + B / B_noise.
 
         Args:
             model: the model's name.
@@ -171,9 +175,9 @@ class BatchEfficiency:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidInputError(f"batch efficiency: not JSON ({error}): write it again") from None
+            raise InvalidInputError(f"batch efficiency: not JSON ({error}): create it again") from None
         if not isinstance(content, dict):
-            raise InvalidInputError("batch efficiency: must be a JSON object: write it again")
+            raise InvalidInputError("batch efficiency: must be a JSON object: create it again")
         version = content.pop("format_version", None)
         if type(version) is not int or version != FORMAT_VERSION:
             raise InvalidInputError(
@@ -183,7 +187,7 @@ class BatchEfficiency:
         if content.keys() != names:
             wrong = [f"lacks {name}" for name in sorted(names - content.keys())]
             wrong += [f"has an unknown {name}" for name in sorted(content.keys() - names)]
-            raise InvalidInputError(f"batch efficiency: {first_few(wrong)}: write it again")
+            raise InvalidInputError(f"batch efficiency: {first_few(wrong)}: create it again")
         return cls(
             _of_type(content, "model", str),
             _numbers(content, "batches", int),
@@ -195,18 +199,18 @@ class BatchEfficiency:
         )
 
     def to_json(self) -> str:
-        """The same as JSON, which `from_json` reads."""
+        """Serialize as JSON text, which `from_json` reads."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2, allow_nan=False) + "\n"
 
     def knows(self, batch: int) -> bool:
-        """Whether `of` answers for a batch size."""
+        """Whether `of` has a value for a batch size."""
         return self.batches[0] <= batch <= self.batches[-1] and batch not in self.unreached
 
     def of(self, batch: int) -> float:
-        """Samples to the target accuracy with a batch size, relative to the largest known one.
+        """The samples needed to reach the target accuracy with a batch size, relative to the largest known one.
 
         Between two known batch sizes, the logarithm is interpolated linearly over the logarithm of the batch size.
-        Beyond them nothing is extrapolated.
+        Values are not extrapolated.
 
         Raises:
             InvalidInputError: the batch size is below or above all known ones, or did not reach the accuracy.
@@ -226,15 +230,15 @@ class BatchEfficiency:
         return float(np.exp(np.interp(np.log(batch), np.log(self.batches), np.log(self.relative_samples))))
 
     def for_model(self, name: str) -> BatchEfficiency:
-        """The same, once it is known to be of a model.
+        """Return this efficiency after checking that it belongs to the model.
 
         Raises:
-            InvalidInputError: it is of another model.
+            InvalidInputError: it belongs to another model.
         """
         if name != self.model:
             raise InvalidInputError(
-                f"the batch efficiency is of {self.model}, not of {name}: train {name} on the proxy, or estimate it"
-                " from its gradient noise scale"
+                f"the batch efficiency belongs to {self.model}, not to {name}: train {name} on the proxy, or estimate"
+                " it from its gradient noise scale"
             )
         return self
 
@@ -324,7 +328,7 @@ def _of_type(content: dict[str, Any], name: str, wanted: type[Found]) -> Found:
 
 
 def _numbers(content: dict[str, Any], name: str, wanted: type[Number]) -> tuple[Number, ...]:
-    # JSON may state a whole number where a float is wanted, but true and false are no numbers.
+    # JSON may state a whole number where a float is wanted, but true and false are not numbers.
     allowed = (int,) if wanted is int else (int, float)
     values = _of_type(content, name, list)
     if len(values) > MAX_BATCHES or any(type(value) not in allowed for value in values):

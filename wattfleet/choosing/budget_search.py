@@ -14,20 +14,20 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, nearest_mode
 
 PowerOf = Callable[[PowerMode], float | None]
-"""Measures a mode, or looks it up: mW, infinite for a mode that the board does not sustain. None ends the search."""
+"""Returns a mode's power, measured or looked up, mW; infinite if the board cannot sustain it. None ends the search."""
 
 
 def search_within_budgets(modes: ModeArray, budgets_mw: Sequence[float], power_of: PowerOf) -> None:
-    """Search the fastest mode within each of the budgets, which takes about log2 of the number of modes each.
+    """Search for the fastest mode within each budget; each search measures about log2(n) of `n` modes.
 
-    A search asks for the middle of the remaining values. If its power is within the budget, the lower half of one
-    knob's values is dropped, else the upper half. Budgets in the middle of the range are searched first. The same
-    powers give the same search, so that an interrupted one can continue from its measurements alone.
+    A search measures the middle of the remaining values. If its power is within the budget, the lower half
+    of one knob's values is dropped, otherwise the upper half. Budgets in the middle of the range are searched first.
+    The same powers give the same search, so an interrupted search can continue from its measurements alone.
 
     Args:
         modes: `[n, 4]` modes that can be chosen. They need not be all combinations of their knobs' values.
         budgets_mw: the budgets, mW.
-        power_of: called for every mode that a search needs; several searches may need the same.
+        power_of: called for every mode that a search needs; several searches may need the same mode.
 
     Raises:
         InvalidInputError: there are no modes, or a budget is not finite and above 0.
@@ -44,7 +44,7 @@ def _search(modes: ModeArray, budget_mw: float, power_of: PowerOf) -> None:
     knobs: list[list[float]] = [np.unique(column).tolist() for column in modes.T]
     turns = itertools.cycle(range(len(knobs)))
     while True:
-        # A corpus may not hold all combinations of its knobs' values.
+        # A corpus can lack some combinations of its knobs' values.
         power_mw = power_of(nearest_mode(modes, PowerMode(*(round(values[len(values) // 2]) for values in knobs))))
         if power_mw is None or all(len(values) == 1 for values in knobs):
             return

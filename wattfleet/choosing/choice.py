@@ -21,11 +21,11 @@ PROBABILITY = 0.95
 """Default probability with which an unmeasured mode must keep a limit."""
 
 TIE = 0.006
-"""Relative difference below which predicted times count as equal; repeated measurements differ as much."""
+"""Relative difference below which predicted times count as equal; repeated measurements differ by about as much."""
 
 # Margin in standard deviations above which a mode counts as certain to keep a budget.
 _CERTAIN_MARGIN = 6.0
-_LEAST_SD = 1e-9
+_MIN_SD = 1e-9
 
 
 class InfeasibleDeadlineError(InvalidInputError):
@@ -71,7 +71,7 @@ class KnownModes:
         time_log_sd: `[n]` standard deviation of the logarithm of the time, 0 if measured.
         power_log_sd: `[n]` standard deviation of the logarithm of the power, 0 if measured.
         measured: `[n]` whether each mode was measured.
-        batch: `[n]` samples in the batch of each; None if there is nothing to choose.
+        batch: `[n]` samples in the batch of each; None if there is no choice of batch sizes.
     """
 
     modes: ModeArray
@@ -118,12 +118,12 @@ class KnownModes:
 
     @classmethod
     def only_measured(cls, profile: Profile) -> KnownModes:
-        """Only the modes of a profile, with their batches if it states them."""
+        """The modes of a profile, all of them measured, with their batches if it states them."""
         zero, all_ = np.zeros(len(profile)), np.ones(len(profile), dtype=bool)
         return cls(profile.modes, profile.minibatch_ms, profile.power_mw, zero, zero, all_, profile.batch)
 
     def among(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> KnownModes:
-        """The same for some of the modes.
+        """Select some of the modes.
 
         Args:
             chosen: `[n]` true for the modes to keep, or their `[k]` indices.
@@ -150,7 +150,7 @@ class KnownModes:
 
     def power_margin(self, budgets_mw: Values) -> Values:
         """Standard deviations by which each mode keeps each of `[b]` budgets, `[n, b]`; negative above a budget."""
-        sd = np.maximum(self.power_log_sd, _LEAST_SD)
+        sd = np.maximum(self.power_log_sd, _MIN_SD)
         return np.asarray((np.log(budgets_mw) - np.log(self.power_mw)[:, None]) / sd[:, None])
 
     def safe_power_mw(self, probability: float) -> Values:
@@ -162,7 +162,7 @@ class KnownModes:
         return np.asarray(self.minibatch_ms * np.exp(_deviations(probability) * self.time_log_sd))
 
     def chosen(self, index: int) -> ChosenMode:
-        """The mode at an index, as a choice."""
+        """The mode at an index as a `ChosenMode`."""
         (mode,) = array_to_modes(self.modes[index : index + 1])
         return ChosenMode(
             mode,

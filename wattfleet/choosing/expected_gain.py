@@ -1,7 +1,7 @@
-"""The expected gain of measuring a mode: by how much it is likely to improve the choice, within all limits.
+"""The expected gain of measuring a mode: how much the measurement is expected to improve the choice within all limits.
 
-A measurement is worth the constrained expected improvement (Gardner et al., "Bayesian Optimization with Inequality
-Constraints", ICML 2014). Costs are logarithms, so a gain is a share of the cost. The gain is counted separately under
+The gain is the constrained expected improvement (Gardner et al., "Bayesian Optimization with Inequality
+Constraints", ICML 2014). Costs are logarithms, so a gain is relative to the cost. The gain is computed separately for
 each of `b` limits, such as power budgets.
 """
 
@@ -18,18 +18,18 @@ from wattfleet.choosing.serving import Objective, ServingGoal
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-_LEAST_SD = 1e-9
+_MIN_SD = 1e-9
 # A batch that cannot be collected within the latency has no time left. Its logarithm must be finite.
 _NO_TIME_MS = 1e-9
 
 
 @dataclass(frozen=True)
 class Prospects:
-    """What `n` modes cost, and how likely they keep each of `b` limits.
+    """The costs of `n` modes, and the probabilities that they keep each of `b` limits.
 
     Attributes:
-        log_cost: `[n]` logarithm of the measured or median predicted cost, which is to be minimized.
-        log_sd: `[n, 1]` standard deviation of it.
+        log_cost: `[n]` logarithm of the measured or median predicted cost, which the choice minimizes.
+        log_sd: `[n, 1]` standard deviation of `log_cost`.
         log_limit: `[n or 1, b or 1]` logarithm of the highest cost that the limits allow; infinite without one.
         others_kept: `[n, b]` probability that all limits of other quantities are kept.
         kept: `[n, b]` whether the measured or median predicted values keep all limits.
@@ -45,7 +45,7 @@ class Prospects:
 
     @classmethod
     def of_training(cls, known: KnownModes, budgets_mw: Values) -> Prospects:
-        """Modes for training, `[b]` power budgets as limits. The cost is the time per sample."""
+        """The prospects of modes for training, with `[b]` power budgets as limits. The cost is the time per sample."""
         return cls(
             np.log(sample_ms(known.minibatch_ms, known)),
             _column(known.time_log_sd),
@@ -57,7 +57,7 @@ class Prospects:
 
     @classmethod
     def of_serving(cls, known: KnownModes, goal: ServingGoal) -> Prospects:
-        """Modes with batches for inference, and the goal's `b` limits. The cost is that of the goal's objective."""
+        """The prospects of modes and batches for inference: the goal's `b` limits, and its objective as the cost."""
         batch = known.stated_batch()
         longest_ms = np.column_stack([limits.longest_ms(batch) for limits in goal.limits])
         budgets_mw = np.array([limits.budget_mw for limits in goal.limits])
@@ -96,13 +96,13 @@ class Prospects:
 
 
 def sample_ms(minibatch_ms: Values, known: KnownModes) -> Values:
-    """Times that can be compared, `[n]` ms: of a sample, or of a step if all steps have the same batch size."""
+    """Comparable times, `[n]` ms: per sample, or per step if all steps have the same batch size."""
     batch = known.batch
     return minibatch_ms if batch is None or (batch == batch[0]).all() else np.asarray(minibatch_ms / batch)
 
 
 def _column(log_sd: Values) -> Values:
-    return np.maximum(log_sd, _LEAST_SD)[:, None]
+    return np.maximum(log_sd, _MIN_SD)[:, None]
 
 
 def _probability(deviations: Values) -> Values:

@@ -12,19 +12,19 @@ from wattfleet.modes import BatchArray, ModeArray, PowerMode, array_to_modes
 from wattfleet.prediction import Prediction, normal_quantile, warmup_s
 
 MAX_FRONT_POINTS = 64
-"""Most points of a front."""
+"""Maximum number of points of a front."""
 
 POWER_QUANTILE = 0.95
 """Quantile of the predicted power that a plan sets aside: a mode exceeds it with a probability of 5 %."""
 
 MIN_EPOCH_S, MAX_EPOCH_S = 1e-6, 1e7
-"""Plausible seconds of an epoch; a warm-up takes at most as long."""
+"""Range of plausible seconds per epoch. The maximum also applies to a warm-up."""
 
 MAX_POWER_W = 1e5
-"""Plausible watts of any machine. The coordinator's limits by kind of board are far lower."""
+"""Largest plausible watts of any machine. The coordinator's limits for each kind of board are far lower."""
 
 MAX_LOG_SD = 2.0
-"""Plausible standard deviation of a logarithm: with more, a prediction says nothing."""
+"""Largest plausible standard deviation of a logarithm; a less certain prediction is useless."""
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -74,7 +74,8 @@ class Front:
             epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
             power_log_sd: `[k]` standard deviation of the logarithm of the power.
             warmup_s: `[k]` seconds of warm-up, once per training; 0 if unknown.
-            batch: `[k]` samples in a batch, if points differ in it; None if all are of the workload's.
+            batch: `[k]` samples in a batch, if it differs between points; None if all points use the workload's batch
+                size.
 
         Raises:
             InvalidInputError: there are no or too many points, their order is wrong, or a value is not finite and
@@ -153,7 +154,7 @@ class Front:
 
     @property
     def batch(self) -> BatchArray | None:
-        """`[k]` samples in a batch; None if all points are of the workload's."""
+        """`[k]` samples in a batch; None if all points use the workload's batch size."""
         return self._batch
 
     def _column(self, number: int) -> Values:
@@ -173,7 +174,7 @@ class Front:
         Points that are no longer on the front, or whose epochs are no longer plausible, are left out.
 
         Args:
-            factor: number of minibatches in an epoch, in multiples of those that this front counts.
+            factor: number of minibatches in the scaled epoch, divided by that of this front's epoch.
 
         Raises:
             InvalidInputError: the factor is not finite and above 0.
@@ -197,7 +198,7 @@ class Front:
         return self._points(kept[pareto_front(time_s[kept], self.planned_w[kept])], columns)
 
     def _points(self, kept: NDArray[np.intp], columns: Values | None = None) -> Front:
-        """The front of some points, with other columns if they are given."""
+        """Create a front from some of the points; given columns replace the current ones."""
         columns = self._columns if columns is None else columns
         epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = columns[:, kept]
         batch = None if self._batch is None else self._batch[kept]
@@ -218,7 +219,7 @@ class Front:
 def _plausible(
     epoch_s: Values, power_w: Values, epoch_log_sd: Values, power_log_sd: Values, warmup_s: Values
 ) -> list[tuple[str, Mask]]:
-    """For each range, its text and whether each point is within it. A value that is not a number never is."""
+    """For each plausible range, its text and whether each point is within it. NaN is never within a range."""
     return [
         (
             f"an epoch takes {MIN_EPOCH_S:g} to {MAX_EPOCH_S:,.0f} s",
@@ -253,8 +254,8 @@ def predicted_front(
 ) -> Front:
     """The front of a whole mode space, thinned to `MAX_FRONT_POINTS` points that are evenly spread over its watts.
 
-    Modes are compared by the quantities that a round plan trades: planned watts, and the median time of one epoch
-    including warm-up.
+    Modes are compared by the two quantities that a round plan trades off: planned watts, and the median time of one
+    epoch including warm-up.
 
     Modes whose prediction is not plausible are left out.
 

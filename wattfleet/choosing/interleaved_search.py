@@ -1,8 +1,8 @@
-"""The next measurement for training beside inference: of a mode's training, or of its inference with a batch.
+"""Selects the next measurement for training beside inference: training in a mode, or inference in a mode with a batch.
 
-A mode and batch can be chosen without any risk once both are measured. A measurement is worth the constrained expected
-improvement on the best such choice (Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014),
-divided by the number of measurements that the choice still lacks.
+A mode and batch can be chosen without any risk once both are measured. The value of a measurement is the constrained
+expected improvement on the best such choice (Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML
+2014), divided by the number of measurements that are still missing for the choice.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Mask = NDArray[np.bool_]
 
 # Share of the best choice's worth below which a further improvement is not worth a measurement.
 _TOLERANCE = 0.001
-# What a choice is worth that keeps the limits but leaves no time for training, in minibatches a window.
+# Worth of a choice that keeps the limits but leaves no time for training, in minibatches per window.
 _KEPT = 0.5
-# Modes and batches that keep the budget less likely are not considered.
-_LEAST_PROBABILITY = 1e-3
+# Modes and batches that keep the budget with a lower probability are not considered.
+_MIN_PROBABILITY = 1e-3
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to measure next.
+    """A proposed measurement.
 
     Attributes:
         task: training or inference.
@@ -43,7 +43,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class _Gains:
-    """Expected improvements.
+    """Expected improvements of the choice.
 
     Attributes:
         gain: `[m]` of each mode and batch, as a share of the best choice's worth.
@@ -60,12 +60,12 @@ def next_measurement(
     """The measurement that is most likely to improve the choices.
 
     Args:
-        pair: what is known of all modes and batches, with at least a prediction of each.
-        problems: the limits that will be chosen for, each on its own.
-        objective: what is maximized.
+        pair: all modes and batches, each measured or predicted.
+        problems: the limits to choose for, each separately.
+        objective: what the choice maximizes.
 
     Returns:
-        None if no further measurement is worth it.
+        The measurement; None if no further one is expected to improve the choices noticeably.
     """
     lacking = 2 - pair.training.measured[pair.mode_of].astype(int) - pair.inference.measured
     if not (lacking > 0).any():
@@ -80,10 +80,11 @@ def next_measurement(
         return Proposal(Task.INFERENCE, row)
     if pair.inference.measured[row]:
         return Proposal(Task.TRAINING, mode)
-    doubt = sum(
-        np.array(_doubts(pair, row, limits, each.in_time[row])) for limits, each in zip(problems, gains, strict=True)
+    uncertainty = sum(
+        np.array(_uncertainties(pair, row, limits, each.in_time[row]))
+        for limits, each in zip(problems, gains, strict=True)
     )
-    of_training, of_inference = np.asarray(doubt).tolist()
+    of_training, of_inference = np.asarray(uncertainty).tolist()
     return Proposal(Task.TRAINING, mode) if of_training > of_inference else Proposal(Task.INFERENCE, row)
 
 
@@ -92,7 +93,7 @@ def _gains(pair: PairedModes, limits: ServiceLimits, objective: InterleavingObje
     training, inference = pair.training, pair.inference
     batches = inference.stated_batch()
     window_ms, longest_ms = limits.collect_ms(batches), limits.longest_ms(batches)
-    # The window of the largest batch counts the least that a choice without training is worth.
+    # A choice without training is worth as little as it is in the window of the largest batch.
     unit = float(objective.worth(np.array([_KEPT]), window_ms.max())[0])
     known = pair.measured & pair.keeps(limits)
     worth = objective.worth(np.maximum(pair.minibatches(limits), 0.0), window_ms) + unit
@@ -101,15 +102,15 @@ def _gains(pair: PairedModes, limits: ServiceLimits, objective: InterleavingObje
     within = _within(training.power_margin(np.array([limits.budget_mw])))[pair.mode_of]
     within = within * _within(inference.power_margin(np.array([limits.budget_mw])))
     gain, in_time = np.zeros(len(batches)), np.zeros(len(batches))
-    rows = np.flatnonzero(open_ & (longest_ms > 0) & (within > _LEAST_PROBABILITY))
-    drawn = pair.drawn_worth(limits, objective, rows)
+    rows = np.flatnonzero(open_ & (longest_ms > 0) & (within > _MIN_PROBABILITY))
+    drawn = pair.sampled_worth(limits, objective, rows)
     gain[rows] = within[rows] * np.fmax(drawn + unit - best, 0.0).mean(axis=1)
     in_time[rows] = np.isfinite(drawn).mean(axis=1)
     return _Gains(gain / max(best, unit), in_time)
 
 
-def _doubts(pair: PairedModes, row: int, limits: ServiceLimits, in_time: float) -> tuple[float, float]:
-    """How much the training and the inference of a mode and batch may each still change of the choice."""
+def _uncertainties(pair: PairedModes, row: int, limits: ServiceLimits, in_time: float) -> tuple[float, float]:
+    """The uncertainty of a mode and batch due to its training and due to its inference; without a unit."""
     training, inference, mode = pair.training, pair.inference, pair.mode_of[row]
     budget_mw = np.array([limits.budget_mw])
     training_within = _within(training.power_margin(budget_mw)[mode : mode + 1])[0]
@@ -122,7 +123,7 @@ def _doubts(pair: PairedModes, row: int, limits: ServiceLimits, in_time: float) 
 
 
 def _within(margins: Values) -> Values:
-    """`[n]` probabilities of `[n, 1]` margins in standard deviations."""
+    """The normal probabilities, `[n]`, of keeping a limit by `[n, 1]` margins in standard deviations."""
     from scipy.special import ndtr  # imported here to keep scipy out of processes that never search
 
     return np.asarray(ndtr(margins[:, 0]))

@@ -1,8 +1,8 @@
 """Choosing the power mode and the inference batch for training and inference that share a board.
 
 A window lasts while one batch of requests is collected. In each window, the inference of one batch runs, and training
-minibatches fill the rest. The conditions are those of the published work on training beside inference, as in
-`wattfleet.choosing.serving`, and the power of the pair is the larger of the two.
+minibatches fill the rest. The limits are those of `wattfleet.choosing.serving`, and the power of the pair is the larger
+of the two. The problem is that of Fulcrum (arXiv:2509.20205).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GOLDEN = (np.sqrt(5) - 1) / 2
 
 
 class InterleavingObjective(str, Enum):
-    """What the best mode and inference batch have."""
+    """What the choice of a mode and an inference batch maximizes."""
 
     MOST_PER_WINDOW = "most-per-window"
     MOST_PER_SECOND = "most-per-second"
@@ -36,7 +36,7 @@ class InterleavingObjective(str, Enum):
         return self.value
 
     def worth(self, minibatches: Values, collect_ms: Values) -> Values:
-        """What is to be maximized: minibatches a window, or a second.
+        """The value to maximize: minibatches per window, or per second.
 
         Args:
             minibatches: minibatches in a window.
@@ -74,7 +74,7 @@ class InterleavedChoice:
 
 @dataclass(frozen=True)
 class PairedModes:
-    """What is known of training and of inference in the same modes.
+    """Time and power of training and of inference in the same modes, measured or predicted.
 
     Attributes:
         training: `n` modes.
@@ -88,7 +88,7 @@ class PairedModes:
 
     @classmethod
     def of(cls, training: KnownModes, inference: KnownModes) -> PairedModes:
-        """Match the modes of both; a mode that one of them lacks is left out.
+        """Match the modes of training and inference; a mode that occurs in only one of them is left out.
 
         Raises:
             InvalidInputError: they have no mode in common, or the inference states no batches.
@@ -121,10 +121,10 @@ class PairedModes:
         in_time = self.inference.safe_minibatch_ms(probability) <= limits.longest_ms(self.inference.stated_batch())
         return np.asarray(in_time & (self.power_mw(probability) <= limits.budget_mw))
 
-    def drawn_worth(self, limits: ServiceLimits, objective: InterleavingObjective, rows: Rows) -> Values:
-        """What `[k]` rows are worth, `[k, d]` for `d` evenly spread draws of their times; NaN where one is late.
+    def sampled_worth(self, limits: ServiceLimits, objective: InterleavingObjective, rows: Rows) -> Values:
+        """The worth of `k` rows for `d` evenly spread draws of their times, `[k, d]`; NaN where inference is late.
 
-        The draws of a measured time are all the same.
+        All draws of a measured time are equal.
         """
         batches, modes = self.inference.stated_batch()[rows], self.mode_of[rows]
         for_inference, for_training = _draws()
@@ -144,7 +144,7 @@ class PairedModes:
         return np.asarray(self.inference.measured & self.training.measured[self.mode_of])
 
     def among(self, kept: NDArray[np.bool_]) -> PairedModes:
-        """The same for the rows of inference whose `[m]` is true."""
+        """Select rows of inference by an `[m]` mask."""
         return PairedModes(self.training, self.inference.among(kept), self.mode_of[kept])
 
 
@@ -156,8 +156,8 @@ def choose_interleaved(
 ) -> InterleavedChoice:
     """The mode and inference batch with the most training beside an inference that keeps its limits.
 
-    What is not measured counts with its expected worth, since the best of many medians is likely an underestimated
-    time. A tie goes to the lower power.
+    Unmeasured rows are compared by their expected worth, because the best of many predicted medians is likely to be an
+    underestimated time. A tie goes to the lower power.
 
     Args:
         pair: training and inference, measured or predicted.
@@ -178,7 +178,7 @@ def choose_interleaved(
         )
     batches = pair.inference.stated_batch()
     window_ms, minibatches = limits.collect_ms(batches), pair.minibatches(limits)
-    worth, power_mw = np.nan_to_num(pair.drawn_worth(limits, objective, kept)).mean(axis=1), pair.power_mw()
+    worth, power_mw = np.nan_to_num(pair.sampled_worth(limits, objective, kept)).mean(axis=1), pair.power_mw()
     row = int(kept[np.lexsort((power_mw[kept], -worth))[0]])
     (mode,) = array_to_modes(pair.inference.modes[row : row + 1])
     return InterleavedChoice(
@@ -195,7 +195,7 @@ def choose_interleaved(
 
 @cache
 def _draws() -> tuple[Values, Values]:
-    """Pairs of standard normal values that are spread evenly: a lattice with the golden ratio."""
+    """Evenly spread pairs of standard normal values, from a golden-ratio lattice."""
     from scipy.special import ndtri  # imported here to keep scipy out of processes that never choose
 
     numbers = np.arange(_DRAWS)

@@ -1,11 +1,12 @@
 """Choosing the power mode and the batch size for training together, and the baselines of the published work.
 
 The time to a target accuracy is the time per sample multiplied by the samples needed. The first depends on the mode and
-the batch size, the second on the batch size only, so that the choice is exact by comparing all known combinations:
-Ahmed et al., "Accelerated Training on Low-Power Edge Devices" (arXiv:2502.18323), equation 2 and section 4.3.
+the batch size, the second on the batch size only, so comparing all known combinations gives the exact optimum: Ahmed et
+al., "Accelerated Training on Low-Power Edge Devices" (arXiv:2502.18323), equation 2 and section 4.3.
 
-Times and energies to the accuracy are stated for each sample that the largest batch of the efficiency needs. They can
-be compared with each other; multiplied by those samples, they are the time and energy of the training.
+Times and energies until the accuracy is reached are divided by the number of samples that the largest batch of the
+efficiency needs. They can be compared with each other; multiplied by that number, they are the time and energy of the
+training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _GPU_HZ = 2  # the column of the GPU frequency in an array of modes
 
 
 class TrainingObjective(str, Enum):
-    """What the best mode and batch size have until the target accuracy."""
+    """What the choice of a mode and a batch size minimizes until the target accuracy is reached."""
 
     LEAST_TIME = "least-time"
     LEAST_ENERGY = "least-energy"
@@ -45,11 +46,11 @@ class JointTable:
 
     Attributes:
         known: the modes with their batches, measured or predicted.
-        peak_mw: `[n]` measured or median predicted highest power, mW; None if it is not known. A predicted peak is as
-            uncertain as the predicted power.
+        peak_mw: `[n]` measured or median predicted highest power, mW; None if it is not known. A predicted peak is
+            assumed to be as uncertain as the predicted power.
 
     Raises:
-        InvalidInputError: there are no rows, they state no batches, or the peaks do not fit to them.
+        InvalidInputError: there are no rows, they state no batches, or the peaks do not match them.
     """
 
     known: KnownModes
@@ -67,7 +68,7 @@ class JointTable:
 
     @classmethod
     def measured(cls, rows: Sequence[JointMeasurement]) -> JointTable:
-        """The table of measurements; the peaks are known if every row states one.
+        """Create the table from measurements; the peaks are known if every row states one.
 
         Raises:
             InvalidInputError: there are no rows.
@@ -86,11 +87,11 @@ class JointTable:
         return cls(known, np.array(peaks) if len(peaks) == len(rows) else None)
 
     def among(self, kept: Mask) -> JointTable:
-        """The same for the rows whose `[n]` is true."""
+        """Select rows by an `[n]` mask."""
         return JointTable(self.known.among(kept), None if self.peak_mw is None else self.peak_mw[kept])
 
     def with_known_efficiency(self, efficiency: BatchEfficiency) -> JointTable:
-        """The same without the batch sizes whose efficiency is not known.
+        """Leave out the batch sizes whose efficiency is not known.
 
         Raises:
             InvalidInputError: no batch size is left.
@@ -100,7 +101,7 @@ class JointTable:
         if not kept.any():
             raise InvalidInputError(
                 f"{efficiency.model}: the efficiency is known for the batch sizes"
-                f" {first_few([str(batch) for batch in efficiency.batches])}, none of which fits to"
+                f" {first_few([str(batch) for batch in efficiency.batches])}, none of which is among"
                 f" {first_few([str(batch) for batch in np.unique(batches)])}: profile those, or train the proxy with"
                 " these"
             )
@@ -119,7 +120,7 @@ class JointTable:
         return replace(self.known, power_mw=self.peak_mw).safe_power_mw(probability)
 
     def sample_ms(self, efficiency: BatchEfficiency) -> Values:
-        """`[n]` ms to the target accuracy for each sample that the largest batch needs.
+        """`[n]` ms until the target accuracy is reached, per sample that the largest batch needs.
 
         Raises:
             InvalidInputError: the efficiency of a batch is not known.
@@ -142,7 +143,7 @@ class JointChoice:
 
     Attributes:
         chosen: the mode and the batch size, with the expected time of a minibatch and the expected power.
-        sample_ms: ms to the target accuracy for each sample that the largest batch of the efficiency needs.
+        sample_ms: ms until the target accuracy is reached, per sample that the largest batch of the efficiency needs.
     """
 
     chosen: ChosenMode
@@ -150,11 +151,11 @@ class JointChoice:
 
     @property
     def sample_uj(self) -> float:
-        """Energy to the target accuracy for each sample that the largest batch needs, µJ."""
+        """Energy until the target accuracy is reached, per sample that the largest batch needs, µJ."""
         return self.sample_ms * self.chosen.power_mw
 
     def judged_by(self, efficiency: BatchEfficiency) -> JointChoice:
-        """The same choice, with the time that another efficiency gives, such as that of the target data set.
+        """Return this choice with its time computed by another efficiency, such as that of the target data set.
 
         Raises:
             InvalidInputError: the efficiency of the batch is not known.
@@ -186,8 +187,8 @@ def choose_jointly(
 
     Raises:
         InfeasibleBudgetError: no row keeps the limit with that probability; the message states the least power.
-        InvalidInputError: the efficiency of no batch is known, the limit is of the peak and that is not known, or the
-            probability is not between 0 and 1.
+        InvalidInputError: the efficiency of no batch is known, the limit applies to the peak, which is not known, or
+            the probability is not between 0 and 1.
     """
     candidates = table.with_known_efficiency(efficiency)
     safe_mw = candidates.safe_mw(limit.figure, probability)
@@ -212,7 +213,7 @@ def highest_safe_gpu_hz(tables: Sequence[JointTable], limit: PowerLimit, probabi
 
     Raises:
         InfeasibleBudgetError: no frequency keeps the limit.
-        InvalidInputError: there are no tables, the limit is of the peak and that is not known, or the probability is
+        InvalidInputError: there are no tables, the limit applies to the peak, which is not known, or the probability is
             not between 0 and 1.
     """
     if not tables:
@@ -244,7 +245,8 @@ def baseline_1(table: JointTable, efficiency: BatchEfficiency, cap_gpu_hz: float
         table: the modes with batch sizes. Batch sizes whose efficiency is not known are not chosen, because they
             cannot be judged.
         efficiency: the samples needed with each batch size.
-        cap_gpu_hz: the highest GPU frequency that keeps the limit whatever is trained (`highest_safe_gpu_hz`).
+        cap_gpu_hz: the highest GPU frequency that keeps the limit with every model and batch size
+            (`highest_safe_gpu_hz`).
 
     Raises:
         InvalidInputError: no row has a frequency up to the cap, or the efficiency of no batch is known.
@@ -312,5 +314,5 @@ def _at_highest_gpu_frequency(table: JointTable, cap_gpu_hz: float) -> JointTabl
 
 
 def _rounded_up_w(power_mw: float) -> str:
-    """Watts with a decimal, rounded up, so that a limit of as many watts is kept."""
+    """Watts as text with one decimal, rounded up, so that the power is within a limit of that many watts."""
     return f"{np.ceil(power_mw / 100) / 10:.1f}"

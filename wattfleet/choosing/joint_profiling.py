@@ -22,7 +22,7 @@ class BatchTooLargeError(InvalidInputError):
 
 
 class PowerFigure(str, Enum):
-    """The power that has to keep a limit."""
+    """The figure of a mode's power that a limit applies to: the median or the peak."""
 
     MEDIAN = "median"
     PEAK = "peak"
@@ -33,11 +33,11 @@ class PowerFigure(str, Enum):
 
 @dataclass(frozen=True)
 class PowerLimit:
-    """A limit of the power while training.
+    """A limit on the power while training.
 
     Attributes:
-        power_mw: most mW; infinite for no limit.
-        figure: the power that has to keep it; the published work limits the peak.
+        power_mw: maximum mW; infinite for no limit.
+        figure: the power figure that it applies to; the published work limits the peak.
 
     Raises:
         InvalidInputError: the limit is not above 0.
@@ -84,7 +84,7 @@ class JointMeasurement:
         """Whether the measured power keeps a limit.
 
         Raises:
-            InvalidInputError: the limit is of the peak, which was not recorded.
+            InvalidInputError: the limit applies to the peak, which was not recorded.
         """
         power_mw = self.power_mw if limit.figure is PowerFigure.MEDIAN else self.peak_mw
         if power_mw is None:
@@ -103,7 +103,7 @@ class JointProfile:
     """The lookup tables of time and power.
 
     Attributes:
-        rows: the measurements in the order in which they were made, those that exceed the limit included.
+        rows: the measurements in the order in which they were made, including those that exceed the limit.
         refused: batch sizes that do not fit into memory, ascending.
     """
 
@@ -123,15 +123,15 @@ def profile_jointly(
     measure: Measure,
     refused: Collection[int] = (),
 ) -> JointProfile:
-    """Measure modes with batch sizes, from the largest batch on, as far as they can be the fastest within a limit.
+    """Measure the modes and batch sizes that can be the fastest within a limit, starting with the largest batch.
 
     If time decreases with the frequency, and power increases with it and with the batch, then the fastest mode of each
-    batch within the limit is among the rows. The mode with the least energy need not be: it can be a slower one. If a
-    smaller batch exceeds the limit where a larger one kept it, as noise can make it do, lower modes are measured until
-    one keeps the limit.
+    batch within the limit is among the rows. The mode with the least energy may be missing, because it can be a slower
+    one. If noise makes a smaller batch exceed the limit in a mode in which a larger batch kept it, lower modes are
+    measured until one keeps the limit.
 
     Args:
-        modes: distinct modes in ascending order: no knob is lower than that of the mode before.
+        modes: distinct modes in ascending order: no knob is lower than in the previous mode.
         batches: distinct batch sizes, in any order.
         limit: the power limit.
         measure: measures one mode with one batch size. Its errors other than `BatchTooLargeError` end the profile.
@@ -139,7 +139,7 @@ def profile_jointly(
 
     Raises:
         InvalidInputError: the modes are not ascending, a batch size is wrong or repeated, there are none of either, the
-            limit is of the peak and a measurement has none, or a measurement is of another mode or batch.
+            limit applies to the peak and a measurement has none, or another mode or batch was measured.
         BatchTooLargeError: no batch size fits into memory.
     """
     _require_ascending(modes)
@@ -155,14 +155,14 @@ def profile_jointly(
         try:
             of_batch = _rows_of_batch(modes, batch, start, limit, measure)
         except BatchTooLargeError:
-            # Training with this batch can fail at any time, so that its rows, if there are any, are of no use.
+            # Training with this batch can fail at any time, so its rows, if there are any, cannot be used.
             too_large.add(batch)
             continue
         rows += of_batch
         start = max((modes.index(row.mode) for row in of_batch if row.keeps(limit)), default=0)
     if not rows:
         raise BatchTooLargeError(
-            f"no batch size fits into memory, the smallest of {min(batches)} samples included: state smaller ones"
+            f"no batch size fits into memory, not even {min(batches)} samples: state smaller batch sizes"
         )
     return JointProfile(tuple(rows), tuple(sorted(too_large)))
 
@@ -189,7 +189,8 @@ def _measured(mode: PowerMode, batch: int, measure: Measure) -> JointMeasurement
     row = measure(mode, batch)
     if (row.mode, row.batch) != (mode, batch):
         raise InvalidInputError(
-            f"asked for {mode.label()} with batch {batch}, but {row.mode.label()} with batch {row.batch} was measured"
+            f"{mode.label()} with batch {batch} was requested, but {row.mode.label()} with batch {row.batch} was"
+            " measured"
         )
     return row
 

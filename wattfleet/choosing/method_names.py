@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class ProfilingMethod(str, Enum):
-    """How the modes to measure are selected, and what the predictor is fitted from."""
+    """A way to select the modes to measure, and to fit the predictor."""
 
     TRANSFER = "transfer"
     SCRATCH = "scratch"
@@ -19,7 +19,7 @@ class ProfilingMethod(str, Enum):
 
 
 class WorkloadChanges(str, Enum):
-    """How often a device gets another workload, which has to be measured again."""
+    """How often a device's workload changes; each new workload has to be measured."""
 
     NEVER = "never"
     RARELY = "rarely"
@@ -30,7 +30,7 @@ class WorkloadChanges(str, Enum):
 
     @property
     def workloads(self) -> int:
-        """The number of workloads that is assumed over all hours of training."""
+        """The assumed number of workloads over all hours of training."""
         return _WORKLOADS[self]
 
 

@@ -1,7 +1,7 @@
-"""Which profiling method to use: the time that each takes to measure, and what it loses in training.
+"""Compares profiling methods by the time that each takes to measure, and the training time that it loses.
 
 The question is that of PowerTrain's table 1 (doi:10.1016/j.future.2024.07.001, section 1.5). Here a method is judged by
-the total time: of measuring, and of all training in the modes that it then chooses.
+the total time of measuring and of all training in the modes that it then chooses.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from wattfleet.prediction import Prediction
 
 Values = NDArray[np.float64]
 
-_MOST_BROKEN_PCT = 5.0
-"""A method is not recommended if more of its choices, %, draw over 1 W more than the budget."""
+_MAX_OVER_1W_PCT = 5.0
+"""A method is not recommended if a larger share of its choices, %, exceeds the budget by more than 1 W."""
 
 _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
 class MethodLoss:
-    """What a method lost on measured corpora.
+    """The time that a method lost on measured corpora, and how often it exceeded the budget.
 
     Attributes:
         method: the method.
-        limit: most modes that it measures; None if the method itself ends.
+        limit: maximum number of modes that it measures; None if the method stops on its own.
         penalty_pct: how much longer a training step takes than in the best mode within the budget: mean, %.
-        over_1w_pct: share of choices that draw over 1 W more than the budget, %.
+        over_1w_pct: share of choices that exceed the budget by more than 1 W, %.
     """
 
     method: ProfilingMethod
@@ -72,9 +72,9 @@ class MethodCost:
         modes: number of modes to measure for one workload.
         measuring_s: seconds to measure them.
         penalty_pct: how much longer a training step is expected to take than in the best mode within the budget, %.
-        over_1w_pct: share of choices expected to draw over 1 W more than the budget, %.
+        over_1w_pct: share of choices expected to exceed the budget by more than 1 W, %.
         total_s: seconds of measuring all workloads, and of all training.
-        obstacle: why the method is not recommended, whatever it costs; None if it may be.
+        obstacle: why the method is not recommended, regardless of its cost; None if it may be recommended.
     """
 
     method: ProfilingMethod
@@ -92,7 +92,7 @@ class Advice:
 
     Attributes:
         costs: the cost of each method and number of modes.
-        recommended: the one with the shortest total time, of those without an obstacle.
+        recommended: the cost with the shortest total time among those without an obstacle.
         reason: why, in a sentence.
     """
 
@@ -103,11 +103,11 @@ class Advice:
 
 @dataclass(frozen=True)
 class BoardFigures:
-    """What is known of a board and a workload before anything is measured.
+    """The known figures of a board and a workload before anything is measured.
 
     Attributes:
         modes: `[n, 4]` modes of the board.
-        predicted: of each mode, by the reference.
+        predicted: the reference's prediction of each mode.
         mode_s: `[n]` seconds to measure each mode.
 
     Raises:
@@ -140,7 +140,7 @@ def compare_methods(
         changes: how often the workload changes during these hours.
         budgets: number of different power budgets; binary search measures more modes for each. None if the budgets are
             not known beforehand, as in a fleet. Binary search then counts one, and is not recommended.
-        losses: what each method loses. Methods that need as many modes as the board has are left out.
+        losses: the loss of each method. Methods that need as many modes as the board has are left out.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -200,7 +200,7 @@ _MEASURED: Mapping[ProfilingMethod, Callable[[BoardFigures, int, int], tuple[int
     ProfilingMethod.BINARY_SEARCH: _searched,
     ProfilingMethod.BRUTE_FORCE: _all,
 }
-"""Number of modes and seconds of measuring, for a limit of modes and a number of budgets."""
+"""Returns the number of modes and the seconds of measuring, for a limit of modes and a number of budgets."""
 
 
 def _reason(recommended: MethodCost, costs: Sequence[MethodCost], changes: WorkloadChanges) -> str:
@@ -218,7 +218,7 @@ def _reason(recommended: MethodCost, costs: Sequence[MethodCost], changes: Workl
 
 
 def _obstacle(loss: MethodLoss, budgets_known: bool) -> str | None:
-    if loss.over_1w_pct > _MOST_BROKEN_PCT:
+    if loss.over_1w_pct > _MAX_OVER_1W_PCT:
         return f"{loss.over_1w_pct:.0f} % of its choices draw over 1 W more than the budget"
     if loss.method is ProfilingMethod.BINARY_SEARCH and not budgets_known:
         return "it serves only budgets that are known beforehand"

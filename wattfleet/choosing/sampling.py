@@ -1,6 +1,6 @@
 """Selecting the modes to measure: first spread over the mode space, then where they affect the choice of a mode.
 
-The best of thousands of predicted modes is likely one whose power was underestimated. Therefore modes that would be
+The best of thousands of predicted modes is likely one whose power was underestimated. Therefore the modes that would be
 chosen are measured first. The value of a measurement is its expected gain, summed over the budgets
 (`wattfleet/choosing/expected_gain.py`).
 
@@ -42,7 +42,7 @@ _ROOTS = {4: 1.1673039782614187, 5: 1.1347241384015194}
 
 # Number of budgets assumed evenly along the predicted front when no budgets are in force.
 _FRONT_BUDGETS = 32
-# From this many measured modes on, gains are capped. Otherwise the slow end of the front, where predictions are least
+# Gains are capped once this many modes are measured. Otherwise the slow end of the front, where predictions are least
 # certain, would take most measurements although little remains to be gained there.
 _CAPPED_FROM = 20
 _GAIN_CAP = 0.03
@@ -59,7 +59,7 @@ class SamplingSettings:
         batch: maximum number of modes to select between two fits; 1 selects best, more modes need fewer fits.
         tolerance: stop when no measurement is expected to shorten the chosen step by more than this share under any
             budget; 0 continues to the limit.
-        seed: seed of the spread modes.
+        seed: seed for drawing the spread modes.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -102,8 +102,8 @@ def next_modes(
         exclude: `[k, 4]` modes never to measure, such as those that the device refused.
         batch: `[n]` samples in the batch of each of `modes`; a mode then occurs once for each of its batch sizes, and
             the profile states its batches. None if there is only one batch size.
-        serving: what is chosen for inference. Only batches that can be collected within a latency are measured. None
-            for training.
+        serving: the limits and the objective of a choice for inference. Only batches that can be collected within a
+            latency are measured. None for training.
 
     Returns:
         `[m, 4]` distinct unmeasured modes in descending order; with `batch`, `[m, 5]` modes and their batch sizes. None
@@ -206,7 +206,7 @@ def spread_modes(modes: ModeArray, count: int, seed: int, batch: BatchArray | No
 
 def _spread(rows: Settings, count: int, seed: int) -> Settings:
     """Select `count` of `[n, 4]` or `[n, 5]` rows, in descending order."""
-    # A single batch size is no dimension to fill.
+    # A single batch size is not a dimension to fill.
     knobs = rows if (rows[:, 4:] != rows[0, 4:]).any() else rows[:, :4]
     k = knobs.shape[1]
     logs = np.log(knobs)

@@ -1,8 +1,9 @@
 """Choosing the power mode and the batch size for inference, within limits of latency and power.
 
 Samples arrive at a constant rate and are collected into batches. A sample waits at most until its batch is full, and
-then for the inference of its batch. The conditions are those of the published work on training beside inference: the
-first sample of a batch is answered within the latency, and a batch is finished before the next one is full.
+then for the inference of its batch. The first sample of a batch is answered within the latency, and a batch is finished
+before the next one is full. These conditions are those of Prashanthi S. K. et al., "Fulcrum: Optimizing Concurrent DNN
+Training and Inferencing on Edge Accelerators" (arXiv:2509.20205).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class InfeasibleServiceError(InvalidInputError):
 
 
 class Objective(str, Enum):
-    """What the best mode and batch size have."""
+    """What the choice of a mode and a batch size optimizes."""
 
     LEAST_POWER = "least-power"
     MOST_SAMPLES = "most-samples"
@@ -35,7 +36,7 @@ class Objective(str, Enum):
         return self.value
 
     def cost(self, minibatch_ms: Values, power_mw: Values, batch: BatchArray) -> Values:
-        """`[n]` what is to be minimized: mW, or ms per sample."""
+        """`[n]` values to minimize: mW, or ms per sample."""
         return power_mw if self is Objective.LEAST_POWER else np.asarray(minibatch_ms / batch)
 
 
@@ -69,24 +70,24 @@ class ServiceLimits:
     def longest_ms(self, batch: BatchArray) -> Values:
         """The longest inference of `[n]` batch sizes that keeps the conditions, `[n]` ms.
 
-        It is the shorter of the time that is left after the batch was collected and the time to collect the next one.
-        It is not above 0 if the latency is over before the batch is full.
+        It is the shorter of the latency that remains once the batch is full and the time to collect the next one. It is
+        0 or negative if the latency has passed before the batch is full.
         """
         collect_ms = self.collect_ms(batch)
         return np.asarray(np.minimum(self.latency_ms - collect_ms, collect_ms))
 
     def collect_ms(self, batch: BatchArray) -> Values:
-        """The time in which `[n]` batch sizes fill, `[n]` ms; one batch is answered in each."""
+        """The time in which batches of `[n]` sizes fill, `[n]` ms; one batch is answered in each."""
         return np.asarray(1e3 * batch / self.arrival_per_s)
 
 
 @dataclass(frozen=True)
 class ServingGoal:
-    """What inference is chosen for.
+    """The limits and the objective of a choice for inference.
 
     Attributes:
-        limits: the limits that will be chosen for, each on its own.
-        objective: what the best mode and batch size have.
+        limits: the limits to choose for, each separately.
+        objective: what the choice optimizes.
 
     Raises:
         InvalidInputError: there are no limits.
@@ -114,7 +115,7 @@ def choose_serving(
     Args:
         known: the modes, with their batches.
         limits: the limits to keep.
-        objective: what to choose by, with measured or median predicted values.
+        objective: what to optimize, with measured or median predicted values.
         probability: probability with which an unmeasured mode must keep the time, and the same for the power.
 
     Raises:

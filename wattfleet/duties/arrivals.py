@@ -1,4 +1,4 @@
-"""How many requests arrive per second: a constant number, a daily schedule, or what the device measures."""
+"""The rate at which requests arrive: constant, by a daily schedule, or as measured by the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wattfleet.budgets import DaySpan, minute_of_day, require_whole_day
 from wattfleet.errors import InvalidInputError
 
 MAX_ARRIVALS_PER_S = 1e5
-"""A device that answers more requests per second is unheard of."""
+"""Largest plausible number of requests per second on one device."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ConstantArrivals:
         return self.per_s
 
     def content(self) -> dict[str, Any]:
-        """As JSON."""
+        """The arrivals as a JSON object."""
         return {"per_s": self.per_s}
 
 
@@ -98,7 +98,7 @@ class DailyArrivals:
         return next(span.per_s for span in self.spans if span.holds(minute))
 
     def content(self) -> dict[str, Any]:
-        """As JSON."""
+        """The arrivals as a JSON object."""
         return {"zone": self.zone.key, "schedule": {str(span): span.per_s for span in self.spans}}
 
 
@@ -119,11 +119,11 @@ class MeasuredArrivals:
         _require_rate("assumed arrivals", self.assumed_per_s)
 
     def rate(self, now: datetime, measured_per_s: float | None) -> float:
-        """The measured rate, or else the assumed one, requests per second."""
+        """The measured rate if there is one, otherwise the assumed rate, requests per second."""
         return self.assumed_per_s if measured_per_s is None else measured_per_s
 
     def content(self) -> dict[str, Any]:
-        """As JSON."""
+        """The arrivals as a JSON object."""
         return {"assumed_per_s": self.assumed_per_s}
 
 
@@ -131,7 +131,7 @@ Arrivals = ConstantArrivals | DailyArrivals | MeasuredArrivals
 
 
 def arrivals_from_content(content: object) -> Arrivals:
-    """The arrivals that `content` has written.
+    """Create arrivals from the JSON object that their `content` returned.
 
     Raises:
         InvalidInputError: a key is unknown or missing, or a value is out of range.
@@ -149,10 +149,10 @@ def arrivals_from_content(content: object) -> Arrivals:
 
 
 def require_number(what: str, value: object) -> float:
-    """Return a number of JSON.
+    """Check that a JSON value is a number, and return it.
 
     Raises:
-        InvalidInputError: it is something else.
+        InvalidInputError: it is not a number, or is too large.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidInputError(f"{what} must be a number, not {str(value)[:40]!r}")

@@ -1,8 +1,8 @@
-"""How long the cycles of a shared board may be, so that it keeps a duty.
+"""The longest cycles with which a shared board keeps a duty.
 
-A longer cycle lets more requests wait and each of them wait longer, so that each batch has a longest cycle. In cycles,
-a wait depends on the batch and on its utilization alone. It is tabulated once, and a board is computed by itself only
-where the table cannot decide.
+In a longer cycle, more requests wait and each of them waits longer, so each batch size has a longest cycle. Measured in
+cycles, a wait depends only on the batch size and the utilization. It is tabulated once, and computed for a single board
+only where the table is not accurate enough.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _LOADS = np.linspace(0, MAX_UTILIZATION, 513)[1:]
-# What a latency at a quantile may be too long by, in cycles.
-_ROUNDING = 1e-3
-# The longest inference is searched by dividing its range so often into so many parts.
+# Tolerance of `latency_at_quantile_ms`, in cycles: its result is up to this much too long.
+_TOLERANCE = 1e-3
+# The search for the longest inference divides its range into this many parts, and repeats that for the part found.
 _ROUNDS, _PARTS = 5, 64
 
 
@@ -31,10 +31,10 @@ class CycleLimits:
 
     Attributes:
         demand: the duty.
-        batch: most requests in a batch.
-        inference_ms: the longest inference that keeps it while nothing is trained, ms; 0 if none does.
-        cycle_ms: `[k]` ascending cycles.
-        wait_ms: `[k]` how long a request waits for its inference in each of these, at the demand's quantile.
+        batch: maximum number of requests in a batch.
+        inference_ms: the longest inference that keeps the duty while nothing is trained, ms; 0 if none does.
+        cycle_ms: `[k]` lengths of cycles, ascending, ms.
+        wait_ms: `[k]` how long a request waits for its inference in each of these cycles, at the demand's quantile, ms.
     """
 
     demand: Demand
@@ -45,7 +45,7 @@ class CycleLimits:
 
     @classmethod
     def of(cls, demand: Demand, batch: int) -> CycleLimits:
-        """The limits of a duty with a batch size."""
+        """Compute the limits of a duty with a batch size."""
         (collect_ms,) = demand.collect_ms(np.array([batch]))
         cycle_ms = _LOADS * collect_ms
         return cls(
@@ -56,20 +56,20 @@ class CycleLimits:
             _wait_cycles(batch, demand.quantile) * cycle_ms,
         )
 
-    def most_steps(self, inference_ms: Values, fixed_ms: Values, step_ms: Values) -> Counts:
-        """The most steps that a cycle may have besides its fixed part, `[n]`.
+    def max_steps(self, inference_ms: Values, fixed_ms: Values, step_ms: Values) -> Counts:
+        """The maximum number of training steps in a cycle with which the duty is kept, `[n]`.
 
         Args:
             inference_ms: `[n]` ms of inference.
-            fixed_ms: `[n]` ms of a cycle without steps, at least those of inference.
+            fixed_ms: `[n]` ms of a cycle without steps, at least `inference_ms`.
             step_ms: `[n]` ms of a step.
         """
         wait_ms = self.demand.latency_ms - inference_ms
-        # The table has the waits and up to a thousandth of a cycle more.
-        surely = np.searchsorted(self.wait_ms, wait_ms, side="right")
-        never = np.searchsorted(self.wait_ms - _ROUNDING * self.cycle_ms, wait_ms, side="right")
-        kept_ms = np.concatenate([[0.0], self.cycle_ms])[surely]
-        broken_ms = np.concatenate([self.cycle_ms, [np.nextafter(self.cycle_ms[-1], np.inf)]])[never]
+        # The waits in the table are too long by up to `_TOLERANCE` cycles.
+        certain = np.searchsorted(self.wait_ms, wait_ms, side="right")
+        impossible = np.searchsorted(self.wait_ms - _TOLERANCE * self.cycle_ms, wait_ms, side="right")
+        kept_ms = np.concatenate([[0.0], self.cycle_ms])[certain]
+        broken_ms = np.concatenate([self.cycle_ms, [np.nextafter(self.cycle_ms[-1], np.inf)]])[impossible]
         kept = np.maximum(np.floor((kept_ms - fixed_ms) / step_ms), 0).astype(np.int64)
         broken = np.maximum(np.ceil((broken_ms - fixed_ms) / step_ms), 1).astype(np.int64)
         broken = np.maximum(broken, kept + 1)
@@ -86,9 +86,9 @@ class CycleLimits:
         return share_in_time(batch, inference_ms, cycle_ms, self.demand.arrival_per_s, self.demand.latency_ms)
 
 
-def _longest_inference_ms(demand: Demand, batch: int, most_ms: float) -> float:
-    """The longest inference that keeps a duty while nothing is trained, up to a most; to 1e-9 of it."""
-    low_ms, high_ms = 0.0, most_ms
+def _longest_inference_ms(demand: Demand, batch: int, max_ms: float) -> float:
+    """The longest inference, up to a maximum, that keeps a duty without training; accurate to 1e-9 of `max_ms`."""
+    low_ms, high_ms = 0.0, max_ms
     for _ in range(_ROUNDS):
         tried_ms = np.linspace(low_ms, high_ms, _PARTS + 1)
         every = np.full(len(tried_ms) - 1, batch)
@@ -102,7 +102,7 @@ def _longest_inference_ms(demand: Demand, batch: int, most_ms: float) -> float:
 
 @lru_cache(maxsize=64)
 def _wait_cycles(batch: int, quantile: float) -> Values:
-    """How long a request waits for its inference at a quantile and each of `_LOADS`, in cycles, `[k]`."""
+    """The quantile of a request's wait for its inference at each utilization in `_LOADS`, in cycles, `[k]`."""
     cycle_ms = _LOADS * batch
     no_inference = np.zeros(len(_LOADS))
     wait_ms = latency_at_quantile_ms(np.full(len(_LOADS), batch), no_inference, cycle_ms, 1e3, quantile)

@@ -12,7 +12,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
 
 MAX_LATENCY_MS = 600_000.0
-"""The largest limit of a latency, ms."""
+"""Upper bound of a duty's latency limit, ms."""
 
 _KEYS = {"workload", "arrivals", "latency_ms", "quantile"}
 
@@ -28,7 +28,7 @@ class Duty:
         quantile: the share of requests that have to be answered within the limit, 0.5 to below 1.
 
     Raises:
-        InvalidInputError: the name is no workload's, or a number is out of range.
+        InvalidInputError: the name is not a valid workload name, or a number is out of range.
     """
 
     workload: str
@@ -48,7 +48,7 @@ class Duty:
 
         Args:
             now: with a UTC offset.
-            measured_per_s: what the device measures; None if it has not measured yet.
+            measured_per_s: the rate that the device measures; None if it has not measured yet.
 
         Raises:
             InvalidInputError: the time has no offset.
@@ -67,10 +67,10 @@ class Duty:
 
     @classmethod
     def from_json(cls, text: str) -> Duty:
-        """The duty that `to_json` has written.
+        """Parse a duty that `to_json` wrote.
 
         Raises:
-            InvalidInputError: it is no JSON object, a key is unknown or missing, or a value is out of range.
+            InvalidInputError: it is not a JSON object, a key is unknown or missing, or a value is out of range.
         """
         try:
             content: Any = json.loads(text)
@@ -79,7 +79,7 @@ class Duty:
         if not isinstance(content, dict):
             raise InvalidInputError("a duty must be a JSON object")
         if unknown := sorted(map(str, set(content) - _KEYS)):
-            raise InvalidInputError(f"a duty has no key {unknown[0][:40]!r}: its keys are {', '.join(sorted(_KEYS))}")
+            raise InvalidInputError(f"a duty has the unknown key {unknown[0][:40]!r}: use {', '.join(sorted(_KEYS))}")
         if missing := sorted(_KEYS - {"quantile"} - set(content)):
             raise InvalidInputError(f"a duty needs the key {missing[0]!r}")
         if not isinstance(content["workload"], str):

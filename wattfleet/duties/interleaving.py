@@ -1,7 +1,7 @@
-"""How much a board can train in each power mode while it keeps a duty.
+"""Computes how much a board can train in each power mode while it keeps a duty.
 
 In every cycle, the board answers one batch of requests and trains some minibatches; each change between the two takes
-a switch. Of all numbers of minibatches that keep the duty, the largest trains the most.
+time. Among the numbers of minibatches with which the duty is kept, the largest trains the most.
 """
 
 from __future__ import annotations
@@ -54,19 +54,22 @@ class NoTrainingTimeError(InvalidInputError):
 def most_minibatches(
     demand: Demand, batch: BatchArray, inference_ms: Values, minibatch_ms: Values, switch_ms: float
 ) -> Counts:
-    """The most training minibatches of a cycle that keep a duty, `[n]`; 0 if only inference keeps it, else -1.
+    """The maximum number of training minibatches in a cycle that keep a duty, `[n]`.
 
-    Random requests are answered in cycles of one inference, the minibatches and two switches, which follow each other
-    at once (`share_in_time`). Regular requests are answered once per full batch. As published for training beside
-    inference, collecting the batch and its inference then take at most the latency, and the inference, the minibatches
-    and the switches at most the time to collect the next batch.
+    Random requests are answered in cycles of one inference, the minibatches and two switches, and the next cycle starts
+    immediately (`share_in_time`). Regular requests are answered once per full batch. As in Fulcrum
+    (arXiv:2509.20205), collecting the batch and its inference then take at most the latency, and the inference,
+    the minibatches and the switches at most the time to collect the next batch.
 
     Args:
         demand: the duty.
-        batch: `[n]` most requests in a batch.
+        batch: `[n]` maximum number of requests in a batch.
         inference_ms: `[n]` ms of the inference of a full batch.
         minibatch_ms: `[n]` ms of a training minibatch.
         switch_ms: ms that a change between inference and training takes.
+
+    Returns:
+        The numbers; 0 where the duty is kept only while nothing is trained, -1 where it is not kept at all.
     """
     if demand.pattern is ArrivalPattern.REGULAR:
         collect_ms = demand.collect_ms(batch)
@@ -78,25 +81,23 @@ def most_minibatches(
     for size in np.unique(batch).tolist():
         limits = CycleLimits.of(demand, size)
         rows = np.flatnonzero((batch == size) & (inference_ms <= limits.inference_ms))
-        minibatches[rows] = limits.most_steps(
-            inference_ms[rows], inference_ms[rows] + 2 * switch_ms, minibatch_ms[rows]
-        )
+        minibatches[rows] = limits.max_steps(inference_ms[rows], inference_ms[rows] + 2 * switch_ms, minibatch_ms[rows])
     return minibatches
 
 
 @dataclass(frozen=True)
 class SharedMode:
-    """How a board is shared in one power mode.
+    """How training and inference share a board in one power mode.
 
     Attributes:
         mode: the power mode.
-        batch: most requests in a batch of inference.
+        batch: maximum number of requests in a batch of inference.
         minibatches: training minibatches between two batches.
         minibatch_ms: mean time from one minibatch to the next with the duty kept, ms.
         training_share: the share of the time in which training has the board.
         latency_ms: the latency that is kept at the demand's quantile, ms.
-        gather_ms: how long the oldest request may wait before its batch asks for the board, ms: as long as a cycle
-            without its last minibatch and the switches, which may still be on when it asks.
+        gather_ms: how long the oldest request may wait before its batch requests the board, ms. It is the length of a
+            cycle without its last minibatch and the switches, which may still be running at that time.
         power_mw: the larger of the powers of training and of inference, mW.
         measured: whether all times and powers were measured.
     """
@@ -124,9 +125,9 @@ class ModesWithDuty:
             duty kept. The same mode may occur with several batches.
         minibatches: `[n]` training minibatches in a cycle.
         training_share: `[n]` the share of the time in which training has the board.
-        inference_ms: `[n]` the time of inference that the duty is kept with.
-        cycle_ms: `[n]` the time of a cycle that the duty is kept with.
-        latency_to_train_ms: a latency with which the board could also train, ms; infinite if it had no time at all.
+        inference_ms: `[n]` time of inference with which the duty is kept: measured, or at the stated probability.
+        cycle_ms: `[n]` time of a cycle with which the duty is kept, likewise.
+        latency_to_train_ms: a latency limit with which the board could also train, ms; infinite if there is none.
     """
 
     demand: Demand
@@ -140,15 +141,15 @@ class ModesWithDuty:
     latency_to_train_ms: float
 
     def least_power(self, probability: float = PROBABILITY) -> ChosenMode:
-        """The mode and batch with the least power that keep the duty while nothing is trained.
+        """The mode and batch with the least power with which the duty is kept while nothing is trained.
 
         Args:
-            probability: probability with which an unmeasured mode must not draw more than another.
+            probability: quantile of the power by which unmeasured modes are compared.
         """
         return self.alone.chosen(int(self.alone.safe_power_mw(probability).argmin()))
 
     def least_power_in(self, mode: PowerMode, probability: float = PROBABILITY) -> ChosenMode | None:
-        """The same with the batches of one mode; None if the duty is not kept in it."""
+        """Like `least_power`, but in one mode; None if the duty is not kept in it."""
         is_mode = (self.alone.modes == np.array(mode)).all(axis=1)
         return replace(self, alone=self.alone.among(is_mode)).least_power(probability) if is_mode.any() else None
 
@@ -166,7 +167,7 @@ class ModesWithDuty:
         return self._shared(fastest_within_budget(self.trainable(), budget_mw, probability))
 
     def in_mode(self, mode: PowerMode, budget_mw: float, probability: float = PROBABILITY) -> SharedMode:
-        """How the board is shared in a mode, such as that of a grant, so that it trains the most within a budget.
+        """The choice of batch and minibatches with which a given mode, such as that of a grant, trains the most.
 
         Args:
             mode: the power mode.
@@ -175,7 +176,7 @@ class ModesWithDuty:
 
         Raises:
             NoTrainingTimeError: the duty is not kept in this mode while the board trains.
-            InfeasibleBudgetError: the mode keeps the budget with no batch of inference.
+            InfeasibleBudgetError: the mode does not keep the budget with any batch of inference.
         """
         is_mode = (self.trainable().modes == np.array(mode)).all(axis=1)
         if not is_mode.any():
@@ -185,7 +186,7 @@ class ModesWithDuty:
         return self._shared(fastest_within_budget(self.beside.among(is_mode), budget_mw, probability))
 
     def trainable(self) -> KnownModes:
-        """`beside`, which then holds a mode at least.
+        """Return `beside` after checking that it has at least one mode.
 
         Raises:
             NoTrainingTimeError: the duty is kept only while nothing is trained.
@@ -230,13 +231,14 @@ def keep_duty(
 ) -> ModesWithDuty:
     """Find the modes that keep a duty, and how much each of them can train beside it.
 
-    An unmeasured time counts with the quantile of the probability. If the errors of inference and training are
-    independent, or rise together, the duty is kept with at least this probability. What is expected of training follows
-    from the medians.
+    An unmeasured time is replaced by its quantile at `probability`. If the errors of inference and training are
+    independent or positively correlated, the duty is kept with at least this probability. The expected figures of
+    training are computed from the medians.
 
     Args:
         training: power modes of training, with one batch size.
-        inference: power modes of inference with batches, of the same board. Modes that one of both lacks are left out.
+        inference: power modes of inference with batches, of the same board. Modes that occur in only one of the two are
+            left out.
         demand: the duty.
         switch_ms: ms that a change between inference and training takes, as it was measured on the board.
         probability: probability with which unmeasured times must keep the duty.
@@ -244,7 +246,7 @@ def keep_duty(
     Raises:
         TooManyRequestsError: more requests arrive than any mode can answer.
         LatencyTooLowError: no mode answers enough of them within the latency.
-        InvalidInputError: both have no mode in common, training has a mode twice, the inference states no batches, the
+        InvalidInputError: they have no mode in common, training has a mode twice, the inference states no batches, the
             switch is not finite and at least 0, or the probability is not between 0 and 1.
     """
     if not 0 <= switch_ms < np.inf:
@@ -262,7 +264,7 @@ def keep_duty(
     safe_ms, safe_minibatch_ms = inference.safe_minibatch_ms(probability), training.safe_minibatch_ms(probability)
     minibatches = most_minibatches(demand, inference.stated_batch(), safe_ms, safe_minibatch_ms[of_training], switch_ms)
     if (minibatches < 0).all():
-        raise _unkept(demand, inference.stated_batch(), safe_ms, probability)
+        raise _unkept_duty(demand, inference.stated_batch(), safe_ms, probability)
     is_trainable = minibatches > 0
     rows, count = of_training[is_trainable], minibatches[is_trainable]
     beside, share = _beside(training, rows, inference.among(is_trainable), count, demand, switch_ms)
@@ -296,8 +298,8 @@ def _beside(
 
     Args:
         training: the modes of training.
-        rows: `[n]` the rows of it.
-        inference: `[n]` the mode and batch of inference of each.
+        rows: `[n]` indices into `training`.
+        inference: `[n]` mode and batch of inference for each of these rows.
         minibatches: `[n]` minibatches in a cycle, at least 1.
         demand: the duty.
         switch_ms: ms of a switch.
@@ -322,11 +324,11 @@ def _beside(
 
 
 def _latency_to_train_ms(demand: Demand, batch: BatchArray, inference_ms: Values, cycle_ms: Values) -> float:
-    """The least latency that is kept with one minibatch in a cycle, in the mode with the shortest cycle of each batch.
+    """The lowest latency limit that is kept with one minibatch per cycle, in the fastest mode of each batch size, ms.
 
     Args:
         demand: the duty.
-        batch: `[m]` most requests in a batch.
+        batch: `[m]` maximum number of requests in a batch.
         inference_ms: `[m]` ms of inference.
         cycle_ms: `[m]` ms of a cycle with one minibatch.
     """
@@ -343,8 +345,8 @@ def _latency_ms(demand: Demand, batch: BatchArray, inference_ms: Values, cycle_m
     return latency_at_quantile_ms(batch, inference_ms, cycle_ms, demand.arrival_per_s, demand.quantile)
 
 
-def _unkept(demand: Demand, batch: BatchArray, inference_ms: Values, probability: float) -> UnkeptDutyError:
-    """Why no mode keeps a duty, and what would."""
+def _unkept_duty(demand: Demand, batch: BatchArray, inference_ms: Values, probability: float) -> UnkeptDutyError:
+    """The error for a duty that no mode keeps; its message states the remedy."""
     with_probability = f"with a probability of {probability:g}"
     fastest_per_s = float((1e3 * batch / inference_ms).max())
     most_per_s = MAX_UTILIZATION * fastest_per_s if demand.pattern is ArrivalPattern.RANDOM else fastest_per_s

@@ -1,4 +1,4 @@
-"""How a device keeps its duty: the figures that it reports."""
+"""The figures that a device reports about how it keeps its duty."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
 
 LATENCY_LIMITS_MS = (5.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0, 150.0, 200.0, 350.0, 500.0, 750.0, 1e3, 2e3, 5e3, 1e4)
-"""Upper limits of the histogram of latencies, ms, ascending; one more count is of later answers."""
+"""Upper limits of the histogram of latencies, ms, ascending; one further count is for all later answers."""
 
 _MAX_REASON = 500
 
 
 @dataclass(frozen=True)
 class KeptDuty:
-    """A duty and how it is kept. Counters begin with the agent, or with another duty.
+    """A duty and how well it is kept. Counters start at 0 when the agent starts or the duty changes.
 
     Attributes:
         workload: name of the inference workload.
         latency_ms: the duty's limit, ms.
         quantile: the share of requests that have to be answered within the limit.
         arrivals_per_s: requests per second in the last half minute.
-        requests: those with an answer, and those with an error.
-        missed: requests that were answered later than the limit, or got an error.
-        latency_counts: answers within each of `LATENCY_LIMITS_MS` and not within the one before; the last are later.
-        latency_sum_ms: of all answers, ms.
-        latency_at_quantile_ms: of the latest answers at the duty's quantile, ms; None before the first.
+        requests: number of requests that got an answer or an error.
+        missed: number of requests that were answered later than the limit, or got an error.
+        latency_counts: histogram of the answers' latencies over `LATENCY_LIMITS_MS`; the last count is for all later
+            answers.
+        latency_sum_ms: sum of the latencies of all answers, ms.
+        latency_at_quantile_ms: latency of the latest answers at the duty's quantile, ms; None before the first answer.
         batch: requests in the latest batch; 0 before the first.
         training_share: the share of the last half minute in which minibatches had the device, 0 to 1.
         servers: inference servers that are connected.
-        waits: why a training waits, for people; empty if none does.
+        waits: why a training waits, as text for people; empty if none does.
 
     Raises:
         InvalidInputError: a figure is one that no device can have.
@@ -63,7 +64,7 @@ class KeptDuty:
             and len(self.waits) <= _MAX_REASON
         )
         if not is_plausible:
-            raise InvalidInputError(f"the figures of the duty {self.workload!r} are none that a device can have")
+            raise InvalidInputError(f"the figures of the duty {self.workload!r} are not plausible")
 
     @property
     def missed_share(self) -> float:
@@ -71,7 +72,7 @@ class KeptDuty:
         return min(1.0, self.missed / max(1, self.requests))
 
     def lines(self) -> dict[str, str]:
-        """The figures in words, by what they are."""
+        """The figures as text, by their labels."""
         limit = f"{self.workload}: {100 * self.quantile:g}% of requests within {self.latency_ms:g} ms"
         if not self.servers:
             return {"duty": limit, "requests": "no inference server is connected"}

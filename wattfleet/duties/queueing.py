@@ -1,10 +1,10 @@
-"""How long requests wait on a board that answers them in batches, and trains between two batches.
+"""The waiting time of requests on a board that answers them in batches, and trains between two batches.
 
-The board works in cycles of a fixed length: one inference of up to a batch of waiting requests, then some training. At
-random arrivals (a Poisson process), the requests that are left over when an inference begins form a Markov chain: the
-bulk-service queue of Bailey ("On queueing processes with bulk service", J. R. Stat. Soc. B 16, 1954). Its stationary
-distribution is found by a Wiener-Hopf factorization on a circle. All requests are answered in the order of their
-arrival, so that the distribution of their latency follows from it exactly.
+The board works in cycles of a fixed length: one inference of up to a batch of waiting requests, then some training.
+With random arrivals (a Poisson process), the numbers of requests that are left over when an inference begins form a
+Markov chain: the bulk-service queue of Bailey ("On queueing processes with bulk service", J. R. Stat. Soc. B 16, 1954).
+Its stationary distribution is found by a Wiener-Hopf factorization on a circle. All requests are answered in the order
+of their arrival, so the distribution of their latency follows exactly.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchArray
 
 MAX_UTILIZATION = 0.99
-"""A board whose batches are fuller than this on average counts as overloaded: its queue is long and hardly ends."""
+"""Utilization above which a board counts as overloaded: its queue is long and hardly ever empties."""
 
 Values = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
-# What a truncated distribution may leave out, by Kingman's exponential bound on the queue.
+# Probability that a truncated distribution may leave out, by Kingman's exponential bound on the queue.
 _LOG_LEFT_OUT = math.log(1e-12)
 # Points on the circle for each request of a batch: enough to follow the phase of its powers.
 _POINTS_OF_A_REQUEST = 16
-_LEAST_POINTS = 128
-_LARGEST_LOG_RADIUS = 1.0
+_MIN_POINTS = 128
+_MAX_LOG_RADIUS = 1.0
 # Points of all boards that are computed at once: bounds the memory to about 100 MB.
-_MOST_POINTS = 1 << 20
+_MAX_POINTS = 1 << 20
 
 
 class ArrivalPattern(str, Enum):
-    """How requests follow each other.
+    """How the arrivals of requests are distributed over time.
 
-    At random, they arrive independently of each other (a Poisson process), as those of many users. Regular requests
-    have a constant interval, as the frames of a camera; a batch is then answered as soon as it is full.
+    Random requests arrive independently of each other (a Poisson process), like those of many users. Regular requests
+    arrive at a constant interval, like the frames of a camera; a batch is then answered as soon as it is full.
     """
 
     RANDOM = "random"
@@ -58,7 +58,7 @@ class Demand:
         arrival_per_s: requests that arrive each second, on average.
         latency_ms: the limit from the arrival of a request to the end of its batch, ms.
         quantile: share of the requests that have to be answered within the limit.
-        pattern: how they follow each other. Of regular requests, all are answered within the limit or none.
+        pattern: how the arrivals are distributed. Either all regular requests are answered within the limit or none.
 
     Raises:
         InvalidInputError: a number is not finite and above 0, or the quantile is not between 0 and 1.
@@ -92,7 +92,7 @@ def utilization(batch: BatchArray, cycle_ms: Values, arrival_per_s: float) -> Va
     """The requests that arrive in a cycle relative to those that it can answer, `[n]`; from 1 on, the queue grows.
 
     Args:
-        batch: `[n]` most requests in a batch.
+        batch: `[n]` maximum number of requests in a batch.
         cycle_ms: `[n]` ms from the start of an inference to that of the next.
         arrival_per_s: requests that arrive each second.
     """
@@ -104,11 +104,11 @@ def share_in_time(
 ) -> Values:
     """The share of random requests that are answered within a latency, `[n]`; 0 on an overloaded board.
 
-    Exact for cycles of constant length. A board that trains nothing waits until a request arrives, and then begins at
-    once; that is assumed where a cycle is not longer than its inference.
+    Exact for cycles of constant length. A board that does not train waits until a request arrives, and then begins
+    immediately. This is assumed where a cycle is not longer than its inference.
 
     Args:
-        batch: `[n]` most requests in a batch.
+        batch: `[n]` maximum number of requests in a batch.
         inference_ms: `[n]` ms of the inference of a full batch, which each inference is assumed to take.
         cycle_ms: `[n]` ms from the start of an inference to that of the next.
         arrival_per_s: requests that arrive each second.
@@ -133,7 +133,7 @@ def latency_at_quantile_ms(
     Accurate to 0.1 % of a cycle. See `share_in_time` for the arguments.
 
     Args:
-        batch: `[n]` most requests in a batch.
+        batch: `[n]` maximum number of requests in a batch.
         inference_ms: `[n]` ms of the inference of a full batch.
         cycle_ms: `[n]` ms from the start of an inference to that of the next.
         arrival_per_s: requests that arrive each second.
@@ -149,11 +149,11 @@ def latency_at_quantile_ms(
 
 
 def _groups(batch: BatchArray, load: Values, chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, Rows]]:
-    """The chosen rows by batch and by the points that their distribution needs, not too many at once."""
+    """Group the chosen rows by batch size and by the points of their distribution, in groups of bounded size."""
     points = points_needed(batch, np.where(chosen, load, 0.5))
     for size, count in np.unique(np.column_stack([batch, points])[chosen], axis=0).tolist():
         rows = np.flatnonzero(chosen & (batch == size) & (points == count))
-        for part in np.array_split(rows, math.ceil(len(rows) * count / _MOST_POINTS)):
+        for part in np.array_split(rows, math.ceil(len(rows) * count / _MAX_POINTS)):
             yield size, count, part
 
 
@@ -166,7 +166,7 @@ def decay_rate(load: Values) -> Values:
     Args:
         load: `[n]` utilization, above 0 and below 1.
     """
-    theta = 2 * np.log(1 / load) + 2  # beyond the solution, from where Newton's steps descend to it
+    theta = 2 * np.log(1 / load) + 2  # above the solution, so that Newton's iterations decrease towards it
     for _ in range(40):
         rise = load * np.exp(theta)
         theta = theta - (rise - load - theta) / (rise - 1)
@@ -174,19 +174,21 @@ def decay_rate(load: Values) -> Values:
 
 
 def points_needed(batch: BatchArray, load: Values) -> NDArray[np.int64]:
-    """The length of a leftover queue's distribution, `[n]`, a power of 2: it leaves out a probability below 1e-12.
+    """The number of points of a leftover queue's truncated distribution, `[n]`, a power of 2.
+
+    The truncated part has a probability below 1e-12.
 
     Args:
-        batch: `[n]` most requests in a batch.
+        batch: `[n]` maximum number of requests in a batch.
         load: `[n]` utilization, above 0 and below 1.
     """
     needed = np.maximum(-_LOG_LEFT_OUT / _log_radius(load), _POINTS_OF_A_REQUEST * batch)
-    return np.asarray(2 ** np.ceil(np.log2(np.maximum(needed, _LEAST_POINTS)))).astype(np.int64)
+    return np.asarray(2 ** np.ceil(np.log2(np.maximum(needed, _MIN_POINTS)))).astype(np.int64)
 
 
 def _log_radius(load: Values) -> Values:
     """The logarithm of the radius of a circle that is well away from all zeros, which lie below 1 or beyond theta."""
-    return np.minimum(decay_rate(load) / 2, _LARGEST_LOG_RADIUS)
+    return np.minimum(decay_rate(load) / 2, _MAX_LOG_RADIUS)
 
 
 @dataclass(frozen=True)
@@ -194,9 +196,9 @@ class LeftoverQueue:
     """The requests that are left over whenever an inference begins, for `n` boards with one batch size.
 
     Attributes:
-        batch: most requests in a batch.
+        batch: maximum number of requests in a batch.
         offered: `[n]` mean number of requests that arrive in a cycle.
-        probability: `[n, p]` of 0, 1, ... leftover requests.
+        probability: `[n, p]` probabilities of 0, 1, ... leftover requests.
     """
 
     batch: int
@@ -205,7 +207,7 @@ class LeftoverQueue:
 
     @classmethod
     def of(cls, batch: int, offered: Values, points: int) -> LeftoverQueue:
-        """The stationary distribution.
+        """Compute the stationary distribution.
 
         With A(z) the generating function of the arrivals in a cycle, (z^b - A(z)) / ((z - 1) z^(b - 1)) has b - 1
         zeros inside of the unit circle, as many poles, and all other zeros outside of a larger circle. The factor of
@@ -213,7 +215,7 @@ class LeftoverQueue:
         the logarithm on a circle between them give it.
 
         Args:
-            batch: most requests in a batch, b.
+            batch: maximum number of requests in a batch, b.
             offered: `[n]` mean number of requests that arrive in a cycle, below b.
             points: on the circle; see `points_needed`.
         """
@@ -233,22 +235,23 @@ class LeftoverQueue:
     def share_begun_within(self, wait_cycles: Values, on_demand: NDArray[np.bool_]) -> Values:
         """The share of requests whose inference begins within a time, `[n]`.
 
-        A request that arrives at a part v of a cycle, behind r leftover requests and a Poisson number that arrived
-        before it in this cycle, is answered in the batch of its place in the queue; v is uniformly distributed. The
-        integral of the Poisson distribution over v is a sum of its tails.
+        A request arrives at a fraction v of a cycle, behind r leftover requests and a Poisson number of earlier
+        arrivals in this cycle. Its place in the queue determines the batch that answers it; v is uniformly distributed.
+        The integral of the Poisson distribution over v is a sum of its tails.
 
         Args:
             wait_cycles: `[n]` times from a request's arrival, at least 0, in cycles.
-            on_demand: `[n]` whether a board without requests waits for the next one and begins at once.
+            on_demand: `[n]` whether a board without requests waits for the next one and begins immediately.
         """
         most = math.ceil(self.probability.shape[1] + self.offered.max() + 12 * math.sqrt(self.offered.max() + 4))
         wait = np.minimum(wait_cycles, most // self.batch + 1)
         whole = np.floor(wait).astype(np.int64)
-        until = 1 - (wait - whole)  # requests that arrive before this part of a cycle miss the last inference
+        until = 1 - (wait - whole)  # requests that arrive before this fraction of a cycle miss the last inference
         places = int(whole.max() + 1) * self.batch
         early, full = self._mean_below(until, places), self._mean_below(np.ones_like(until), places)
         left = self.probability[:, :places]
-        # The places that lie before the ends of the last but one and of the last batch, behind each number left over.
+        # For each number of leftover requests: how many further places the batches before the last one have, and the
+        # last one.
         index = (whole * self.batch)[:, None] - np.arange(left.shape[1])
         before_last = np.take_along_axis(early, np.maximum(index, 0), axis=1)
         last = np.maximum(index + self.batch, 0)
@@ -262,8 +265,8 @@ class LeftoverQueue:
         """The integral over v of the probability that below 0, 1, ... requests arrived, `[n, places + 1]`.
 
         Args:
-            until: `[n]` parts of a cycle, the ends of the integral that begins at 0.
-            places: the largest number.
+            until: `[n]` upper ends of the integral over v, which begins at 0.
+            places: the largest number of requests.
         """
         mean = (self.offered * until)[:, None]
         count = np.arange(places)
@@ -283,7 +286,7 @@ class LeftoverQueue:
             on_demand: as for `share_begun_within`.
 
         Returns:
-            At most 0.1 % of a cycle too long.
+            `[n]` cycles, too long by at most 0.001.
         """
         low, high = np.zeros(len(self.offered)), np.ones(len(self.offered))
         while (short := self.share_begun_within(high, on_demand) < quantile).any():

@@ -1,4 +1,4 @@
-"""How much slower a batch can become in another power mode, by the clocks alone."""
+"""An upper bound of a batch's slowdown in another power mode, from the clocks alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from wattfleet.modes import ModeArray, PowerMode
 
 
 def largest_slowdown(measured: PowerMode, other: PowerMode) -> float:
-    """The factor by which any work may at most take longer in another mode than in the measured one.
+    """The largest factor by which any work can take longer in another mode than in the measured one.
 
-    Work that needs the CPU, the GPU and the memory in any shares, at the same time or in turn, slows down at most as
-    much as the part that slows down most. Work on the CPU may use all cores. Below 1 where every clock is higher.
+    Work that needs the CPU, the GPU and the memory in any proportion, at the same time or in turn, slows down at most
+    as much as the part that slows down most. Work on the CPU may use all cores. Below 1 where every clock is higher.
 
     Args:
         measured: the mode in which the time is known.
-        other: the mode in which it is asked for.
+        other: the mode to bound the time in.
     """
     cpu = measured.cpu_khz / other.cpu_khz
     cores = max(1.0, measured.cores / other.cores)
@@ -24,6 +24,6 @@ def largest_slowdown(measured: PowerMode, other: PowerMode) -> float:
 
 
 def largest_slowdowns(measured: PowerMode, others: ModeArray) -> NDArray[np.float64]:
-    """`largest_slowdown` of `[n, 4]` other modes, `[n]`."""
+    """The results of `largest_slowdown` for `[n, 4]` other modes, `[n]`."""
     cores, cpu, gpu, mem = (np.array(measured, dtype=np.float64) / others).T
     return np.asarray(np.maximum.reduce([cpu * np.maximum(1.0, cores), gpu, mem]))

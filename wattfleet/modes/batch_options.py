@@ -10,18 +10,18 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes.workload_facts import LARGEST_COUNT
 
 MAX_BATCH_OPTIONS = 16
-"""Limit of the batch sizes that an app can train with."""
+"""Maximum number of batch sizes that an app can train with."""
 
 _MAX_RATIO = 1000.0
-"""Limit of the samples with one batch size, in multiples of those with another."""
+"""Maximum ratio of the samples that two batch sizes need."""
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """The batch sizes that an app can train with, and the samples that it needs with each to the same progress.
+    """The batch sizes that an app can train with, and the samples that each needs for the same progress.
 
-    An epoch with a batch size is as many minibatches as make the progress of one pass over the data with the batch
-    size that the app was written for: with a batch that needs a tenth more samples, it is a tenth longer than a pass.
+    An epoch with a batch size makes the same progress as one pass over the data with the batch size that the app was
+    written for. With a batch that needs a tenth more samples, it is a tenth longer than a pass.
 
     Attributes:
         batches: distinct batch sizes, ascending, samples.
@@ -60,7 +60,7 @@ class BatchOptions:
 
     @classmethod
     def of(cls, relative_samples: Mapping[int, float]) -> BatchOptions:
-        """The options from the relative samples of each batch size, in any order.
+        """Create the options from the relative samples of each batch size, in any order.
 
         Raises:
             InvalidInputError: as for the class.
@@ -72,16 +72,16 @@ class BatchOptions:
         return batch in self.batches
 
     def relative_to(self, base: int, batch: int) -> float:
-        """Samples to the same progress with a batch size, relative to those with another; both are options."""
+        """Samples needed for the same progress with a batch size, relative to those with another; both are options."""
         return self._of(batch) / self._of(base)
 
     def scaled_minibatches(self, minibatches: float, base: int, batch: int) -> float:
-        """Minibatches of an epoch with a batch size, from those with another; both are options.
+        """Convert the minibatches of an epoch from one batch size to another. Both must be options.
 
         Args:
-            minibatches: of an epoch with `base`.
+            minibatches: number of minibatches of an epoch with `base`.
             base: batch size that they are known for.
-            batch: batch size to tell them for.
+            batch: batch size to convert them to.
         """
         return minibatches * self.relative_to(base, batch) * base / batch
 

@@ -48,7 +48,7 @@ def array_to_modes(array: ModeArray) -> list[PowerMode]:
 
 
 def nearest_mode(modes: ModeArray, wanted: PowerMode) -> PowerMode:
-    """The mode of `[n, 4]` nearest to a wanted one, by the sum of differences of the knobs' logarithms."""
+    """The mode among `[n, 4]` that is nearest to another one, by the sum of differences of the knobs' logarithms."""
     distance = np.abs(np.log(modes) - np.log(modes_to_array([wanted]))).sum(axis=1)
     (nearest,) = array_to_modes(modes[[int(distance.argmin())]])
     return nearest

@@ -90,7 +90,7 @@ class Profile:
         """Collect single measurements into a profile.
 
         Raises:
-            InvalidInputError: some state their batch and others do not, or see above.
+            InvalidInputError: some state their batch and others do not, or as for the class.
         """
         collected = list(measurements)
         rows = np.array([[*m.mode, m.minibatch_ms, m.power_mw] for m in collected], dtype=np.float64)
@@ -113,7 +113,7 @@ class Profile:
         return Profile(self.modes[index], self.minibatch_ms[index], self.power_mw[index], batch, self.task)
 
     def canonical_rows(self) -> list[str]:
-        """The rows as sorted text, equal for all files of the same measurements whatever their order and format.
+        """The rows as sorted text, equal for all files of the same measurements regardless of their order and format.
 
         A row ends with its batch, if it is stated, and with the task, if it is not training.
         """
@@ -181,17 +181,17 @@ def stated_facts(
     batch: int | None = None,
     loader_workers: int | None = None,
 ) -> WorkloadFacts:
-    """The facts of a profile's workload, from the profile and from what a person states.
+    """Combine the facts that a profile shows of its workload with those that the user states.
 
     Args:
         source: where the profile comes from, for errors.
-        profile: measured modes; it tells the task, and the batch if all its rows state the same.
-        task: the task that a person states; None if nothing is stated.
+        profile: measured modes. They determine the task, and the batch if all rows state the same.
+        task: the task that the user states; None if it is not stated.
         batch: samples in a batch, likewise.
         loader_workers: processes that load data, likewise.
 
     Raises:
-        InvalidInputError: a statement contradicts the profile, or is out of range.
+        InvalidInputError: a stated value contradicts the profile, or is out of range.
     """
     if task is not None and task is not profile.task:
         raise InvalidInputError(

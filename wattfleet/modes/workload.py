@@ -1,4 +1,4 @@
-"""Workloads: what is trained or served, as far as time and power are concerned."""
+"""Workloads: what devices train or serve, described by the facts that affect time and power."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from wattfleet.modes.batch_options import BatchOptions
 from wattfleet.modes.workload_facts import WorkloadFacts
 
 MAX_WORKLOAD_NAME_CHARACTERS = 200
-"""Limit of a workload's name."""
+"""Maximum length of a workload's name, characters."""
 
 ASSUMED_MINIBATCHES_PER_EPOCH = 100
-"""Minibatches that an epoch counts while nobody knows how many there are."""
+"""Assumed number of minibatches in an epoch while it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Workload:
 
     Attributes:
         name: names the network and its data, such as `resnet18-imagenet`.
-        facts: what is known of its step now; its task never changes.
+        facts: the current knowledge about its step; its task never changes.
         batches: the batch sizes that its app can train with; None if the app always trains with its own.
 
     Raises:
@@ -53,13 +53,13 @@ class Workload:
         return replace(self, facts=replace(self.facts, batch=batch, step_flops=flops))
 
     def completed(self, facts: WorkloadFacts) -> Workload:
-        """The same workload with newer facts; what they leave open stays as it is known.
+        """The same workload with newer facts. Facts that are None there keep their current value.
 
         Args:
-            facts: known later, for example from the loader of a training.
+            facts: the newer facts, for example from the data loader of a training.
 
         Raises:
-            InvalidInputError: they are of another task.
+            InvalidInputError: they are for another task.
         """
         if facts.task is not self.facts.task:
             raise InvalidInputError(

@@ -10,11 +10,11 @@ from typing import Any
 from wattfleet.errors import InvalidInputError
 
 LARGEST_COUNT = 1_000_000
-"""Limit of a number of samples in a batch, or of processes."""
+"""Maximum number of samples in a batch, or of processes."""
 
 
 class Task(str, Enum):
-    """What a step does with its batch."""
+    """Whether a step trains the network on its batch, or only infers."""
 
     TRAINING = "training"
     INFERENCE = "inference"
@@ -35,7 +35,7 @@ class Processor(str, Enum):
 
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What is known of a workload's step before anything is measured; None means unknown.
+    """Facts about a workload's step that are known before anything is measured; None means unknown.
 
     Attributes:
         task: training or inference.
@@ -85,10 +85,10 @@ class WorkloadFacts:
 
 
 def _require(facts: WorkloadFacts, name: str, kind: type[Enum]) -> None:
-    """Replace a word by the member of an enumeration, as manifests have words.
+    """Convert a field to a member of an enumeration; manifests store members as text.
 
     Raises:
-        InvalidInputError: it is none of them.
+        InvalidInputError: the enumeration has no such member.
     """
     given: Any = getattr(facts, name)
     try:

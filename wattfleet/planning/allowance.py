@@ -26,7 +26,7 @@ class Allowance:
         supplies: the supply tree.
         budget_w: watts of every supply.
         elsewhere_w: watts of devices that are not offered to the round, by their supply.
-        left_w: watts of every supply that the round leaves to other runs, by supply; they are drawn by nobody yet.
+        left_w: watts of every supply that the round leaves to other runs, by supply; no device draws them yet.
 
     Raises:
         InvalidInputError: a supply has no budget or a negative one, or watts are given for an unknown supply.

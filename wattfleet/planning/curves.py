@@ -132,7 +132,7 @@ class FrontTable:
         )
 
     def curves(self, epochs: float | Values) -> Curves:
-        """The power curves of a training of so many local epochs, the same for all devices or `[n]`.
+        """The power curves of a training. `epochs` is the number of local epochs, the same for all devices or `[n]`.
 
         The fewer epochs, the more the warm-up matters.
         """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from wattfleet.errors import InvalidInputError
 
 MAX_EPOCHS = 1e6
-"""Plausible local epochs of a round; the least are one over this number."""
+"""Largest plausible number of local epochs in a round; the smallest is its reciprocal."""
 
 _MAX_OPTIONS = 16
 
@@ -28,11 +28,11 @@ def require_epochs(epochs: float) -> None:
 
 @dataclass(frozen=True)
 class EpochOption:
-    """A number of local epochs, and what a round with it brings.
+    """A number of local epochs, and the progress that a round makes with it.
 
     Attributes:
-        epochs: passes of each selected device over its data.
-        progress: of a round with all devices, relative to the other options.
+        epochs: number of passes of each selected device over its data.
+        progress: progress of a round with all devices, relative to the other options.
         half_devices: number of devices with which a round makes half of that progress; None for the policy's own
             number. The more local epochs, the further the devices' models drift apart, and the more devices are
             needed (Li et al., arXiv 1907.02189, theorem 2).
@@ -93,7 +93,7 @@ class EpochChoice:
 
     @classmethod
     def fixed(cls, epochs: float) -> EpochChoice:
-        """No choice: every device trains the same number of epochs.
+        """A single option: every device trains the same number of epochs.
 
         Raises:
             InvalidInputError: the number is out of range.
@@ -107,12 +107,11 @@ class EpochChoice:
         half_devices: Mapping[int, float] | None = None,
         is_per_device: bool = False,
     ) -> EpochChoice:
-        """A choice among whole numbers of epochs.
+        """Create a choice among whole numbers of epochs.
 
         Args:
-            progress: of a round by its local epochs, on any scale. For epochs without progress, it counts as
-                proportional to their square root, which is an assumption: training locally for longer brings less and
-                less.
+            progress: progress of a round by its local epochs, on any scale. For epochs without a stated progress, it is
+                assumed to be proportional to their square root: each further local epoch brings less.
             half_devices: number of devices for half the progress by the local epochs, where it is known.
             is_per_device: devices of one round may train different numbers of epochs.
 
@@ -127,7 +126,7 @@ class EpochChoice:
         half_devices = half_devices or {}
         if unknown := sorted(set(half_devices) - set(progress)):
             raise InvalidInputError(
-                f"half_devices states {unknown[0]} local epochs, which are no option: leave them out"
+                f"half_devices states {unknown[0]} local epochs, which are not an option: leave them out"
             )
         for epochs in progress:
             if not (1 <= epochs < math.inf and epochs % 1 == 0):
@@ -139,5 +138,5 @@ class EpochChoice:
 
     @property
     def fewest(self) -> float:
-        """The smallest number of epochs, which devices train under policies that choose none."""
+        """The smallest number of epochs, which devices train if the policy does not choose."""
         return self.options[0].epochs

@@ -23,7 +23,7 @@ class Headroom:
     supply_at: Indices
 
     def of(self, devices: Mask) -> Headroom:
-        """The headroom for some of the devices, while the others idle."""
+        """The headroom for a subset of the devices, while the others idle."""
         return Headroom(self.spare_w, self.supply_at[:, devices])
 
     def largest_set(self, extra_w: Values, priority: Mask | None = None, stable: bool = True) -> Indices:

@@ -20,7 +20,7 @@ class Participation:
         failed: whether no usable reply arrived.
         num_examples: number of training samples; None if the device did not report it.
         loss: mean training loss; None if the device did not report it.
-        late: the round ended before the training, whose update a later round uses. Neither samples nor loss are known.
+        late: whether the round ended before the training. A later round uses the update; samples and loss are unknown.
 
     Raises:
         InvalidInputError: a number is not finite, or the number of samples is negative.
@@ -93,7 +93,7 @@ class History:
                     failures[device_id] = count + 1, max(number, failed)
                 continue
             times_completed[device_id] = times_completed.get(device_id, 0) + 1
-            if participation.late:  # it may fail yet, so that earlier failures still count
+            if participation.late:  # it may still fail, so earlier failures still count
                 continue
             utility += _bounded((participation.loss or 0.0) * (participation.num_examples or 0.0))
             if number > done:
@@ -111,7 +111,7 @@ class History:
         """The statistical utility of a device: its samples times its latest loss (Oort, section 4.2).
 
         Oort uses the root of the samples' mean squared loss. Apps report the mean loss, which is a lower bound of it.
-        Negative losses, as of some likelihoods, count as 0. None if the device never reported both numbers.
+        Negative losses, which some likelihoods have, count as 0. None if the device never reported both numbers.
         """
         if device_id not in self.latest:
             return None
@@ -122,5 +122,5 @@ class History:
 
 
 def _bounded(utility: float) -> float:
-    """A device's utility within what can be summed and squared."""
+    """Clip a device's utility, so that it can be summed and squared without overflow."""
     return min(max(utility, -_MAX_UTILITY), _MAX_UTILITY)

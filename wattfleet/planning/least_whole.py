@@ -6,9 +6,8 @@ import math
 
 
 def least_whole(value: float) -> int:
-    """The least whole number at or above a value.
+    """Round up to a whole number, ignoring the rounding errors of binary fractions.
 
-    What binary fractions add does not count: 20 % more than 5 is 6, and 70 % of 10 are 7, although the products may be
-    slightly more.
+    20 % more than 5 is 6, and 70 % of 10 is 7, although the computed products may be slightly larger.
     """
     return math.ceil(round(value, 9))

@@ -1,4 +1,4 @@
-"""Reviews a round in flight whose devices have got longer epochs, because of duties that changed meanwhile."""
+"""Reviews a round in flight after a change of duties has made some devices' epochs longer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattfleet.planning.round_plan import Assignment, RoundPlan
 from wattfleet.planning.trimming import TrimmedPlan, extra_w, replanned
 
 _TOLERANCE = 0.05
-"""A training that takes longer than the round by this share or less stays as it is: each change costs the app time."""
+"""A training that exceeds the round's duration by at most this share stays unchanged: a change costs the app time."""
 
 _MOVED = "moved to another mode because its epochs take longer beside its duty"
 _SLOWER = "ends later because its epochs take longer beside its duty"
@@ -26,8 +26,9 @@ class InTraining:
     """A device that trains beside a duty.
 
     Attributes:
-        offer: its front of now, of the batch that it trains with. Its limit is the watts that it holds.
-        elapsed_s: seconds since its training began, 0 before; None if that is unknown.
+        offer: its offer with the current front, for the batch size that it trains with. The limit is its allocated
+            watts.
+        elapsed_s: seconds since its training began, 0 before that; None if they are unknown.
     """
 
     offer: Offer
@@ -37,9 +38,9 @@ class InTraining:
 def review_epochs(plan: RoundPlan, devices: Sequence[InTraining], allowance: Allowance) -> TrimmedPlan | None:
     """Bring devices whose epochs have become longer back within the planned end of their round, where that is possible.
 
-    A device whose mode takes longer than the round gets the mode with the least power that does not, or else the
-    fastest, within the watts that it holds. What it has trained by then is ignored, as in a trim. If it cannot meet the
-    policy's deadline even so, although the share that should be done by then is counted as done, it is left out.
+    A device whose mode takes longer than the round gets the mode with the least power that does not, within its
+    allocated watts. If there is none, it gets the fastest mode. The progress of its training is ignored, as in a trim.
+    A device is left out if it cannot meet the policy's deadline, even if it has progressed as planned until now.
 
     Args:
         plan: the current plan.
@@ -80,8 +81,8 @@ def review_epochs(plan: RoundPlan, devices: Sequence[InTraining], allowance: All
 def _reviewed(offer: Offer, assigned: Assignment, limit_s: float) -> tuple[Assignment, float] | None:
     """The assignment of a device that takes longer than its round, and its seconds; None if it stays unchanged.
 
-    A device without any mode within its watts stays unchanged as well: its agent ends a training that does not keep
-    the duty or the watts. So does one whose time was not known when the round was planned.
+    A device without a mode within its watts stays unchanged, too: its agent ends a training that does not keep the duty
+    or the watts. A device whose time was not known when the round was planned also stays unchanged.
     """
     if assigned.is_length_assumed:
         return None
@@ -94,7 +95,7 @@ def _reviewed(offer: Offer, assigned: Assignment, limit_s: float) -> tuple[Assig
     step = int(curve.steps_within(max(limit_s, float(curve.time_s[0])))[0])
     time_s = float(curve.time_s[step])
     if time_s < now_s:
-        # The watts stay the device's: it may need them again once its duty leaves more time.
+        # The device keeps its watts: it may need them again once its duty leaves more time.
         return replace(assignment_at(offer, curve, step, assigned.epochs), power_limit_w=assigned.power_limit_w), time_s
     front = offer.front
     slower = replace(
@@ -109,9 +110,9 @@ def _reviewed(offer: Offer, assigned: Assignment, limit_s: float) -> tuple[Assig
 
 
 def _time_in(offer: Offer, assigned: Assignment) -> tuple[float, int]:
-    """Seconds of the training in its mode, at the planning quantile, and the point of the front that has them.
+    """Seconds of the training in its mode, at the planning quantile, and the index of this mode on the front.
 
-    Infinite if the front does not have the mode: it does not keep the duty any more, or another one is better.
+    Infinite if the mode is not on the front, because it no longer keeps the duty or another mode is better.
     """
     table = FrontTable.of([offer])
     time_s = assigned.epochs * table.epoch_s + table.warmup_s
@@ -125,8 +126,8 @@ def _finish_s(device: InTraining, first: Assignment, time_s: float) -> float:
 
     Args:
         device: the device.
-        first: what it was assigned first. It counts as having trained by that until now.
-        time_s: seconds of its whole training from now on.
+        first: its first assignment. Its progress until now is assumed to follow this assignment's prediction.
+        time_s: seconds of its whole training at the current speed.
     """
     if device.elapsed_s is None:
         return 0.0

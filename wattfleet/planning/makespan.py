@@ -1,7 +1,7 @@
-"""The minimal makespan: the least time in which a number of devices can finish within the supplies' budgets, exactly.
+"""The exact minimal makespan: the least time in which a number of devices can finish within the supplies' budgets.
 
 For a given time, every device needs its lowest-power mode that finishes in time, and the supplies power the most
-devices if they take those with the least power. This power only falls as the time grows. So bisection over the times
+devices if they take those with the least power. This power never rises as the time grows, so bisection over the times
 of all modes finds the least time (docs/planning.md has the proof).
 """
 
@@ -69,7 +69,7 @@ def min_makespan(curves: Curves, headroom: Headroom, count: int, eligible: Mask,
 
 
 def _least_time(curves: Curves, low: Indices, high: Indices, enough: Callable[[Indices], bool]) -> float:
-    """The least time that is enough, among the times of the steps after `low` up to `high`. `high` must be enough.
+    """The least sufficient time among the times of the steps after `low` up to `high`. `high` must be sufficient.
 
     Each pivot is the median of a random sample of the times, so it removes about half of them. The number of
     iterations is logarithmic for any distribution of times, and the list of all times is never sorted.

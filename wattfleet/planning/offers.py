@@ -24,9 +24,9 @@ class Offer:
         limit_w: the device's own power limit, W; None if only its supplies limit it.
         tags: tags that the operator can select it by.
         batch: samples in a batch that the front holds for; None if they are unknown.
-        profiled_modes: modes of the workload that the device has measured; 0 if the front is a prior.
-        is_length_assumed: the number of minibatches in the device's epoch is unknown, and the front counts an assumed
-            one.
+        profiled_modes: number of modes that the device has measured with the workload; 0 if the front is a prior.
+        is_length_assumed: whether the number of minibatches in the device's epoch is unknown, and the front uses an
+            assumed number.
     """
 
     device_id: str

@@ -1,4 +1,4 @@
-"""How many replies are enough for a round in which more devices were selected than the policy wants."""
+"""The number of replies that are enough for a round, if more devices were selected than the policy wants."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from wattfleet.planning.policy_failures import attempt
 
 
 def enough_replies(policy: Policy, context: PlanningContext, selected: int) -> int | None:
-    """The number of devices that a policy wants without over-selection; None if it wants all that were selected.
+    """The number of devices that a policy wants without over-selection; None if it wants all selected devices.
 
     Args:
         policy: the client-selection policy, a pure function of the context.
-        context: what it knew when the devices were selected.
+        context: the policy's context when the devices were selected.
         selected: how many devices were selected.
     """
     if not context.over_selection:
@@ -22,12 +22,12 @@ def enough_replies(policy: Policy, context: PlanningContext, selected: int) -> i
     plain = replace(context, over_selection=0.0)
     try:
         request = attempt(policy, plain)
-    except WattfleetError:  # it refuses so few devices
+    except WattfleetError:  # the policy refuses such a small number
         return None
     wanted = any_devices(plain, None).count if isinstance(request, str) else request.count
-    return fewer_than(selected, wanted)
+    return wanted_if_fewer(selected, wanted)
 
 
-def fewer_than(devices: int, wanted: int | None) -> int | None:
-    """The number of devices that are wanted, if it is below their number; else None, for all of them."""
+def wanted_if_fewer(devices: int, wanted: int | None) -> int | None:
+    """`wanted` if it is below the number of devices; otherwise None, which means all devices."""
     return None if wanted is None or wanted >= devices else wanted

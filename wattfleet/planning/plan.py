@@ -64,7 +64,7 @@ def plan_round(
     excluded = _excluded(offers, allowance, headroom, selection, history, server_round)
 
     def context_without(left_out: Collection[str]) -> PlanningContext:
-        """What the policy knows of the devices that are not left out; one or more."""
+        """The policy's context without the devices that are left out; at least one must remain."""
         is_candidate = np.array([offer.device_id not in left_out for offer in offers], dtype=np.bool_)
         candidates = [offer for offer in offers if offer.device_id not in left_out]
         return PlanningContext(
@@ -175,7 +175,7 @@ def assignment_at(offer: Offer, curves: Curves, step: int, epochs: float) -> Ass
 
     Args:
         offer: the device.
-        curves: power curves of a training of so many local epochs.
+        curves: power curves of a training of `epochs` local epochs.
         step: index of the step.
         epochs: local epochs of the device.
     """

@@ -1,7 +1,7 @@
-"""What a device can plausibly report: watts by kind of board, observations, and a training's results.
+"""Plausible ranges of what a device reports: watts by kind of board, observations, and a training's results.
 
-The ranges are wide: they stop what no device can have, such as milliwatts that are reported as watts. A front's own
-ranges are in `wattfleet/choosing/front.py`.
+The ranges are wide. They reject only values that no device can have, such as milliwatts that are reported as watts. A
+front's own ranges are in `wattfleet/choosing/front.py`.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ MAX_EXAMPLES = 1e9
 
 _CHECK = "Does it report milliwatts as watts? Check its readings with `wattfleet agent doctor`, then profile it again"
 
-_SETTINGS = ". If the board really draws as much, raise `claims.other_board_w` or `claims.other_board_idle_w`"
+_SETTINGS = ". If the board really draws that much, raise `claims.other_board_w` or `claims.other_board_idle_w`"
 
 
 @dataclass(frozen=True)
 class PowerRange:
-    """The most watts that boards of one kind can draw.
+    """The maximum watts that boards of one kind can draw.
 
     Attributes:
-        training_w: watts set aside for a training in the hungriest mode.
-        idle_w: watts while parked.
+        training_w: maximum watts set aside for a training, in the mode with the highest power.
+        idle_w: maximum watts while parked.
     """
 
     training_w: float
     idle_w: float
 
 
-def _of_nameplate(watts: float) -> PowerRange:
-    """The range of a board whose largest preset is for so many watts: the whole board draws more than its module."""
+def _range_for_preset(watts: float) -> PowerRange:
+    """The range of a board from the watts of its largest preset; the whole board draws more than its module."""
     return PowerRange(2.5 * watts, 0.5 * watts + 5.0)
 
 
 POWER_RANGES: Mapping[str, PowerRange] = {
-    "agx-orin": _of_nameplate(60.0),
-    "orin-nx": _of_nameplate(40.0),
-    "orin-nano": _of_nameplate(25.0),
-    "xavier-agx": _of_nameplate(60.0),
-    "nano": _of_nameplate(10.0),
+    "agx-orin": _range_for_preset(60.0),
+    "orin-nx": _range_for_preset(40.0),
+    "orin-nano": _range_for_preset(25.0),
+    "xavier-agx": _range_for_preset(60.0),
+    "nano": _range_for_preset(10.0),
     "host": PowerRange(1_000.0, 150.0),
 }
-"""By kind of board; from NVIDIA's presets, `MAXN` included. A host is a workstation without power modes."""
+"""Ranges by kind of board, from NVIDIA's presets including `MAXN`. A host is a workstation without power modes."""
 
 
 def require_plausible_power(
@@ -67,8 +67,8 @@ def require_plausible_power(
         board: its kind.
         front: its front; None if it has none now.
         idle_w: watts while parked, not negative.
-        others: the range of unknown kinds.
-        is_idle_with_duty: the idle power is that at rest with a duty. Answering requests may take as much as training.
+        others: the range for unknown kinds.
+        is_idle_with_duty: whether the device answers requests while idle, which may take as much power as training.
 
     Raises:
         ImplausibleError: no board of its kind draws as much.
@@ -95,7 +95,7 @@ def require_plausible_observation(
         board: its kind.
         epoch_s: observed seconds per epoch.
         power_w: observed mean watts.
-        others: the range of unknown kinds of boards.
+        others: the range for unknown kinds of boards.
 
     Raises:
         ImplausibleError: no device can observe this.

@@ -1,4 +1,4 @@
-"""Asks a policy for its request, and finds the device that it fails with, so that the others are planned."""
+"""Gets a policy's request. If the policy fails, the device that causes it is found and left out of the plan."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from wattfleet.errors import WattfleetError
 from wattfleet.planning.policies.policy import PlanningContext, Policy, SelectionRequest, any_devices
 
 _MAX_LEFT_OUT = 3
-"""Devices to leave out at most; if the policy still fails, the round is planned without it."""
+"""Maximum number of devices to leave out; if the policy still fails, the round is planned without the policy."""
 
-_LONGEST_PROBLEM = 200
+_MAX_PROBLEM_CHARACTERS = 200
 
 ContextWithout = Callable[[Collection[str]], PlanningContext]
-"""The policy's context without some devices, by id; one or more devices must remain."""
+"""Returns the policy's context without some devices, given by id; at least one device must remain."""
 
 
 def requested(
     policy: Policy, context_without: ContextWithout, excluded: Collection[str]
 ) -> tuple[PlanningContext, SelectionRequest, Mapping[str, str]]:
-    """Ask a policy for its request, if necessary without the devices that it fails with.
+    """Get a policy's request, if necessary without the devices that make it fail.
 
-    If it fails without them too, half of all devices are requested, for the least makespan.
+    If it still fails without them, half of all devices are requested, for the least makespan.
 
     Args:
         policy: the client-selection policy.
         context_without: the policy's context without some devices.
-        excluded: devices that are no candidates.
+        excluded: devices that are not candidates.
 
     Returns:
         The context of the request, the request, and why devices were left out, by id.
@@ -46,30 +46,30 @@ def requested(
             reason = f"among the devices with the least makespan, since the policy {policy.name} fails ({request})"
             return whole, replace(anybody, selection_reasons=dict.fromkeys(range(len(whole.offers)), reason)), {}
         ids = [offer.device_id for offer in context.offers]
-        culprit = _culprit(policy, context_without, {*excluded, *left_out}, ids)
-        left_out[culprit] = f"left out: the policy {policy.name} fails with its values ({request})"
+        failing = _failing_device(policy, context_without, {*excluded, *left_out}, ids)
+        left_out[failing] = f"left out: the policy {policy.name} fails with its values ({request})"
         context = context_without({*excluded, *left_out})
 
 
 def attempt(policy: Policy, context: PlanningContext) -> SelectionRequest | str:
-    """A policy's request, or what went wrong in words."""
+    """A policy's request, or a description of its failure."""
     try:
         request = policy.request(context)
     except WattfleetError:
         raise
     except Exception as error:  # a boundary: the defect of a policy must not end the planning of all runs
-        return f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
+        return f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARACTERS]
     return request if request.count >= 1 and request.eligible.any() else "it requests no device"
 
 
-def _culprit(policy: Policy, context_without: ContextWithout, excluded: set[str], ids: Sequence[str]) -> str:
-    """The last of the fewest first devices that the policy fails with, by bisection."""
+def _failing_device(policy: Policy, context_without: ContextWithout, excluded: set[str], ids: Sequence[str]) -> str:
+    """A device that makes the policy fail: the last one of the shortest failing prefix of `ids`, by bisection."""
     works, fails = 0, len(ids)
     while fails - works > 1:
         middle = (works + fails) // 2
         try:
             is_failing = isinstance(attempt(policy, context_without({*excluded, *ids[middle:]})), str)
         except WattfleetError:
-            is_failing = False  # it refuses so few devices
+            is_failing = False  # the policy refuses such a small number
         works, fails = (works, middle) if is_failing else (middle, fails)
     return ids[fails - 1]

@@ -65,7 +65,7 @@ def _fastest(request: SelectionRequest, selected: Sequence[int]) -> str:
         "the device with the least makespan" if count == 1 else f"among the {count} devices with the least makespan"
     )
     if priority_count := len(selected) - count:
-        reason += f" besides {priority_count} with priority"
+        reason += f", after {priority_count} with priority"
     return reason
 
 

@@ -23,9 +23,9 @@ class Assignment:
         power_log_sd: standard deviation of the logarithm of the predicted power.
         epochs: local epochs that it trains.
         batch: samples in a batch that the prediction holds for; None if they are unknown.
-        profiled_modes: modes of the workload that the device has measured; 0 if the prediction is a prior.
-        is_length_assumed: the number of minibatches in the device's epoch is unknown, so that its epoch may take far
-            longer. No deadline holds for the device in this round.
+        profiled_modes: number of modes that the device has measured with the workload; 0 if the prediction is a prior.
+        is_length_assumed: whether the number of minibatches in the device's epoch is unknown, so that its epoch may
+            take far longer. The device then has no deadline in this round.
     """
 
     device_id: str
@@ -42,7 +42,7 @@ class Assignment:
     is_length_assumed: bool = False
 
     def training_s(self, epoch_s: float) -> float:
-        """Seconds of the whole training, its predicted warm-up included, at some seconds per epoch."""
+        """Seconds of the whole training at `epoch_s` seconds per epoch, including the predicted warm-up."""
         return self.warmup_s + self.epochs * epoch_s
 
 

@@ -13,7 +13,7 @@ from wattfleet.planning.offers import Offer
 
 _KINDS = ("id", "tag", "site")
 _MAX_BACKOFF_ROUNDS = 16
-_MOST_OVER_SELECTION = 10.0
+_MAX_OVER_SELECTION = 10.0
 
 DRAINED = "drained by the operator"
 """The reason why a drained device is not selected."""
@@ -46,9 +46,9 @@ class Selection:
             kind, colon, name = pattern.partition(":")
             if kind not in _KINDS or not colon or not name:
                 raise InvalidInputError(f"invalid device pattern {pattern!r}: write id:NAME, tag:NAME or site:NAME")
-        if not 0 <= self.over_selection <= _MOST_OVER_SELECTION:
+        if not 0 <= self.over_selection <= _MAX_OVER_SELECTION:
             raise InvalidInputError(
-                f"the share of over-selection must be 0 to {_MOST_OVER_SELECTION:g}, not {self.over_selection}"
+                f"the share of over-selection must be 0 to {_MAX_OVER_SELECTION:g}, not {self.over_selection}"
             )
 
     def exclusion_reason(self, device_id: str, tags: Set[str], supply: str, supplies: Supplies) -> str | None:

@@ -11,7 +11,7 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
 from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
-from wattfleet.planning.over_selection import fewer_than
+from wattfleet.planning.over_selection import wanted_if_fewer
 from wattfleet.planning.plan import assignment_at
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
 
@@ -135,13 +135,13 @@ def replanned(
     allowance: Allowance,
     use: tuple[SupplyUse, ...],
 ) -> TrimmedPlan:
-    """A plan in flight with other assignments of some devices, and without those of others.
+    """Replace the assignments of some devices in a plan in flight, and remove those of others.
 
     Args:
         plan: the current plan.
         changed: new assignments, by device id.
         ended: ids of devices that must stop training.
-        reasons: what is added to the reasons of these devices.
+        reasons: text that is appended to the reasons of these devices, by id.
         duration_s: the new makespan.
         allowance: current power of the supplies.
         use: allocated power of every supply.
@@ -158,7 +158,7 @@ def replanned(
             site_budget_w=allowance.site_budget_w,
             supplies=use,
             first_planned=replace(plan.original, decisions=()),
-            enough_replies=fewer_than(len(after), plan.enough_replies),
+            enough_replies=wanted_if_fewer(len(after), plan.enough_replies),
         ),
         changed=tuple(changed),
         ended=tuple(ended),
@@ -184,7 +184,7 @@ def extra_w(offers: Sequence[Offer], assignments: Mapping[str, Assignment]) -> d
 
 
 def _with_drawn(rounds: Sequence[InFlight], allowance: Allowance) -> Allowance:
-    """The allowance in which the power of unaffected rounds counts as drawn elsewhere."""
+    """An allowance in which the power of unaffected rounds counts as drawn elsewhere."""
     elsewhere_w = dict(allowance.elsewhere_w)
     assignments = _assignments(rounds)
     for offer in (offer for each in rounds for offer in each.offers):

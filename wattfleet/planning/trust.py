@@ -12,7 +12,7 @@ from wattfleet.modes import PowerMode
 from wattfleet.planning.round_plan import Assignment
 
 WINDOW = 8
-"""Latest observed trainings of a device that its trust is computed from; the coordinator's settings name it, too."""
+"""Number of a device's latest observed trainings that its trust is computed from; the settings' text states it, too."""
 
 _TIME_FACTOR = 3.0
 _TIME_SDS = 3.0
@@ -21,13 +21,13 @@ _POWER_FACTOR = 1.5
 
 @dataclass(frozen=True)
 class Contradiction:
-    """An observation far outside of what the device had predicted.
+    """An observation that is far from the device's prediction.
 
     Attributes:
         mode: the mode that the device trained in.
-        epoch_s: observed seconds per epoch; None if no time was predicted that they can be compared with.
+        epoch_s: observed seconds per epoch; None if there was no predicted time to compare them with.
         power_w: observed mean watts.
-        text: what was observed and what was predicted.
+        text: the observed and the predicted values, as text for people.
     """
 
     mode: PowerMode
@@ -92,16 +92,17 @@ def contradiction_of(
 ) -> Contradiction | None:
     """How an observation contradicts a device's prediction; None if it is close enough.
 
-    Seconds contradict if they differ by a factor of 3, or of 3 standard deviations of the prediction if that is more.
-    Watts contradict if they exceed what was set aside by half. Fewer watts harm nobody. While the number of minibatches
-    in the device's epoch is unknown, its seconds contradict nothing. Nor do those of a training beside a duty: they
-    depend on the requests that arrived meanwhile, of which the prediction has assumed a rate.
+    Seconds contradict the prediction if they differ by a factor of 3, or by 3 of its standard deviations if that is
+    more. Watts contradict it if they exceed the watts that were set aside by more than half; fewer watts do no harm.
+    Seconds are not compared while the number of minibatches in the device's epoch is unknown. Nor are they compared
+    after a training beside a duty: they depend on the requests that arrived, for which the prediction had only assumed
+    a rate.
 
     Args:
-        assignment: what was predicted for the round, and the watts that were set aside.
+        assignment: the prediction for the round, and the watts that were set aside.
         epoch_s: observed seconds per epoch.
         power_w: observed mean watts.
-        beside_duty: the device answered requests while it trained.
+        beside_duty: whether the device answered requests while it trained.
     """
     seen_s = None if assignment.is_length_assumed or beside_duty else epoch_s
     text = _compared(assignment.epoch_s, assignment.epoch_log_sd, assignment.power_limit_w, seen_s, power_w)
@@ -128,7 +129,7 @@ def _is_within(predicted: float, factor: float, observed: float) -> bool:
 
 
 def _compared(predicted_s: float, log_sd: float, planned_w: float, epoch_s: float | None, power_w: float) -> str | None:
-    """How an observation contradicts a prediction, in words; None if it does not."""
+    """How an observation contradicts a prediction, as text; None if it does not."""
     factor = max(_TIME_FACTOR, math.exp(_TIME_SDS * log_sd))
     if epoch_s is not None and not _is_within(predicted_s, factor, epoch_s):
         return f"{epoch_s:.4g} s per epoch, predicted {predicted_s:.4g} s"

@@ -15,9 +15,9 @@ from wattfleet.planning.curves import Indices, Mask, Values
 from wattfleet.planning.headroom import Headroom, running_sums
 
 _GAP = 1e-3
-_MOST_NODES = 20_000
-# With more devices the solver takes seconds, and one device more or less hardly matters.
-_MOST_SOLVED = 2_000
+_MAX_NODES = 20_000
+# With more devices, the solver takes seconds, and a single device hardly matters.
+_MAX_SOLVED = 2_000
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def max_utility(extra_w: Values, utility: Values, headroom: Headroom) -> DeviceS
     """
     found = greedy_by_utility_per_watt(extra_w, utility, headroom)
     order = _order(extra_w, utility, headroom)
-    if found.gap > _GAP and len(order) <= _MOST_SOLVED:
+    if found.gap > _GAP and len(order) <= _MAX_SOLVED:
         solved = _solved(extra_w, utility, headroom, order)
         if solved is not None and utility[solved.chosen].sum() >= utility[found.chosen].sum():
             return DeviceSet(solved.chosen, min(found.gap, solved.gap))
@@ -146,7 +146,7 @@ def _solved(extra_w: Values, utility: Values, headroom: Headroom, order: Indices
         integrality=np.ones(len(order), dtype=np.int8),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(weights, ub=np.maximum(headroom.spare_w, 0.0)),
-        options={"mip_rel_gap": _GAP / 2, "node_limit": _MOST_NODES},
+        options={"mip_rel_gap": _GAP / 2, "node_limit": _MAX_NODES},
     )
     if found.x is None:
         return None

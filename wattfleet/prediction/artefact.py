@@ -58,8 +58,8 @@ class ArtefactDetails:
         board: the kind of board it was measured on, such as `agx-orin`.
         provenance: the source of the measurements and how the predictor was made, by name.
         figures: its accuracy, by name; numbers and mappings of numbers.
-        facts: what was known of the workload; None if it is not stated, as in manifests of earlier versions.
-        population: the workloads from which a transfer learns its prior, in the order of the predictor's own.
+        facts: the known facts of the workload; None if they are not stated, as in manifests of earlier versions.
+        population: the workloads from which a transfer learns its prior, in the same order as in the predictor.
     """
 
     predictor: str
@@ -140,7 +140,7 @@ def verify_artefact(manifest: bytes, weights: bytes) -> ArtefactDetails:
 
 
 def _defect(error: Exception) -> str:
-    """Say what is wrong with a manifest."""
+    """Describe what is wrong with a manifest."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
@@ -161,7 +161,7 @@ def pack_artefact(
         board: the kind of board it was measured on.
         provenance: the source of the measurements and how the predictor was made, by name.
         figures: its accuracy, by name; finite numbers and mappings of them.
-        facts: what was known of the workload; None does not state any.
+        facts: the known facts of the workload; None to state none.
         population: the workloads from which a transfer learns its prior.
     """
     weights = predictor.save()
@@ -195,7 +195,7 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
 
     Raises:
         InvalidInputError: this kind of predictor is not installed.
-        CorruptReferenceError: the weights hold no such predictor, or it does not predict.
+        CorruptReferenceError: the weights do not hold such a predictor, or its predictions are not finite and positive.
     """
     predictor = _kind_of(artefact, predictor_class).load(artefact.weights)
     _ensure_sound(predictor, artefact.details.workload.minibatch)

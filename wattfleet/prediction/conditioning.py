@@ -1,4 +1,4 @@
-"""Updates a prediction by further measurements without a new fit, for searches that measure and predict in turns."""
+"""Updates a prediction with further measurements without a new fit, for searches that alternate between both."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Rows = NDArray[np.intp]
 def conditioned(
     prediction: Prediction, modes: ModeArray, batch: BatchArray | None, rows: Rows, measured: Profile
 ) -> Prediction:
-    """The prediction of `n` rows after some of them have been measured.
+    """The posterior prediction of `n` rows after some of them have been measured.
 
-    The errors of the prediction are taken for a Gaussian process: its standard deviations are those of the prediction,
-    and its correlations fall with the distance of modes and batches as in the predictor's own residual. A new fit
-    also learns about the workload, and is better as long as there are few measurements.
+    The errors of the prediction are modelled as a Gaussian process: its standard deviations are those of the
+    prediction, and its correlations fall with the distance of modes and batches as in the predictor's own residual. A
+    new fit also learns the workload's parameters, so it is better while there are few measurements.
 
     Args:
-        prediction: of the `n` rows.
+        prediction: the prediction of the `n` rows.
         modes: `[n, 4]` their modes.
         batch: `[n]` samples in their batches; None if all are of one batch size.
         rows: `[k]` indices of the measured rows; may be none.
@@ -45,17 +45,19 @@ def conditioned(
         return prediction
     settings = settings_of(modes, batch)
     related = correlation(settings, settings[rows])
-    time, time_sd = _given(
+    time, time_sd = _posterior(
         np.log(prediction.minibatch_ms), prediction.time_log_sd, related, rows, measured.minibatch_ms
     )
-    power, power_sd = _given(np.log(prediction.power_mw), prediction.power_log_sd, related, rows, measured.power_mw)
+    power, power_sd = _posterior(np.log(prediction.power_mw), prediction.power_log_sd, related, rows, measured.power_mw)
     return replace(
         prediction, minibatch_ms=np.exp(time), power_mw=np.exp(power), time_log_sd=time_sd, power_log_sd=power_sd
     )
 
 
-def _given(log_mean: Values, log_sd: Values, related: Values, rows: Rows, observed: Values) -> tuple[Values, Values]:
-    """`[n]` means and standard deviations after `[k]` rows were observed, from their `[n, k]` correlations."""
+def _posterior(
+    log_mean: Values, log_sd: Values, related: Values, rows: Rows, observed: Values
+) -> tuple[Values, Values]:
+    """Posterior means and standard deviations, `[n]` each, given `k` observed rows with `[n, k]` correlations."""
     # The standard deviations are those of a measurement; the errors of the prediction itself are a little smaller.
     error_sd = np.sqrt(np.maximum(log_sd**2 - MEASUREMENT_SD**2, 0.0))
     across = related * np.outer(error_sd, error_sd[rows])

@@ -1,4 +1,4 @@
-"""Detecting drift: a device that no longer behaves as its predictor says.
+"""Detecting drift: whether a device no longer behaves as predicted.
 
 Each round's training is compared with the prediction made before it. A correct predictor misses its 90 % interval once
 in ten rounds, on either side. A board that has changed (another power supply, a blocked fan, other data) misses it
@@ -19,17 +19,17 @@ from wattfleet.prediction.quantiles import normal_quantile
 
 @dataclass(frozen=True)
 class DriftRule:
-    """When a device counts as drifted, and how many modes are then measured again.
+    """The criterion for drift, and the number of modes that are then measured again.
 
     Time or power has drifted when `outside` of the last `of_last` rounds lie beyond the same end of the interval.
     With a correct predictor, each round does so with a probability of 5 %. With the default numbers, false alarms are
-    rarer than one in 1,000 rounds, so that intervals may also be somewhat too narrow.
+    rarer than one in 1,000 rounds, so even intervals that are somewhat too narrow cause few of them.
 
     Attributes:
         interval: probability of the predictor's interval.
         outside: number of rounds beyond the same end of the interval that count as drift.
-        of_last: number of last rounds to look at.
-        modes: most modes to measure again after drift.
+        of_last: number of latest rounds that are considered.
+        modes: maximum number of modes to measure again after drift.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -53,7 +53,7 @@ DEFAULT_DRIFT_RULE = DriftRule()
 
 @dataclass(frozen=True)
 class Residual:
-    """How far a round was from its prediction, in standard deviations of the prediction's logarithm.
+    """The standardised residuals of a round: deviations in standard deviations of the prediction's logarithm.
 
     Attributes:
         time: deviation of the time; positive if the round took longer.

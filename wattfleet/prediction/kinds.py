@@ -1,6 +1,6 @@
 """The kinds of predictors, registered as entry points of the group `wattfleet.predictors`.
 
-A package that brings another kind declares it in its own metadata: the kind's name, and the class that implements
+A package that provides another kind declares it in its own metadata: the kind's name, and the class that implements
 `Predictor`. A class is imported only when its kind is used.
 """
 
@@ -40,7 +40,9 @@ def registered_kind(name: str) -> EntryPoint:
     """
     entry = registered_kinds().get(name)
     if entry is None:
-        raise InvalidInputError(f"unknown predictor {name!r}: installed are {', '.join(predictor_names())}{_absent()}")
+        raise InvalidInputError(
+            f"unknown predictor {name!r}: installed are {', '.join(predictor_names())}{_missing_package_hint()}"
+        )
     return entry
 
 
@@ -61,7 +63,7 @@ def predictor_class(name: str) -> type[Predictor]:
     return found
 
 
-def _absent() -> str:
-    """Which package provides the baselines, where it is not installed."""
+def _missing_package_hint() -> str:
+    """A hint to install the package of the baselines; empty if it is installed."""
     absent = [name for name in _BASELINES if name not in registered_kinds()]
     return f"; the package 'wattfleet_evaluation' provides {', '.join(absent)}: install it" if absent else ""

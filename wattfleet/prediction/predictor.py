@@ -17,10 +17,10 @@ Values = NDArray[np.float64]
 P = TypeVar("P", bound="Predictor")
 
 MIN_MODES = 5
-"""Fewest measured modes to which every kind of predictor can be fitted, with or without a reference."""
+"""Minimum number of measured modes to fit any kind of predictor, with or without a reference."""
 
 MIN_CORPUS_MODES = 400
-"""Fewest modes of a corpus: a profile that is large enough to train a reference, and may be fitted differently."""
+"""Minimum number of modes of a corpus, a profile large enough to train a reference. It may be fitted differently."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Prediction:
     power_log_sd: Values
 
     def among(self, chosen: NDArray[np.bool_]) -> Prediction:
-        """The same for some of the modes.
+        """Select the predictions of some of the modes.
 
         Args:
             chosen: `[n]` true for the modes to keep.
@@ -49,7 +49,7 @@ class Prediction:
 
     @classmethod
     def joined(cls, predictions: Sequence[Prediction]) -> Prediction:
-        """The predictions of several sets of modes, one after the other."""
+        """Concatenate the predictions of several sets of modes."""
         return cls(*(np.concatenate([getattr(each, column.name) for each in predictions]) for column in fields(cls)))
 
     def minibatch_ms_quantile(self, q: float) -> Values:
@@ -84,7 +84,7 @@ class Predictor(Protocol):
         Args:
             profile: measured modes, of one or several batch sizes.
             reference: the predictor to transfer from; None starts from general assumptions.
-            facts: what is known of the workload besides the measurements. Kinds that do not use it ignore it.
+            facts: known facts of the workload. Kinds of predictors that do not use them ignore them.
 
         Raises:
             InvalidInputError: the profile holds too few modes for this kind of predictor, or several batch sizes and
@@ -163,8 +163,8 @@ def only_batch(kind: str, profile: Profile, facts: WorkloadFacts) -> int | None:
 
     Args:
         kind: the kind's name.
-        profile: measured modes. Their batch size counts, if it is stated.
-        facts: what is known of the workload besides.
+        profile: measured modes. If they state a batch size, it takes precedence over that of the facts.
+        facts: known facts of the workload.
 
     Returns:
         Samples in the batch; None if it is unknown.
@@ -199,11 +199,11 @@ def require_fitted_batch(kind: str, fitted: int | None, batch: BatchArray | None
 
     Args:
         kind: the kind's name.
-        fitted: samples in the fitted batch; None if it is unknown, and then any one is taken for it.
+        fitted: samples in the fitted batch; None if it is unknown, in which case any single batch size is accepted.
         batch: `[n]` samples in the batches to predict; None for the fitted one.
 
     Raises:
-        InvalidInputError: there are several, or another than the fitted one.
+        InvalidInputError: there are several batch sizes, or one that was not fitted.
     """
     if batch is None:
         return

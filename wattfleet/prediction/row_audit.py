@@ -1,6 +1,6 @@
 """Auditing a profile: finding rows whose measurements do not belong to the mode that they name.
 
-A device may report a mode without applying it. In the corpora behind PowerTrain (doi:10.1016/j.future.2024.07.001), the
+A device can report a mode without applying it. In the corpora behind PowerTrain (doi:10.1016/j.future.2024.07.001), the
 first modes of a sweep hold the time and the power of another CPU frequency. Such rows hardly affect a robust fit, so
 they differ clearly from it.
 """
@@ -88,10 +88,10 @@ class _Comparison:
 
 
 def audit_rows(profile: Profile, reference: RooflinePredictor | None = None) -> list[SuspectRow]:
-    """Find the rows that contradict the others, ordered by how far they are off.
+    """Find the rows that contradict the others, the largest deviation first.
 
     A row is suspect if its time or power differs from a robust fit by more than `TIME_THRESHOLD` or `POWER_THRESHOLD`,
-    and clearly more than the fit's uncertainty. Either the row is wrong or the fit. If another setting of one knob
+    and clearly more than the fit's uncertainty. Either the row or the fit is wrong. If another setting of one knob
     explains both time and power, the mode was probably not applied. Settings that differ little from the named one
     cannot be distinguished. The rows of each batch size are audited on their own.
 
@@ -118,7 +118,7 @@ def audit_rows(profile: Profile, reference: RooflinePredictor | None = None) -> 
 
 
 def _audit_one_batch(profile: Profile, reference: RooflinePredictor | None) -> list[tuple[float, SuspectRow]]:
-    """The suspect rows of one batch size, each with how far it is off."""
+    """The suspect rows of one batch size, each with its deviation."""
     fewest = MIN_MODES if reference is None else 1
     if len(profile) < fewest:
         raise NoAuditError(

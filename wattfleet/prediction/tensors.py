@@ -89,7 +89,7 @@ def read_batch(tensors: Tensors) -> int | None:
 
 
 def tensor_size(tensors: Tensors, name: str) -> int:
-    """How many numbers an array holds; 0 if it is missing."""
+    """The number of elements of an array; 0 if it is missing."""
     return tensors[name].size if name in tensors else 0
 
 

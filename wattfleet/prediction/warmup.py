@@ -1,8 +1,8 @@
 """Warm-up: the time that a training's first minibatch takes beyond a steady minibatch.
 
 The first minibatch of a process loads libraries, selects kernels and fills caches, which is CPU work. In the logged
-runs of an Orin Nano it takes about 7e9 CPU cycles, whatever the other knobs. A training of `n` minibatches therefore
-takes the warm-up and `n` steady minibatches.
+runs of an Orin Nano it takes about 7e9 CPU cycles, regardless of the other knobs. A training of `n` minibatches
+therefore takes the warm-up and `n` steady minibatches.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def steady_minibatch_s(training_s: float, minibatches: float, first_s: float) ->
         first_s: the value of `first_minibatch_s`.
 
     Returns:
-        None if the first minibatch may have taken half of the training or more, which tells too little of the others.
+        None if the first minibatch may have taken half of the training or more. The rest is then too short for an
+        estimate.
     """
     if training_s <= 2 * first_s:
         return None

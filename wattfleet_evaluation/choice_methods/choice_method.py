@@ -27,7 +27,7 @@ class ChoiceMethod(Protocol):
 
         Args:
             session: measures the modes.
-            budgets_w: budgets in W that modes will be chosen for; one set of measurements serves them all.
+            budgets_w: budgets to choose modes for, W; one set of measurements serves them all.
             seed: seed of random draws, if the method makes any.
 
         Raises:

@@ -18,7 +18,7 @@ from wattfleet_evaluation.corpus_predictions import Fit
 # An unmeasured choice may exceed its budget with a probability of at most _RISK / (measured modes). After few
 # measurements nearly every choice is unmeasured, and some risk saves much time. After many, little is left to gain.
 _RISK = 6.0
-_MOST_RISK = 0.3
+_MAX_RISK = 0.3
 # Before any measurement, the errors at all modes are nearly the same. The choices then keep either every budget or
 # hardly any, so that a risk does not average out over the budgets.
 _RISK_UNMEASURED = 1 - POWER_QUANTILE
@@ -37,7 +37,7 @@ class MeasureWhatMatters:
     Attributes:
         fit: fits the predictor.
         name: name in tables.
-        spread: modes that are measured before the predictor is used. It must be possible to fit it to so few.
+        spread: modes that are measured before the predictor is used. The predictor has to accept that few.
     """
 
     fit: Fit
@@ -61,5 +61,5 @@ class MeasureWhatMatters:
         ):
             session.measure_all(chosen)
         profile = session.profile()
-        risk = min(_MOST_RISK, _RISK / len(profile)) if len(profile) else _RISK_UNMEASURED
+        risk = min(_MAX_RISK, _RISK / len(profile)) if len(profile) else _RISK_UNMEASURED
         return fastest_known(KnownModes.of(session.modes, predict(profile), profile), 1 - risk)

@@ -25,7 +25,7 @@ NAMES = ("wattfleet", *_WITHOUT_PREDICTOR, "presets", *predictor_names())
 
 
 def choice_method_named(name: str, fit_of: Callable[[str], Fit], board: Board | None) -> ChoiceMethod:
-    """The choice method of a name.
+    """Create a choice method by its name.
 
     Args:
         name: one of `NAMES`.
@@ -33,7 +33,7 @@ def choice_method_named(name: str, fit_of: Callable[[str], Fit], board: Board | 
         board: the board, for its presets; None if it is unknown.
 
     Raises:
-        InvalidInputError: the name is unknown, or presets are asked for and the board is unknown.
+        InvalidInputError: the name is unknown, or it is `presets` and the board is unknown.
     """
     if name in _WITHOUT_PREDICTOR:
         return _WITHOUT_PREDICTOR[name]

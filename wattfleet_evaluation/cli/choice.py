@@ -159,8 +159,8 @@ def choice(
         shown = progress.add_task(f"{method}, {runs} runs", total=runs)
         cases = evaluate(lambda run: progress.update(shown, completed=run), audit.trusted)
     figures = cases.figures() | {"suspect_rows": audit.suspect_rows}
-    if audit.why_not is not None:
-        figures["no_audit"] = audit.why_not
+    if audit.no_audit_reason is not None:
+        figures["no_audit"] = audit.no_audit_reason
     if json_:
         print(json.dumps(figures))
     else:

@@ -65,7 +65,7 @@ def transfer(
     ] = "roofline",
     task: Annotated[
         Task | None,
-        typer.Option(help="State what was measured. By default, the name of the file's time column tells it."),
+        typer.Option(help="State what was measured. By default, it follows from the name of the file's time column."),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="State the samples in a batch, if the file does not. By default, it is unknown.")
@@ -122,7 +122,7 @@ def transfer(
     summary = scores.summary() | {
         "left_out_network": left_out,
         "suspect_rows": audit.suspect_rows,
-        "no_audit": audit.why_not,
+        "no_audit": audit.no_audit_reason,
     }
     if json_:
         print(json.dumps(summary, indent=2))

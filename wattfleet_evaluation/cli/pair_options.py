@@ -1,4 +1,4 @@
-"""What `evaluate duty` and `evaluate interleave` have in common."""
+"""The options that `evaluate duty` and `evaluate interleave` share."""
 
 from __future__ import annotations
 
@@ -79,17 +79,17 @@ def require_measurements(measure: int, seed: int, fewest: int) -> None:
 
 
 def require_task(option: str, profile: Profile, task: Task) -> None:
-    """Check that the file of an option is of a task.
+    """Check that the file of an option holds measurements of a task.
 
     Raises:
-        InvalidInputError: it is of the other task.
+        InvalidInputError: it holds measurements of the other task.
     """
     if profile.task is not task:
-        raise InvalidInputError(f"{option}: the file is of {profile.task}: give measurements of {task}")
+        raise InvalidInputError(f"{option}: the file holds measurements of {profile.task}: give measurements of {task}")
 
 
 def fit_named(path: Path, target: Profile, names: Sequence[str] | None) -> Fit:
-    """The function that fits the predictor to rows of a target, from references that know nothing of its network.
+    """Return the function that fits the predictor to rows of a target, from references without the target's network.
 
     Args:
         path: the target's file, for errors.
@@ -97,7 +97,7 @@ def fit_named(path: Path, target: Profile, names: Sequence[str] | None) -> Fit:
         names: shipped references, or files of corpora; None for the default.
 
     Raises:
-        InvalidInputError: a reference is unknown, was trained on the target, or is of the other task.
+        InvalidInputError: a reference is unknown, was trained on the target, or is for the other task.
     """
     from wattfleet.modes import board_with_modes, stated_facts
     from wattfleet.prediction import DEFAULT_PREDICTOR, fit_from, predictor_class

@@ -6,7 +6,7 @@ import math
 
 from wattfleet.errors import InvalidInputError
 
-_MOST = 10_000
+_MAX_NUMBERS = 10_000
 
 
 def parse_range(option: str, text: str, step: float) -> list[float]:
@@ -34,6 +34,6 @@ def parse_range(option: str, text: str, step: float) -> list[float]:
         raise InvalidInputError(f"{option}: the range {text!r} ends below its start: give the lower number first")
     # A rounding error must not leave out the last number.
     steps = (last - first) / step + 1e-9
-    if steps >= _MOST:
-        raise InvalidInputError(f"{option}: the range {text!r} has too many numbers: give at most {_MOST:,}")
+    if steps >= _MAX_NUMBERS:
+        raise InvalidInputError(f"{option}: the range {text!r} has too many numbers: give at most {_MAX_NUMBERS:,}")
     return [round(first + number * step, 9) for number in range(math.floor(steps) + 1)]

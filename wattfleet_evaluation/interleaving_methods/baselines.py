@@ -34,7 +34,7 @@ class RandomPairs:
 
 @dataclass(frozen=True)
 class EveryPair:
-    """Measures everything, whatever the limit: the best possible choice, with which all others are compared."""
+    """Measures all rows regardless of the limit. All other methods are compared with this best possible choice."""
 
     name: str = "brute-force"
 

@@ -16,7 +16,7 @@ from wattfleet.choosing import (
 from wattfleet_evaluation.interleaving_methods.session import InterleavingSession
 
 Choose = Callable[[ServiceLimits], int | None]
-"""Maps limits to a row of inference, which is a mode with a batch; None if nothing that is known keeps them."""
+"""Maps limits to a row of inference, which is a mode with a batch; None if no known row keeps them."""
 
 
 class InterleavingMethod(Protocol):
@@ -39,9 +39,9 @@ class InterleavingMethod(Protocol):
         The same arguments give the same measurements and choices.
 
         Args:
-            session: measures.
-            problems: the limits that will be chosen for, each on its own.
-            objective: what is maximized.
+            session: makes the measurements.
+            problems: the limits to choose for, each separately.
+            objective: what the choice maximizes.
             seed: seed of random draws, if the method makes any.
 
         Raises:

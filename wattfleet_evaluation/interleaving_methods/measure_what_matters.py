@@ -17,7 +17,7 @@ from wattfleet_evaluation.interleaving_methods.session import InterleavingSessio
 # measurements. Fits to more of them choose no better.
 _FITTED = 3
 _FITTED_SHARED = 12
-# Of the problems that share their measurements, this many at random tell what to measure next.
+# If problems share their measurements, this many of them, drawn at random, determine what to measure next.
 _PROBLEMS = 150
 # Probability with which each unmeasured time and power must keep its limit.
 _PROBABILITY = 0.99
@@ -27,7 +27,7 @@ _PROBABILITY = 0.99
 class MeasureWhatMattersBesideInference:
     """Measures what `wattfleet.choosing.next_measurement` proposes, then chooses the best mode and batch.
 
-    For a single problem, only a mode and batch is chosen that was measured, which cannot break a limit. Problems that
+    For a single problem, only a measured mode and batch is chosen, which cannot break a limit. Problems that
     share their measurements also choose by predictions, with `_PROBABILITY`.
 
     Attributes:

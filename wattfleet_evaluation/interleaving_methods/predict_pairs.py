@@ -1,4 +1,4 @@
-"""The published network: trained on random measurements, it predicts everything, and its best prediction is chosen."""
+"""The published networks, trained on random measurements: the best predicted mode and batch is chosen."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NAMES = ("wattfleet", *_WITHOUT_REFERENCE)
 
 
 def interleaving_method_named(name: str, fit: Callable[[Task], Fit]) -> InterleavingMethod:
-    """The interleaving method of a name.
+    """Create an interleaving method by its name.
 
     Args:
         name: one of `NAMES`.

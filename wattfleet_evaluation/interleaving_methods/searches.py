@@ -1,4 +1,7 @@
-"""The published searches over power mode and inference batch, which measure and do not predict."""
+"""The published searches over power mode and inference batch, which choose by measurements alone.
+
+The gradient search follows Fulcrum (arXiv:2509.20205), and the binary search a 2024 research report of the same group.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class BinarySearch:
     ) -> Choose:
         """Search for each of the problems. The seed has no effect."""
         for limits in problems:
-            possible = _Possible(session, limits)
+            possible = _CollectableRows(session, limits)
 
             def upper(dimension: int, row: int, judge: LimitsJudge = possible.judge) -> bool:
                 return judge.wants_larger_batch(row) if dimension == BATCH else judge.keeps_budget(row)
@@ -56,12 +59,12 @@ class GradientSearch:
     ) -> Choose:
         """Search for each of the problems. The seed has no effect."""
         for limits in problems:
-            possible = _Possible(session, limits)
+            possible = _CollectableRows(session, limits)
             possible.grid.climb(possible.judge)
         return best_measured(session, objective)
 
 
-class _Possible:
+class _CollectableRows:
     """The rows whose batch can be collected within a latency."""
 
     def __init__(self, session: InterleavingSession, limits: ServiceLimits) -> None:

@@ -1,4 +1,4 @@
-"""An interleaving session: what a method may measure of training and of inference, and what it has measured."""
+"""An interleaving session: the measurements of training and of inference that a method may make and has made."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TASKS = (Task.TRAINING, Task.INFERENCE)
 
 @dataclass(frozen=True)
 class PairCorpora:
-    """Measured training and inference of a board, in the same modes.
+    """Measurements of training and inference on one board in the same modes.
 
     Attributes:
         training: `n` modes.
         inference: `m` rows of these modes, with their batches.
-        training_rows: `[n]` where each is in the file of training.
-        inference_rows: `[m]` where each is in the file of inference.
+        training_rows: `[n]` row of each in the file of training.
+        inference_rows: `[m]` row of each in the file of inference.
     """
 
     training: Profile
@@ -37,7 +37,7 @@ class PairCorpora:
 
     @classmethod
     def of(cls, training: Profile, inference: Profile) -> PairCorpora:
-        """Keep the modes that both have.
+        """Keep the modes that training and inference have in common.
 
         Raises:
             InvalidInputError: the training has several batch sizes, the inference states no batches, or they have no
@@ -135,7 +135,7 @@ class InterleavingSession:
         return True
 
     def measure_everything(self) -> None:
-        """Measure all rows, whatever the limit."""
+        """Measure all rows regardless of the limit."""
         self.rows = {task: list(range(len(self.corpora.of_task(task)))) for task in _TASKS}
 
     def is_measured(self) -> NDArray[np.bool_]:

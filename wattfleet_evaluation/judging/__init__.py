@@ -1,1 +1,1 @@
-"""How predictors and choices are scored against measured modes."""
+"""Scores of predictors and choices against measured modes."""

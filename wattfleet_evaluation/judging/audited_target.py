@@ -18,12 +18,12 @@ class AuditedTarget:
     """The result of a target's audit.
 
     Attributes:
-        trusted: `[n]` rows that pass; None if the target cannot be audited.
-        why_not: why the target cannot be audited, as text for people; None if it was audited.
+        trusted: `[n]` whether each row passes; None if the target cannot be audited.
+        no_audit_reason: why the target cannot be audited, as text for people; None if it was audited.
     """
 
     trusted: NDArray[np.bool_] | None
-    why_not: str | None = None
+    no_audit_reason: str | None = None
 
     @property
     def suspect_rows(self) -> int | None:

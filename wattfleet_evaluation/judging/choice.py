@@ -104,8 +104,8 @@ def evaluate_choice(
 ) -> ChoiceCases:
     """Run a choice method on a corpus several times and score its choices.
 
-    One set of measurements serves all budgets of a run, as an agent profiles once for its whole front. If the method
-    knows no mode within the budget, the lowest mode counts as its choice.
+    One set of measurements serves all budgets of a run, just as an agent profiles once for its whole front. If the
+    method knows no mode within the budget, the lowest mode counts as its choice.
 
     Args:
         corpus: every mode that can be measured and chosen.
@@ -115,7 +115,7 @@ def evaluate_choice(
         runs: number of runs, with the seeds `seed`, `seed + 1` and so on.
         seed: seed of the first run.
         report: called after every run.
-        trusted: `[n]` rows of the corpus that pass an audit. They are not known to the method.
+        trusted: `[n]` whether each row of the corpus passes an audit. The method does not know it.
 
     Raises:
         InvalidInputError: no mode of the corpus meets any budget, a number is out of range, or the method cannot work

@@ -27,14 +27,14 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class InterleavingCases:
-    """What a method chose in `p` solvable problems.
+    """The scores of a method's choices in `p` solvable problems.
 
     Attributes:
         problems: number of problems, solvable or not.
         found: `[p]` whether the method chose a row.
-        training_share: `[p]` minibatches a window of the choice, as a share of the most that a row has that keeps the
+        training_share: `[p]` minibatches per window of the choice, relative to those of the best row that keeps the
             limits. 0 if nothing was chosen or the choice breaks a limit; NaN if no such row leaves time for training.
-        rate_share: `[p]` the same for minibatches a second.
+        rate_share: `[p]` the same for minibatches per second.
         passing_share: `[p]` the same as `training_share`, compared with rows that pass an audit only. NaN if no passing
             row that keeps the limits leaves time for training. None without an audit.
         excess_w: `[p]` W by which the choice's measured power exceeds the budget; 0 if it does not.
@@ -111,7 +111,7 @@ def evaluate_interleaving(
         seed: seed of random draws.
         shared: whether one set of measurements serves all problems; otherwise each problem starts from none.
         report: called after every problem.
-        trusted: `[m]` rows whose training and inference pass an audit. They are not known to the method.
+        trusted: `[m]` whether a row's training and inference pass an audit. The method does not know it.
 
     Raises:
         InvalidInputError: no row keeps the limits of any problem, or the method cannot work with so few measurements.
@@ -173,7 +173,7 @@ class _Scored:
         self._power_mw = pair.power_mw()
 
     def case(self, limits: ServiceLimits, row: int | None) -> _Case:
-        """What choosing a row is worth; None for no row."""
+        """The score of choosing a row; None if no row was chosen."""
         kept, minibatches = self.pair.keeps(limits), self.pair.minibatches(limits)
         excess_w, in_time = 0.0, True
         if row is not None:

@@ -40,7 +40,7 @@ class RawRun:
     def measurement(self, minibatches: int) -> Measurement | None:
         """The medians over the last minibatches, when the power has settled; None without a power sample in them.
 
-        A log with fewer minibatches gives all of its own.
+        Of a log with fewer minibatches, all are used.
         """
         last_ms, last_s = self.minibatch_ms[-minibatches:], self.end_s[-minibatches:]
         within = (self.sample_s >= last_s[0] - last_ms[0] / 1e3) & (self.sample_s <= last_s[-1])
@@ -70,7 +70,7 @@ def _read(run: Path) -> RawRun:
         sample_s, sample_mw = (samples[name].to_numpy(np.float64) for name in ("log_time", "power cur"))
         mode = PowerMode(*(int(knob) for knob in run.name.split("_")[1:]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"{run}: its raw logs cannot be read ({error}): mend or remove the folder") from None
+        raise InvalidInputError(f"{run}: its raw logs cannot be read ({error}): repair or remove the folder") from None
     if not len(minibatch_ms):
         raise InvalidInputError(f"{run}: logs no minibatch after the first: remove the folder")
     return RawRun(mode, minibatch_ms, end_s, sample_s, sample_mw)
@@ -78,12 +78,12 @@ def _read(run: Path) -> RawRun:
 
 @dataclass(frozen=True)
 class MinibatchScores:
-    """Scores of a predictor that was fitted to modes measured with some minibatches.
+    """Scores of a predictor that was fitted to modes measured with a limited number of minibatches.
 
     Attributes:
         minibatches: minibatches for each mode.
-        modes: number of modes that had a power sample within these minibatches, and were fitted.
-        without_power: number of modes that had none.
+        modes: number of modes with a power sample within these minibatches, which were fitted.
+        without_power: number of modes without one.
         time_mape: mean absolute percentage error of the time at the modes without raw logs, %.
         power_mape: mean absolute percentage error of the power there, %.
     """
@@ -109,7 +109,7 @@ def evaluate_minibatches(
         predictor: the class to fit.
         reference: a predictor of this class to transfer from; None to fit without a reference.
         target: measured modes of the workload of the raw logs.
-        facts: what is known of that workload.
+        facts: known facts of that workload.
         runs: the raw logs.
         minibatches: number of minibatches of each log that count.
 

@@ -28,7 +28,7 @@ class ReferenceSource:
     Attributes:
         name: the name of a shipped reference, or the path of a corpus.
         content: the shipped reference, or the corpus to train one on.
-        target: the measured modes that it is judged on.
+        target: the measured modes that it is evaluated on.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ReferenceSource:
 
     @property
     def left_out(self) -> str | None:
-        """The network that is left out of the reference's population, since the target runs it."""
+        """The network that is left out of the reference's population, because the target runs it."""
         if isinstance(self.content, Profile):
             return None
         return network_of(self.content.details.population, self.target)
@@ -87,8 +87,8 @@ def references_of(sources: Sequence[ReferenceSource], kind: str, board: Board | 
 def find_reference(reference: str, target: Profile) -> ReferenceSource:
     """Find the reference that a command line names, and check that it was not trained on the target.
 
-    A shipped reference does not hold the rows of its corpus. The check can only tell whether the target is the whole
-    corpus, and only if the manifest states the corpus's digest.
+    A shipped reference does not hold the rows of its corpus. The check detects only a target that is the whole corpus,
+    and only if the manifest states the corpus's digest.
 
     Args:
         reference: name of a shipped reference, or path of a corpus.
@@ -96,7 +96,7 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
 
     Raises:
         InvalidInputError: there is no such reference or file, the reference was trained on the target, or one of them
-            is of training and the other of inference.
+            is for training and the other for inference.
     """
     if reference in shipped():
         artefact = load(reference)

@@ -1,4 +1,4 @@
-"""How figures are rounded."""
+"""Rounding of printed figures."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def rounded(value: np.floating) -> float:
-    """A figure with four decimals, as it is printed."""
+    """Round a figure to the four decimals that are printed."""
     return round(float(value), 4)

@@ -87,7 +87,7 @@ class ServingCases:
 
 
 def _loss(loss_pct: Values) -> dict[str, float] | None:
-    """The figures of the losses that are known; None if there are none."""
+    """Median, mean and 90th percentile of the finite losses; None if there are none."""
     known = loss_pct[np.isfinite(loss_pct)]
     if not len(known):
         return None
@@ -121,7 +121,7 @@ def evaluate_serving(
         runs: number of runs, with the seeds `seed`, `seed + 1` and so on.
         seed: seed of the first run.
         report: called after every run.
-        trusted: `[n]` rows of the corpus that pass an audit. They are not known to the method.
+        trusted: `[n]` whether each row of the corpus passes an audit. The method does not know it.
         shares_budgets: whether, within a run, one set of measurements serves all budgets of a latency and an arrival
             rate; otherwise each problem starts from none.
 

@@ -109,8 +109,9 @@ def evaluate_transfer(
         runs: number of runs.
         seed: run k draws with the seed `seed + k`.
         clock: measures how long the fits take.
-        trusted: `[m]` rows that pass an audit. The errors over these rows are scored too, if every run leaves some.
-        facts: what is known of the target's workload; None knows only its task.
+        trusted: `[m]` whether each row passes an audit. The errors over these rows are scored, too, if every run leaves
+            some.
+        facts: known facts of the target's workload; None if only its task is known.
         track: wraps the iteration over the runs, to show progress.
 
     Raises:

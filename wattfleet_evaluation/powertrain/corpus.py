@@ -1,4 +1,4 @@
-"""The published networks, trained on some rows of a corpus, predict all of it."""
+"""Predictions of a whole corpus by the published networks, trained on some of its rows."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def train(
     loss: Loss,
     schedule: Schedule,
 ) -> list[tuple[DenseNetwork, Values]]:
-    """Train `k` networks together, which takes far less time than one after the other.
+    """Train `k` networks together, which takes far less time than training them one after the other.
 
     Each network sees only its own rows. All share the seed: the split, the initial weights, the order and the dropped
     neurons. The same rows in the same order give the same network on the same machine, up to rounding.

@@ -35,7 +35,7 @@ R = TypeVar("R", bound="Regression")
 
 _FOLDS = 5
 _COVERED = 0.9
-_LEAST_LOG_SD = 1e-6
+_MIN_LOG_SD = 1e-6
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Regression:
             errors[held] = logarithms[held] - cls._fitted(knobs[rest], logarithms[rest]).predict(knobs[held])
         rank = min(int(np.ceil(_COVERED * (len(errors) + 1))), len(errors))
         widest = float(np.sort(np.abs(errors))[rank - 1])
-        log_sd = max(widest / normal_quantile((1 + _COVERED) / 2), _LEAST_LOG_SD)
+        log_sd = max(widest / normal_quantile((1 + _COVERED) / 2), _MIN_LOG_SD)
         return Quantity(cls._fitted(knobs, logarithms), log_sd)
 
     @classmethod

@@ -78,7 +78,7 @@ class _Evaluation:
 
     def figures(self) -> Figures:
         """Evaluate everything."""
-        # Logs that cannot be read should be found before half an hour of work, not after it.
+        # Read the logs first, so that an unreadable one fails before half an hour of work.
         raw_runs = {stem: read_raw_runs(path) for stem, path in self._folder.raw_logs.items()}
         self._audits = {stem: self._audited(stem) for stem in self._profiles}
         return {
@@ -169,7 +169,7 @@ class _Evaluation:
         return lambda profile: trained[profile.sha256()]
 
     def _facts(self, stem: str) -> WorkloadFacts:
-        """What a file tells of its workload."""
+        """The facts that a file states about its workload."""
         return stated_facts(stem, self._profiles[stem])
 
     def _begin(self, case: Case) -> None:
@@ -218,7 +218,7 @@ def _about(profile: Profile, audit: AuditedTarget) -> Figures:
     return {
         "modes": len(profile),
         "suspect_rows": audit.suspect_rows,
-        "no_audit": audit.why_not,
+        "no_audit": audit.no_audit_reason,
         "board": None if board is None else board.title,
         "watts": [float(profile.power_mw.min() / 1e3), float(profile.power_mw.max() / 1e3)],
         "reference": len(profile) >= MIN_CORPUS_MODES,

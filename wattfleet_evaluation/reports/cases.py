@@ -1,4 +1,4 @@
-"""What a report evaluates: its files, its cases and their numbers of runs."""
+"""The extent of a report: its files, its cases and their numbers of runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PUBLISHED_BUDGETS_W = (17, 50)
 """First and last budget of the published evaluation on the AGX Orin."""
 
 PUBLISHED_REFERENCE = "agx_orin_resnet18"
-"""The file of the workload that the paper transfers from, except where it says otherwise."""
+"""The file of the workload that the paper transfers from, unless it names another one."""
 
 NETWORKS = ("powertrain", "scratch")
 """The published kinds of predictors, which take many seconds to fit."""
 
-_MOST_BUDGETS = 40
+_MAX_BUDGETS = 40
 # One run is enough: these methods do not depend on the seed.
 _DETERMINISTIC = ("maxn", "binary-search", "brute-force", "presets")
 # The paper reports other references than its own at one size only (figure 6).
@@ -33,14 +33,15 @@ _OTHER_REFERENCE_SIZES = (10, 50)
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is evaluated.
+    """How much a report evaluates.
 
     Attributes:
         runs: runs of all methods but the networks.
         network_runs: runs of the published networks, which take many seconds per fit; 0 skips them.
-        seed: seed of the first run; the following runs count up.
+        seed: seed of the first run; each further run adds 1.
         sizes: numbers of modes that predictors are fitted to. The networks skip those below 10.
-        corpus_sizes: numbers of rows of the reference's corpus that references are trained on, besides all of them.
+        corpus_sizes: numbers of rows of the reference's corpus that references are trained on, in addition to the whole
+            corpus.
         minibatches: numbers of minibatches for each mode, for the files that come with raw logs.
 
     Raises:
@@ -108,8 +109,8 @@ def read_folder(folder: Path) -> Folder:
     """Read every CSV file of a folder that has the columns of a training profile.
 
     Raises:
-        InvalidInputError: there are no such files, a file holds bad rows or several batch sizes, or there is nothing
-            to transfer from or to.
+        InvalidInputError: there are no such files, a file holds bad rows or several batch sizes, or there is no
+            reference or no target.
     """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder}: no such folder")
@@ -200,5 +201,5 @@ def budgets_w(target: Profile) -> Sequence[float]:
         first, last = PUBLISHED_BUDGETS_W
     else:
         first, last = math.ceil(target.power_mw.min() / 1e3), max(target.power_mw.max() // 1e3, 1)
-    every = max(1, math.ceil((last + 1 - first) / _MOST_BUDGETS))
+    every = max(1, math.ceil((last + 1 - first) / _MAX_BUDGETS))
     return [float(watts) for watts in range(first, max(int(last), first) + 1, every)]

@@ -32,8 +32,8 @@ def overview_of(pairs: Sequence[Report]) -> Overview:
     """The overview of all targets.
 
     Args:
-        pairs: the evaluations of each reference and target, as the page shows them; of the pairs with the same target
-            the first counts.
+        pairs: the evaluations of each reference and target, as the page shows them; of the pairs with the same target,
+            the first is used.
     """
     first: dict[str, Report] = {}
     for pair in pairs:
@@ -51,7 +51,7 @@ def overview_of(pairs: Sequence[Report]) -> Overview:
 
 
 def _by_method(columns: int, cells: Iterable[tuple[str, int, T]]) -> dict[str, list[T | None]]:
-    """The cells as one row for each method; None where a column has no cell."""
+    """Arrange the cells in one row for each method; None where a column has no cell."""
     found: dict[str, list[T | None]] = {}
     for method, column, cell in cells:
         row = found.setdefault(method, [None] * columns)

@@ -15,7 +15,7 @@ from wattfleet_evaluation.serving_methods.serving_session import ServingSession
 
 # With a reference to transfer from, three spread-out settings are enough to choose the next ones by prediction.
 _SPREAD = 3
-# Two settings for each fit halve the time for fitting.
+# Measuring two settings per fit halves the time for fitting.
 _SETTINGS_PER_FIT = 2
 
 
@@ -28,7 +28,8 @@ class MeasureWhatMattersForServing:
     Attributes:
         fit: fits the predictor, which must predict several batch sizes after three measurements.
         chooses_measured: whether only measured settings are chosen, which cannot break a limit. The predictor is then
-            fitted to the first measurements only, and conditioned on the others, which suits thousands of problems.
+            fitted only to the first measurements, and conditioned on the others. This is fast enough for thousands of
+            problems.
         name: name in tables.
     """
 

@@ -29,7 +29,7 @@ NAMES = ("wattfleet", "roofline", *_WITHOUT_REFERENCE)
 
 
 def serving_method_named(name: str, fit: Callable[[], Fit], chooses_measured: bool = False) -> ServingMethod:
-    """The serving method of a name.
+    """Create a serving method by its name.
 
     Args:
         name: one of `NAMES`.

@@ -1,4 +1,4 @@
-"""Searches that measure and do not predict, as the published searches for modes with one more dimension."""
+"""Searches that choose by measurements alone: the published searches for modes, extended by the batch size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SettingSearch:
     ) -> Choose:
         """Search for each of the problems. The seed has no effect."""
         for problem in problems:
-            possible = _Possible(session, problem)
+            possible = _CollectableSettings(session, problem)
 
             def upper(dimension: int, row: int, judge: LimitsJudge = possible.judge) -> bool:
                 if dimension == BATCH:
@@ -52,12 +52,12 @@ class SettingGradient:
     ) -> Choose:
         """Search for each of the problems. The seed has no effect."""
         for problem in problems:
-            possible = _Possible(session, problem)
+            possible = _CollectableSettings(session, problem)
             possible.grid.climb(possible.judge)
         return best_measured(session.profile(), objective)
 
 
-class _Possible:
+class _CollectableSettings:
     """The settings whose batch can be collected within a latency."""
 
     def __init__(self, session: ServingSession, limits: ServiceLimits) -> None:

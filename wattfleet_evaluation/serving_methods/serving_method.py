@@ -10,7 +10,7 @@ from wattfleet.modes import Profile
 from wattfleet_evaluation.serving_methods.serving_session import ServingSession
 
 Choose = Callable[[ServiceLimits], ChosenMode | None]
-"""Maps limits to a mode with its batch; None if nothing that is known keeps them."""
+"""Maps limits to a mode with its batch; None if no known setting keeps them."""
 
 
 class ServingMethod(Protocol):
@@ -30,8 +30,8 @@ class ServingMethod(Protocol):
 
         Args:
             session: measures the settings.
-            problems: the limits that will be chosen for. They differ only in their power budget.
-            objective: what is chosen by.
+            problems: the limits to choose for. They differ only in their power budget.
+            objective: what the choice optimizes.
             seed: seed of random draws, if the method makes any.
 
         Raises:

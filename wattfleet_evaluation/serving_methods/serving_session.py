@@ -68,7 +68,7 @@ class ServingSession:
         return self._rows[row]
 
     def measure_if_allowed(self, row: int) -> bool:
-        """Measure the setting at an index if the limit allows it; return whether it is measured."""
+        """Measure the setting at an index if the limit allows it; return whether the setting has been measured."""
         if row not in self._rows and not self.remaining:
             return False
         self.measure(row)

@@ -81,7 +81,7 @@ def test_small_targets_can_be_evaluated(target: Path, tmp_path: Path, count: int
 def test_a_target_too_small_for_an_audit_has_no_trusted_rows() -> None:
     found = audited(measured(4), None)  # No reference, as when a network is evaluated.
     assert found.trusted is None and found.suspect_rows is None
-    assert "4 measured modes are too few to audit" in str(found.why_not)
+    assert "4 measured modes are too few to audit" in str(found.no_audit_reason)
 
 
 def test_the_table_states_why_there_is_no_audit(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

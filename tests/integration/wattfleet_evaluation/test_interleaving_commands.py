@@ -174,8 +174,8 @@ def test_duty_refuses_bad_options(files: tuple[Path, Path], arguments: tuple[obj
 
 def test_interleave_refuses_files_that_do_not_fit(files: tuple[Path, Path], tmp_path: Path) -> None:
     training, inference = files
-    assert "--inference: the file is of training" in refusal(interleave((training, training)))
-    assert "--training: the file is of inference" in refusal(interleave((inference, inference)))
+    assert "--inference: the file holds measurements of training" in refusal(interleave((training, training)))
+    assert "--training: the file holds measurements of inference" in refusal(interleave((inference, inference)))
     apart = written(tmp_path, "apart.csv", replace(TRAINING, modes=SPACE[-3:]))
     assert "no power mode in common" in refusal(interleave((apart, inference)))
     bare = written(tmp_path, "bare.csv", replace(INFERENCE, batch=None))
@@ -189,5 +189,5 @@ def test_duty_refuses_files_that_do_not_fit(files: tuple[Path, Path], tmp_path: 
     bare = written(tmp_path, "bare.csv", replace(INFERENCE, batch=None))
     assert "has no column 'batch'" in refusal(duty(bare, "--strategy", strategy))
     batches = written(tmp_path, "batches.csv", replace(TRAINING, batch=np.array([10, 10, 10])))
-    assert "--inference: the file is of training" in refusal(duty(batches, "--strategy", strategy))
-    assert "--inference: the file is of training" in refusal(duty(files[0], "--strategy", strategy))
+    assert "--inference: the file holds measurements of training" in refusal(duty(batches, "--strategy", strategy))
+    assert "--inference: the file holds measurements of training" in refusal(duty(files[0], "--strategy", strategy))

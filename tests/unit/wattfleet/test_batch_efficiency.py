@@ -46,7 +46,7 @@ def test_interpolation_lies_between_the_neighbours(batches: tuple[int, ...], dat
 
 def test_the_efficiency_of_another_model_is_refused() -> None:
     assert MEASURED.for_model("resnet18") is MEASURED
-    with pytest.raises(InvalidInputError, match="is of resnet18, not of mobilenet"):
+    with pytest.raises(InvalidInputError, match="belongs to resnet18, not to mobilenet"):
         MEASURED.for_model("mobilenet")
 
 

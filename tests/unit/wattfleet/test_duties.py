@@ -79,7 +79,7 @@ GOOD = '{"workload": "camera", "arrivals": {"per_s": 30}, "latency_ms": 500}'
         ("[", "JSON object"),
         ("[1]", "JSON object"),
         ("[" * 100_000, "JSON object"),
-        (GOOD.replace("latency_ms", "latency"), "no key 'latency'"),
+        (GOOD.replace("latency_ms", "latency"), "unknown key 'latency'"),
         (GOOD.replace(', "latency_ms": 500', ""), "needs the key 'latency_ms'"),
         (GOOD.replace("500", '"500"'), "latency_ms must be a number"),
         (GOOD.replace("500", "true"), "latency_ms must be a number"),

@@ -188,7 +188,7 @@ def test_the_expected_worth_is_that_of_many_random_draws() -> None:
     row, drawn = 2, np.random.default_rng(0).standard_normal((2, 200_000))
     inference_ms, minibatch_ms = 60 * np.exp(0.2 * drawn[0]), 30 * np.exp(0.2 * drawn[1])
     counts = np.floor((400 - inference_ms) / minibatch_ms)
-    worth = pair.drawn_worth(limits, WINDOW, np.array([row]))[0]
+    worth = pair.sampled_worth(limits, WINDOW, np.array([row]))[0]
     assert worth.mean() == pytest.approx(counts.mean(), rel=0.02)
     assert worth.std() == pytest.approx(counts.std(), rel=0.1)
 
@@ -197,8 +197,8 @@ def test_late_draws_are_worth_nothing_and_measured_ones_are_all_alike() -> None:
     pair = paired(TRAINING, INFERENCE)
     limits = ServiceLimits(460, 40)
     rows = np.arange(len(INFERENCE))
-    exact = pair.drawn_worth(limits, SECOND, rows)
+    exact = pair.sampled_worth(limits, SECOND, rows)
     assert np.isnan(exact[3]).all(), "400 + 130 ms is too late"
     np.testing.assert_allclose(exact[2], 11 / 0.4)
-    doubtful = uncertain(pair, 0.2).drawn_worth(limits, SECOND, rows)
+    doubtful = uncertain(pair, 0.2).sampled_worth(limits, SECOND, rows)
     assert np.isnan(doubtful[2]).mean() == pytest.approx(0.5), "its median is exactly at the limit"

@@ -164,7 +164,7 @@ def test_batches_without_an_efficiency_are_not_chosen() -> None:
     few = BatchEfficiency("m", (32, 64), (0.9, 1.0), (0.0, 0.0), "test", unreached=(16,))
     assert found(choose_jointly(TABLE, few, PowerLimit())) == (FAST, 64, 0.75)
     other = BatchEfficiency("m", (128,), (1.0,), (0.0,), "test")
-    with pytest.raises(InvalidInputError, match=r"batch sizes 128, none of which fits to 4, 16, 64"):
+    with pytest.raises(InvalidInputError, match=r"batch sizes 128, none of which is among 4, 16, 64"):
         choose_jointly(TABLE, other, PowerLimit())
     with pytest.raises(InvalidInputError, match="is not known"):
         TABLE.sample_ms(few)

@@ -138,7 +138,7 @@ def test_rows_of_a_batch_that_runs_out_of_memory_later_are_dropped() -> None:
 
 
 def test_no_batch_fits() -> None:
-    with pytest.raises(BatchTooLargeError, match="the smallest of 4 samples included"):
+    with pytest.raises(BatchTooLargeError, match="not even 4 samples"):
         profile_jointly(MODES, [4, 8], PowerLimit(), FakeBoard(linear, memory=2).measure)
 
 

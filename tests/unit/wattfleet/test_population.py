@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from wattfleet.modes import BOARDS, Hardware, Task, WorkloadFacts
 from wattfleet.prediction.roofline import Member, Population, PowerParameters, Prior, TimeParameters
-from wattfleet.prediction.roofline.population import Estimate, _learn
+from wattfleet.prediction.roofline.population import Estimate, _fit_effects
 from wattfleet.prediction.roofline.priors import Spreads, general_power_prior, general_time_prior
 from wattfleet.prediction.roofline.residual import Surface
 
@@ -81,7 +81,7 @@ def learned():
         Member(WorkloadFacts(task), board, *[Estimate(value, information, Surface.zero())] * 2)
         for task, board, value, information in CASES
     ]
-    return _learn(members, [each.time for each in members], [np.zeros(2)] * 4, SPREADS, by_size)
+    return _fit_effects(members, [each.time for each in members], [np.zeros(2)] * 4, SPREADS, by_size)
 
 
 def test_the_effects_are_the_conditional_distribution_given_all_estimates() -> None:

@@ -44,7 +44,7 @@ class Deadline:
         Raises:
             InfeasibleBudgetError: no device can meet the deadline within the budgets; the text gives the earliest
                 possible one.
-            NoCandidatesError: nor could any with more watts.
+            NoCandidatesError: no device could meet it even with more watts.
         """
         curves = context.curves
         step = curves.steps_within(self.deadline_s)
@@ -60,8 +60,8 @@ class Deadline:
         }
         for k in np.flatnonzero(in_time & ~chosen):
             exclusion_reasons[int(k)] = (
-                f"too much power: meeting the deadline needs {extra_w[k]:.1f} W above idle,"
-                " which other devices use better"
+                f"too much power: meeting the deadline needs {extra_w[k]:.1f} W above idle; other devices"
+                " make better use of them"
             )
         if not chosen.any():  # no device has any utility, so select the fastest
             return SelectionRequest(1, in_time, np.zeros_like(chosen), exclusion_reasons, deadline_s=self.deadline_s)
@@ -76,8 +76,8 @@ class Deadline:
 
         Raises:
             InfeasibleBudgetError: the budgets allow a device, but it finishes later than the deadline.
-            NoCandidatesError: so does every device with all the watts that it can use, so that it is no use to wait for
-                watts.
+            NoCandidatesError: every device finishes later even with all the watts that it can use, so waiting for watts
+                does not help.
         """
         request = any_devices(context, 1)
         one = min_makespan(context.curves, context.headroom, 1, request.eligible, request.priority)

@@ -1,4 +1,4 @@
-"""Improves a set of devices one device at a time, as far as the supplies allow."""
+"""Local search for a better set of devices that the supplies can power, by changes of one device at a time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ def improved(
     places: int,
     rate: Callable[[Indices], float],
 ) -> Indices:
-    """A set that no single step improves: adding, removing or replacing a device, or giving it other work.
+    """The local optimum that is reached from a set by adding, removing or replacing a device, or changing its work.
 
-    Takes time with the square of the number of devices, so it is meant for small fleets.
+    The time grows with the square of the number of devices, so it is meant for small fleets.
 
     Args:
-        level: `[n]` work of each device; -1 for none.
-        extra_w: `[o, n]` watts above idle that each device needs for each work; infinite if it cannot do it.
+        level: `[n]` index of each device's work, the initial set; -1 for a device that is not in the set.
+        extra_w: `[o, n]` watts above idle that each device needs for each kind of work; infinite if it cannot do it.
         headroom: headroom of the supplies.
         places: maximum number of devices.
-        rate: what to increase, by the work of all devices.
+        rate: the objective to maximize, as a function of `level`.
+
+    Returns:
+        The improved set, `[n]` as `level`.
     """
     best, most = level, rate(level)
     while True:

@@ -21,7 +21,7 @@ from wattfleet.planning.policies.policy import (
 )
 
 # The paper's settings (section 7.1). Where the paper gives none, those of its published implementation.
-_EXPLORATION, _LEAST_EXPLORATION, _EXPLORATION_DECAY = 0.9, 0.2, 0.98
+_EXPLORATION, _MIN_EXPLORATION, _EXPLORATION_DECAY = 0.9, 0.2, 0.98
 _PENALTY = 2.0
 _CUTOFF = 0.95
 _CLIPPED_AT = 0.95
@@ -66,7 +66,7 @@ class Oort:
         known = np.array([offer.device_id in context.history.latest for offer in context.offers], dtype=np.bool_)
         able = np.isfinite(context.curves.fastest_s)
         explored, unexplored = np.flatnonzero(known & able), np.flatnonzero(~known & able)
-        exploration = max(_LEAST_EXPLORATION, _EXPLORATION * _EXPLORATION_DECAY ** (context.server_round - 1))
+        exploration = max(_MIN_EXPLORATION, _EXPLORATION * _EXPLORATION_DECAY ** (context.server_round - 1))
         exploring = min(len(unexplored), max(round(exploration * count), count - len(explored)))
         picked = np.zeros(n, dtype=np.bool_)
         picked[_drawn(draw, unexplored, 1.0 / context.curves.fastest_s[unexplored], exploring)] = True

@@ -20,7 +20,7 @@ from wattfleet.planning.offers import Offer
 
 @dataclass(frozen=True)
 class PlanningContext:
-    """What a policy knows about the round to plan.
+    """The information that a policy has about the round to plan.
 
     Attributes:
         server_round: number of the round, from 1.
@@ -53,7 +53,7 @@ class PlanningContext:
 
 @dataclass(frozen=True)
 class SelectionRequest:
-    """What a policy requests. The plan selects the eligible devices with the least makespan.
+    """A policy's request. The plan selects the eligible devices with the least makespan.
 
     Attributes:
         count: number of devices to select.
@@ -76,16 +76,16 @@ class SelectionRequest:
 
 
 class Policy(Protocol):
-    """A client-selection policy: a pure function of the context, so that plans are reproducible."""
+    """A client-selection policy. It must be a pure function of the context, so that plans are reproducible."""
 
     @property
     def name(self) -> str:
-        """Name on command lines."""
+        """The policy's name on command lines."""
         ...
 
     @property
     def has_count(self) -> bool:
-        """Whether it selects a given number of devices, to which over-selection applies."""
+        """Whether the policy selects a given number of devices; only then over-selection applies."""
         ...
 
     def request(self, context: PlanningContext) -> SelectionRequest:

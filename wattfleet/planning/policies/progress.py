@@ -22,28 +22,28 @@ from wattfleet.planning.policies.policy import (
 from wattfleet.planning.policies.progress_search import ProgressSearch
 
 _MAX_RELATIVE_SAMPLES = 100.0
-"""Samples of a device that count, in multiples of the fleet's median."""
+"""Cap on the samples that count for a device, in multiples of the fleet's median."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Selects the devices that give the run the most progress per second, and no more than that needs.
+    """Selects the set of devices that gives the run the most progress per second.
 
     Federated averaging over `k` of many heterogeneous devices needs a number of rounds in proportion to `1 + h / k`
     (Li et al., arXiv 1907.02189, theorem 2). So a round makes `k / (k + h)` of the progress of a round with all
     devices. Its duration is that of its training plus an overhead. Progress over duration has a maximum at some `k`
     and some duration, which depend on the budgets (Luo et al., arXiv 2012.08336, choose `k` from the same bound).
-    Where the plan may choose the local epochs, their progress multiplies it (see `ProgressSearch`).
+    Where the plan may choose the local epochs, it is multiplied by their progress (see `ProgressSearch`).
 
-    A device counts in `k` by its samples and by the number of rounds since it last took part, each relative to the
-    mean. So small and fast devices do not always train alone. A set never counts for more devices than it has, so a
-    device that was absent for very long, such as one that joins a long run, does not train alone either.
+    In `k`, a device is weighted by its samples and by the number of rounds since it last took part, each relative to
+    the mean. So it is not always the small and fast devices that train. A set never counts for more devices than it
+    has, so a device that was absent for very long, such as one that joins a long run, does not train alone either.
 
     Attributes:
         count: maximum number of devices in a round; None for as many as are useful.
         half_devices: number of devices `h` with which a round makes half the progress of a round with all devices. The
-            more alike the devices' data, the smaller.
-        overhead_s: seconds of a round besides its training.
+            more similar the devices' data, the smaller it is.
+        overhead_s: seconds of a round in addition to its training.
     """
 
     count: int | None = None
@@ -82,7 +82,7 @@ class Progress:
 
 
 def device_worth(offers: Sequence[Offer], server_round: int, history: History) -> Values:
-    """`[n]` weight of each device: 1 on average, more with more samples and with more rounds since its last one.
+    """`[n]` weight of each device, 1 on average. It grows with the samples and with the rounds since the last one.
 
     Args:
         offers: the devices.
@@ -95,7 +95,7 @@ def device_worth(offers: Sequence[Offer], server_round: int, history: History) -
     rounds = np.maximum(server_round - np.array(last_selected, dtype=float), 1.0)
     samples = np.array([np.nan if each is None else each[1].num_examples or np.nan for each in latest], dtype=float)
     known = np.isfinite(samples)
-    if known.any():  # no device may claim so many samples that the others count for nothing
+    if known.any():  # otherwise a device could report so many samples that the others have no weight
         samples = np.minimum(samples, _MAX_RELATIVE_SAMPLES * np.median(samples[known]))
     samples = np.where(known, samples, samples[known].mean() if known.any() else 1.0)
     worth = rounds / rounds.mean() * samples / samples.mean()

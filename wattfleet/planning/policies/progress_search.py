@@ -5,9 +5,10 @@ A round with the devices `S`, in which device `i` of weight `w_i` trains `e_i` l
     sum(w_i * f(e_i)) / (sum(w_i) + h)
 
 where `f(e)` is the progress of a round in which all devices train `e` epochs, and `h` the number of devices with which
-a round of the most epochs among them makes half of its progress. With equal epochs this is `f(e) * k / (k + h)`. With
-different ones it is the mean progress of the devices times `k / (k + h)`: devices that do less do not add less noise to
-the average, in which FedNova's normalisation counts all updates alike (Wang et al., arXiv 2007.07481).
+a round makes half of its progress, for the largest number of epochs in the set. With equal epochs this is
+`f(e) * k / (k + h)`. With different ones it is the mean progress of the devices times `k / (k + h)`: devices that train
+less do not add less noise to the average, because FedNova's normalisation gives all updates the same weight (Wang et
+al., arXiv 2007.07481).
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from wattfleet.planning.policies.policy import PlanningContext
 from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_watt
 
 _LIMITS, _FINER_LIMITS = 32, 12
-"""Durations to try for each number of epochs, and then around the best one."""
+"""Number of durations to try for each number of epochs, first over the whole range and then around the best one."""
 
-_OWN_LIMITS, _OWN_LIMITS_OF_FEW, _OWN_RANGE = 10, 24, 6.0
-"""Durations to try where devices train different epochs, in large and small fleets, and how far from the best one with
-equal epochs."""
+_OWN_LIMITS, _OWN_LIMITS_SMALL_FLEET, _OWN_RANGE = 10, 24, 6.0
+"""If devices train different epochs: the number of durations to try in large and in small fleets, and the factor by
+which they may differ from the best duration with equal epochs."""
 
 _PRICES = (0.0, 0.3, 1.0, 3.0)
-"""Of a watt, relative to the median progress per watt: the higher, the less the devices do."""
+"""Prices of a watt to try, relative to the median progress per watt. At a higher price, devices train less."""
 
-_FEW_DEVICES = 16
-"""A fleet of so many candidates or fewer is small: its sets are improved one device at a time."""
+_SMALL_FLEET = 16
+"""Maximum number of candidates in a small fleet, whose sets are improved one device at a time."""
 
 _IMPROVED_SETS = 24
-"""Sets that are improved, the most promising ones."""
+"""Number of the most promising sets that are improved."""
 
 _ALIKE_LOG_S = 0.05
-"""Two durations are alike if their logarithms differ by less."""
+"""Durations are grouped by their logarithm in steps of this width; only the best set of a group is improved."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A set of devices with their local epochs.
+class ScoredSet:
+    """A set of devices with their local epochs, and its progress per second.
 
     Attributes:
-        progress_per_s: of the round.
-        limit_s: the duration of its training that was tried; every device keeps to it with the least power.
+        progress_per_s: progress per second of the round.
+        limit_s: the duration of training that was tried; every device finishes within it, with the least power.
         level: `[n]` index into the options of epochs for each device; -1 for a device that is not in the set.
     """
 
@@ -67,7 +68,7 @@ class Found:
 
 
 class ProgressSearch:
-    """The search for one round."""
+    """The search for the best set of one round."""
 
     def __init__(
         self, context: PlanningContext, worth: Values, places: int, half_devices: float, overhead_s: float
@@ -79,7 +80,7 @@ class ProgressSearch:
             worth: `[n]` weight of each device, 1 on average.
             places: maximum number of devices.
             half_devices: number of devices for half the progress, for epochs that state none of their own.
-            overhead_s: seconds of a round besides its training.
+            overhead_s: seconds of a round in addition to its training.
         """
         options = context.choice.options
         self._worth = worth
@@ -94,7 +95,7 @@ class ProgressSearch:
         # The context keeps the curves of the first option, which has the fewest epochs.
         self._curves = [context.curves, *(context.fronts.curves(option.epochs) for option in options[1:])]
 
-    def best(self) -> Found | None:
+    def best(self) -> ScoredSet | None:
         """The best set that was found; None if the supplies can power no device."""
         kinds = [self._with_equal_epochs(level) for level in range(len(self._curves))]
         found = list(itertools.chain.from_iterable(kinds))
@@ -102,23 +103,23 @@ class ProgressSearch:
             equal = max(found, key=_progress_per_s)
             kinds += [list(self._with_own_epochs(top, equal)) for top in range(1, len(kinds))]
             found = list(itertools.chain.from_iterable(kinds))
-        if len(self._worth) <= _FEW_DEVICES:
+        if len(self._worth) <= _SMALL_FLEET:
             found += list(self._improved(found))
         elif len(kinds) > 1:
-            # The plan shortens what was tried, more for some numbers of epochs than for others.
+            # The plan can shorten the durations that were tried, for some numbers of epochs more than for others.
             best_of_each = [max(kind, key=_progress_per_s) for kind in kinds if kind]
-            found = [self._soonest(one.level) for one in best_of_each if one.chosen.any()]
+            found = [self._fastest_set(one.level) for one in best_of_each if one.chosen.any()]
         best = max(found, key=_progress_per_s, default=None)
         return best if best is not None and best.chosen.any() else None
 
-    def _found(self, level: Indices, limit_s: float, times_s: Values) -> Found:
-        return Found(self._rate(level, times_s), limit_s, level)
+    def _scored(self, level: Indices, limit_s: float, times_s: Values) -> ScoredSet:
+        return ScoredSet(self._rate(level, times_s), limit_s, level)
 
     def _rate(self, level: Indices, times_s: Values) -> float:
         """Progress per second of a set.
 
         Args:
-            level: `[n]` as in `Found`.
+            level: `[n]` as in `ScoredSet`.
             times_s: `[o, n]` seconds of each device's training for each option of epochs.
         """
         chosen = np.flatnonzero(level >= 0)
@@ -132,10 +133,10 @@ class ProgressSearch:
         return mean * devices / (devices + self._half[int(own.max())]) / duration_s
 
     def _within(self, limit_s: float, levels: Sequence[int]) -> tuple[Values, Values]:
-        """How devices train some options of epochs within a duration, with the least power.
+        """The least power with which each device trains some options of epochs within a duration.
 
         Returns:
-            `[o, n]` watts above idle, infinite if a device cannot be in time, and `[o, n]` seconds.
+            `[o, n]` watts above idle, infinite if a device cannot finish in time, and `[o, n]` seconds.
         """
         extra_w = np.full((len(self._curves), len(self._worth)), np.inf)
         times_s = np.full_like(extra_w, np.inf)
@@ -147,38 +148,43 @@ class ProgressSearch:
 
     # --- the same epochs for all ----------------------------------------------------------------------------------
 
-    def _with_equal_epochs(self, level: int) -> list[Found]:
+    def _with_equal_epochs(self, level: int) -> list[ScoredSet]:
         """Sets whose devices all train the same number of epochs."""
         times_s = self._curves[level].time_s
         if not len(times_s):
             return []
         first_s, last_s = float(times_s.min()) * (1 + 1e-9), float(times_s.max())
-        found = [one for limit_s in np.geomspace(first_s, last_s, _LIMITS) for one in self._equal(level, limit_s)]
+        found = [
+            one
+            for limit_s in np.geomspace(first_s, last_s, _LIMITS)
+            for one in self._sets_of_equal_epochs(level, limit_s)
+        ]
         at_s = max(found, key=_progress_per_s).limit_s
         step = (last_s / first_s) ** (1 / (_LIMITS - 1))
         around_s = np.geomspace(max(at_s / step, first_s), min(at_s * step, last_s), _FINER_LIMITS)
-        return found + [one for limit_s in around_s for one in self._equal(level, limit_s)]
+        return found + [one for limit_s in around_s for one in self._sets_of_equal_epochs(level, limit_s)]
 
-    def _equal(self, level: int, limit_s: float) -> Iterator[Found]:
-        """Sets for one duration. One of them is close to the best, most often the first.
+    def _sets_of_equal_epochs(self, level: int, limit_s: float) -> Iterator[ScoredSet]:
+        """Candidate sets for one duration. One of them, usually the first, is close to the best.
 
-        Taken by worth per watt, small devices can use the power or the places of a device that is worth more.
+        The first set is chosen greedily by worth per watt. This can give small devices the power or the places of a
+        device that is worth more, so alternatives are tried, too.
         """
         watts, times_s = self._within(limit_s, [level])
         extra_w = watts[level]
         carried = greedy_by_utility_per_watt(extra_w, self._worth, self._headroom).chosen
         sets = [
-            self._of_most_worth(carried, self._places),
-            self._of_most_worth(extra_w <= self._headroom.single_device_w, 1),
+            self._with_most_worth(carried, self._places),
+            self._with_most_worth(extra_w <= self._headroom.single_device_w, 1),
         ]
         if np.count_nonzero(carried) > self._places:
             by_worth = greedy_by_utility(extra_w, self._worth, self._headroom)
-            sets.append(self._of_most_worth(by_worth, self._places))
+            sets.append(self._with_most_worth(by_worth, self._places))
         for chosen in sets:
-            yield self._found(np.where(chosen, level, -1), float(limit_s), times_s)
+            yield self._scored(np.where(chosen, level, -1), float(limit_s), times_s)
 
-    def _of_most_worth(self, devices: Mask, places: int) -> Mask:
-        """The most worthwhile of some devices, as many as there are places."""
+    def _with_most_worth(self, devices: Mask, places: int) -> Mask:
+        """The devices with the most worth among some, up to the number of places."""
         if np.count_nonzero(devices) <= places:
             return devices
         able = np.flatnonzero(devices)
@@ -186,26 +192,26 @@ class ProgressSearch:
         kept[able[np.argsort(-self._worth[able], kind="stable")[:places]]] = True
         return kept
 
-    # --- epochs of each device's own ------------------------------------------------------------------------------
+    # --- different epochs for each device -------------------------------------------------------------------------
 
-    def _with_own_epochs(self, top: int, equal: Found) -> Iterator[Found]:
-        """Sets whose devices train up to so many epochs, slow ones less.
+    def _with_own_epochs(self, top: int, equal: ScoredSet) -> Iterator[ScoredSet]:
+        """Sets in which devices train up to the number of epochs `top`, and slow devices fewer.
 
-        For a duration, the objective is a ratio of two sums over the devices, so that a set is the best if it has the
-        most `sum(w * (f - ratio))` (Dinkelbach, doi:10.1287/mnsc.13.7.492). Each device chooses its epochs at a price
-        of a watt, and the supplies power the devices with the most of this per watt.
+        For a fixed duration, the objective is a ratio of two sums over the devices, so the best set maximizes
+        `sum(w * (f - ratio))` (Dinkelbach, doi:10.1287/mnsc.13.7.492). Each device chooses its epochs at a price per
+        watt, and the supplies power the devices with the largest terms of this sum per watt.
 
         Args:
-            top: index of the most epochs.
+            top: index of the largest number of epochs.
             equal: the best set with equal epochs.
         """
         shortest_s = float(self._curves[0].time_s.min()) * (1 + 1e-9)
         longest_s = float(self._curves[top].time_s.max())
         around_s = max(equal.limit_s / _OWN_RANGE, shortest_s), min(equal.limit_s * _OWN_RANGE, longest_s)
-        limits = _OWN_LIMITS_OF_FEW if len(self._worth) <= _FEW_DEVICES else _OWN_LIMITS
+        limits = _OWN_LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _OWN_LIMITS
         for limit_s in map(float, np.geomspace(*around_s, limits)):
             extra_w, times_s = self._within(limit_s, range(top + 1))
-            ratio = equal.progress_per_s * (limit_s + self._overhead_s)  # what a better set has to exceed
+            ratio = equal.progress_per_s * (limit_s + self._overhead_s)  # a better set exceeds this ratio
             gain = self._worth * np.maximum(self._progress[:, None] - ratio, 0.0)
             can = np.isfinite(extra_w) & (gain > 0)
             if not can.any():
@@ -217,34 +223,35 @@ class ProgressSearch:
                 own = level, np.arange(len(level))
                 taken = np.where(can[own], gain[own], 0.0)
                 carried = greedy_by_utility_per_watt(extra_w[own], taken, self._headroom).chosen
-                chosen = self._of_most_worth(carried, self._places)
-                yield self._found(np.where(chosen, level, -1), limit_s, times_s)
+                chosen = self._with_most_worth(carried, self._places)
+                yield self._scored(np.where(chosen, level, -1), limit_s, times_s)
 
     # --- small fleets ---------------------------------------------------------------------------------------------
 
-    def _improved(self, found: Sequence[Found]) -> Iterator[Found]:
+    def _improved(self, found: Sequence[ScoredSet]) -> Iterator[ScoredSet]:
         """The most promising sets, improved one device at a time."""
-        promising: dict[tuple[int, int], Found] = {}  # of several that take about as long, the best
+        promising: dict[tuple[int, int], ScoredSet] = {}  # the best set of each group of similar durations
         for one in sorted(found, key=_progress_per_s, reverse=True):
             if one.chosen.any() and len(promising) < _IMPROVED_SETS:
                 promising.setdefault((int(one.level.max()), round(math.log(one.limit_s) / _ALIKE_LOG_S)), one)
         for one in promising.values():
             top = int(one.level.max())
             extra_w, times_s = self._within(one.limit_s, range(top + 1) if self._is_per_device else [top])
-            # While devices are exchanged, the duration stays: otherwise each step would have to spare the slowest one.
+            # The duration is fixed during the improvement. Otherwise only steps that remove the slowest device would
+            # help.
             rate = partial(self._rate, times_s=np.full_like(times_s, one.limit_s))
             level = improved(one.level, extra_w, self._headroom, self._places, rate)
-            yield self._soonest(level)
+            yield self._fastest_set(level)
 
-    def _soonest(self, level: Indices) -> Found:
-        """A set with the shortest duration that the supplies allow."""
+    def _fastest_set(self, level: Indices) -> ScoredSet:
+        """The set with the shortest duration that the supplies allow for its devices and epochs."""
         curves = self._fronts.curves(self._epochs[np.maximum(level, 0)])
         chosen = np.asarray(level >= 0)
         allocation = min_makespan(curves, self._headroom, int(chosen.sum()), chosen, np.zeros_like(chosen))
-        assert allocation is not None, "the supplies can power the set, if more slowly"
+        assert allocation is not None, "the supplies can power the set at some duration"
         limit_s = allocation.limit_s
-        return self._found(level, limit_s, np.full((len(self._curves), len(level)), limit_s))
+        return self._scored(level, limit_s, np.full((len(self._curves), len(level)), limit_s))
 
 
-def _progress_per_s(found: Found) -> float:
+def _progress_per_s(found: ScoredSet) -> float:
     return found.progress_per_s

@@ -44,12 +44,12 @@ def policy_names() -> tuple[str, ...]:
 
 
 def policy_named(name: str, **options: object) -> Policy:
-    """The policy of a name.
+    """Build a policy by its name.
 
     Args:
         name: one of `policy_names()`.
-        options: options of the policy (see its attributes); None for the policy's default. Policies that draw nothing
-            ignore a seed.
+        options: options of the policy (see its attributes); None for the policy's default. Policies without random
+            draws ignore a seed.
 
     Raises:
         InvalidInputError: the policy is unknown, an option is unknown, missing or invalid, or the package that
@@ -112,7 +112,7 @@ def _provided(name: str, entries: Sequence[EntryPoint]) -> Callable[..., Policy]
     try:
         provided: Callable[..., Policy] = entry.load()
         signature(provided)
-    except Exception as error:  # a boundary: whatever fails when another package is imported
+    except Exception as error:  # a boundary: importing another package can fail in any way
         raise InvalidInputError(
             f"policy {name!r} of {packages} cannot be loaded from {entry.value!r} ({type(error).__name__}: {error}):"
             f" correct or reinstall {packages}"
@@ -124,7 +124,7 @@ def _checked(name: str, entry: EntryPoint, provided: Callable[..., Policy], opti
     """Build a policy that a package provides.
 
     Raises:
-        InvalidInputError: it cannot be built with these options, or is no policy.
+        InvalidInputError: it cannot be built with these options, or is not a policy.
     """
     package = _distribution(entry)
     try:
@@ -139,7 +139,7 @@ def _checked(name: str, entry: EntryPoint, provided: Callable[..., Policy], opti
     is_policy = callable(getattr(policy, "request", None)) and isinstance(getattr(policy, "has_count", None), bool)
     if not is_policy or not isinstance(getattr(policy, "name", None), str):
         raise InvalidInputError(
-            f"policy {name!r} of {package} lacks name, has_count or request(context): give {entry.value!r} what"
-            " wattfleet.planning.policies.Policy asks for"
+            f"policy {name!r} of {package} lacks name, has_count or request(context): implement"
+            f" wattfleet.planning.policies.Policy in {entry.value!r}"
         )
     return policy

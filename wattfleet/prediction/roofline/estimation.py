@@ -51,7 +51,7 @@ class Prior:
         return cls(mean, np.asarray(np.linalg.cholesky(covariance + _JITTER * np.eye(len(mean)))))
 
     def extended(self, mean: float, sd: float) -> Prior:
-        """The same with one more, independent parameter."""
+        """The prior with one more, independent parameter."""
         k = len(self.mean)
         root = np.zeros((k + 1, k + 1))
         root[:k, :k], root[k, k] = self.root, sd
@@ -75,15 +75,15 @@ def robust_fit(
     loss: Literal["soft_l1", "cauchy"],
     starts: int,
 ) -> Values:
-    """The most plausible parameters, `[k]`, if single observations may be wrong.
+    """The parameters with the largest posterior density, `[k]`, by a fit that is robust to single wrong observations.
 
     Args:
         model: the model to fit.
         observed: `[n]` observed logarithms.
         prior: the prior; the first start is its mean.
         scale: standard deviation of an ordinary residual.
-        loss: the cost of a large residual: `soft_l1` its size, `cauchy` only its logarithm, which suits many
-            observations of which some are wrong.
+        loss: how the cost grows with a large residual: `soft_l1` linearly, `cauchy` only logarithmically, which suits
+            many observations of which some are wrong.
         starts: number of starting points; those after the first are drawn around it with a fixed seed.
     """
     whitened = _whitened(model, prior)
@@ -102,7 +102,7 @@ def robust_fit(
 
 
 def generalised_fit(model: Model, observed: Values, prior: Prior, covariance: Values, start: Values) -> Values:
-    """The most plausible parameters, `[k]`, if residuals are correlated.
+    """The parameters with the largest posterior density, `[k]`, for correlated residuals (generalised least squares).
 
     Args:
         model: the model to fit.
@@ -126,7 +126,7 @@ def generalised_fit(model: Model, observed: Values, prior: Prior, covariance: Va
 
 
 def _whitened(model: Model, prior: Prior) -> Model:
-    """A model of the deviations from a prior's mean instead of the parameters."""
+    """A model as a function of independent deviations from a prior's mean, instead of the parameters."""
     return lambda deviations: model(np.clip(prior.parameters(deviations), -LARGEST_LOG, LARGEST_LOG))
 
 

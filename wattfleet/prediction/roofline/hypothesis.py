@@ -24,7 +24,7 @@ from wattfleet.prediction.roofline.residual import Remainder, Surface, both_at
 
 Values = NDArray[np.float64]
 
-# Log residuals of time and power beyond which a row is rather wrong than typical of the workload.
+# Log residuals of time and power beyond which a row is more likely to be wrong than typical of the workload.
 TIME_WIDTH, POWER_WIDTH = 0.15, 0.08
 _GPU_WORK = [
     k
@@ -50,13 +50,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a hypothesis assumes before any measurement.
+    """The prior of a hypothesis, before any measurement.
 
     Attributes:
         time: the prior of the time parameters.
         power: the prior of the power parameters.
         surfaces: the mean residuals of other workloads, of time and of power.
-        loader_workers: number of processes that load data; None if nothing is assumed of it.
+        loader_workers: number of processes that load data; None if nothing is assumed about it.
     """
 
     time: Prior
@@ -67,10 +67,10 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Time and power of a workload, if one hypothesis about it is true.
+    """The model of a workload's time and power under one hypothesis about its unknown facts.
 
     Attributes:
-        probability: the probability of the hypothesis, given the measurements.
+        probability: the posterior probability of the hypothesis, given the measurements.
         time: parameters of the step time.
         power: parameters of the power.
         time_remainder: what is added to the logarithm of the modelled time.
@@ -86,7 +86,7 @@ class Hypothesis:
     loader_workers: int | None = None
 
     def adapted(self, of: Hardware, to: Hardware) -> Hypothesis:
-        """The same, scaled to another board by the two boards' data sheets."""
+        """The hypothesis scaled to another board by the two boards' data sheets."""
         time = TimeParameters.from_log(self.time.log() + time_shift(of, to))
         power = PowerParameters.from_log(self.power.log() + power_shift(of, to))
         return replace(self, time=time, power=power)
@@ -135,7 +135,7 @@ def fit_power(rows: Rows, assumed: Assumptions, time: FittedQuantity) -> FittedQ
 
 
 def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probability: float) -> Hypothesis:
-    """The hypothesis whose time was fitted, with its power fitted as well."""
+    """Fit the power of a hypothesis whose time was fitted, and return the complete hypothesis."""
     power = fit_power(rows, assumed, time)
     return Hypothesis(
         probability,
@@ -148,7 +148,7 @@ def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probabili
 
 
 def fit_whole_corpus(rows: Rows, time_prior: Prior, power_prior: Prior) -> Hypothesis:
-    """Fit both quantities to a corpus, whose priors hardly matter."""
+    """Fit both quantities to a corpus, which is so large that the priors hardly matter."""
     time = fit_corpus(time_physics(rows.settings), rows.settings, rows.log_ms, time_prior, TIME_WIDTH)
     theta = TimeParameters.from_log(time.log_parameters)
     physics = power_physics(theta, rows.settings)
@@ -168,10 +168,10 @@ def power_physics(time: TimeParameters, settings: Settings) -> Model:
 
 
 def _time_gpu_share(gradient: Values) -> Values:
-    """By how much the log time grows with the log of all GPU work, `[n]`."""
+    """The elasticity of the time with respect to all GPU work, `[n]`."""
     return np.asarray(gradient[:, _GPU_WORK].sum(1))
 
 
 def _power_gpu_share(gradient: Values) -> Values:
-    """The power's parameters do not depend on the batch size."""
+    """Zeros, `[n]`: the power's parameters do not depend on the batch size."""
     return np.zeros(len(gradient))

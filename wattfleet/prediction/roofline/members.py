@@ -18,13 +18,14 @@ from wattfleet.prediction.roofline.residual import Remainder, Surface
 
 Values = NDArray[np.float64]
 
-# The model's own errors are alike at neighbouring modes. Thousands of rows therefore tell no more than so many
-# independent ones with these errors.
+# The model's own errors are correlated at neighbouring modes. Thousands of rows therefore carry no more information
+# than this number of independent rows with this error.
 _INDEPENDENT_ROWS = 150
 _ERROR_SD = 0.03
 _WIDTH = 0.1
-# Information on a parameter below which it stays at the value of the transfer: about that of a factor of 20.
-_LEAST_INFORMATION = 0.1
+# A parameter with less information than this stays at the value of the transfer. It is the information of a log
+# standard deviation of 3.
+_MIN_INFORMATION = 0.1
 
 
 def measured_member(profile: Profile, facts: WorkloadFacts, hardware: Hardware) -> Member:
@@ -50,7 +51,7 @@ def measured_member(profile: Profile, facts: WorkloadFacts, hardware: Hardware) 
 
 
 def _estimate(physics: Model, parameters: Values, observed: Values, remainder: Remainder) -> Estimate:
-    """Parameters with the information that the rows give about each of them."""
+    """The fitted parameters with the information that the rows carry about them."""
     gradient = jacobian(physics, parameters)
     weights = residual_weights(observed - value_at(physics, parameters), _WIDTH)
     counted = min(1.0, _INDEPENDENT_ROWS / len(observed))
@@ -59,14 +60,14 @@ def _estimate(physics: Model, parameters: Values, observed: Values, remainder: R
 
 
 def learned_member(fitted: Hypothesis, facts: WorkloadFacts, hardware: Hardware) -> Member:
-    """A workload whose predictor was fitted, as a member of a population.
+    """Turn a workload whose predictor was fitted into a member of a population.
 
-    Only what its own rows say counts. The prior of the transfer is taken out again, since the population that gave the
-    prior is to contain this member.
+    Only the information of its own rows counts. The prior of the transfer is removed again, because it came from the
+    population that is to contain this member.
 
     Args:
         fitted: the most probable hypothesis of a transfer to a few rows, or of a fit to a corpus.
-        facts: what is known of the workload. If its loader workers are unknown, the hypothesis tells them.
+        facts: known facts of the workload. If its loader workers are unknown, those of the hypothesis are used.
         hardware: the board of the workload.
     """
     if facts.loader_workers is None:
@@ -79,13 +80,13 @@ def learned_member(fitted: Hypothesis, facts: WorkloadFacts, hardware: Hardware)
     return Member(
         facts,
         hardware,
-        _learned(fitted.time.log(), time),
-        _learned(fitted.power.log(), power),
+        _estimate_without_prior(fitted.time.log(), time),
+        _estimate_without_prior(fitted.power.log(), power),
     )
 
 
-def _learned(parameters: Values, remainder: Remainder) -> Estimate:
-    """The parameters that a correction's rows alone imply, if the model is linear around the fitted ones."""
+def _estimate_without_prior(parameters: Values, remainder: Remainder) -> Estimate:
+    """The estimate from a correction's rows without the prior, if the model is linear around the fitted parameters."""
     correction = remainder.correction
     gradient, of_share = correction.gradient[:, :-1], correction.gradient[:, -1]
     residuals = correction.residual_covariance() @ correction.weights
@@ -95,7 +96,7 @@ def _learned(parameters: Values, remainder: Remainder) -> Estimate:
     covariance = correction.residual_covariance() + share_sd**2 * np.outer(of_share, of_share)
     information = gradient.T @ np.linalg.solve(covariance, gradient)
     pull = gradient.T @ np.linalg.solve(covariance, residuals)
-    shift = np.linalg.solve(information + _LEAST_INFORMATION * np.eye(len(parameters)), pull)
-    # What the physics leaves unexplained of this workload, without what single rows deviate.
+    shift = np.linalg.solve(information + _MIN_INFORMATION * np.eye(len(parameters)), pull)
+    # The smooth residual of this workload, without the deviations of single rows.
     surface = Surface(correction.points.settings, correction.process.amplitude**2 * correction.weights)
     return Estimate(parameters + shift, information, surface)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Values = NDArray[np.float64]
 
 MAX_MEMBERS = 64
-"""Workloads of a population at most."""
+"""Maximum number of workloads in a population."""
 
 # Weight of the assumed covariance, in workloads.
 _ASSUMED_WORKLOADS = 4.0
@@ -47,12 +47,13 @@ _ANY_BOARD = Hardware(2048, 256, 15)
 
 @dataclass(frozen=True)
 class Estimate:
-    """One workload's log parameters of one quantity, as its measurements alone tell them.
+    """One workload's log parameters of one quantity, estimated from its own measurements without a prior.
 
     Attributes:
         mean: `[k]` log parameters.
-        information: `[k, k]` inverse covariance of their errors; may be singular, where nothing was learned.
-        surface: what the physics leaves unexplained.
+        information: `[k, k]` inverse covariance of their errors; singular if the rows carry no information on a
+            parameter.
+        surface: the residual of the physics.
     """
 
     mean: Values
@@ -79,7 +80,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Population:
-    """Measured workloads, whose parameters show how much those of another workload may differ.
+    """Measured workloads. The spread of their parameters gives the prior of another workload.
 
     Attributes:
         members: the workloads; the first one's board is the base that others are compared with.
@@ -116,22 +117,22 @@ class Population:
     @cached_property
     def _time(self) -> _Effects:
         shifts = [known_shift(each.facts)[0] for each in self.members]
-        return _learn(self.members, [each.time for each in self.members], shifts, TIME_SPREADS, time_shift)
+        return _fit_effects(self.members, [each.time for each in self.members], shifts, TIME_SPREADS, time_shift)
 
     @cached_property
     def _power(self) -> _Effects:
         none = np.zeros(len(POWER_SPREADS.board))
-        return _learn(
+        return _fit_effects(
             self.members, [each.power for each in self.members], [none] * len(self.members), POWER_SPREADS, power_shift
         )
 
 
 HardwareShift = Callable[[Hardware, Hardware], Values]
-"""What the data sheets of two boards say about the difference of the log parameters, `[k]`."""
+"""Returns the differences of the log parameters, `[k]`, that follow from the data sheets of two boards."""
 
 
 def time_shift(of: Hardware, to: Hardware) -> Values:
-    """By how much the log time parameters differ on another board.
+    """The differences of the log time parameters between two boards, by their data sheets, `[k]`.
 
     A GPU with half the cores needs twice the cycles for the same work, and so does a memory bus of half the width.
     """
@@ -141,7 +142,7 @@ def time_shift(of: Hardware, to: Hardware) -> Values:
 
 
 def power_shift(of: Hardware, to: Hardware) -> Values:
-    """By how much the log power parameters differ on another board.
+    """The differences of the log power parameters between two boards, by their data sheets, `[k]`.
 
     A memory bus of half the width draws half the power. The lowest power is proportional to the lowest preset.
     """
@@ -153,16 +154,16 @@ def power_shift(of: Hardware, to: Hardware) -> Values:
 
 @dataclass(frozen=True)
 class _Effects:
-    """What was learned about one quantity's `k` log parameters.
+    """The fitted effects of task and board on one quantity's `k` log parameters, and their spread between workloads.
 
     Attributes:
         boards: the `b` boards of the members; the first is the base.
-        mean: `[(1 + b) k]` the mean of a training on the base, the difference of an inference, and the difference of
-            each further board beyond its data sheet.
-        covariance: their covariance.
+        mean: `[(1 + b) k]` the mean of a training on the base board, the difference of an inference, and the difference
+            of each further board beyond its data sheet.
+        covariance: `[(1 + b) k, (1 + b) k]` covariance of the errors of `mean`.
         between: `[k, k]` covariance between workloads.
-        spreads: the assumptions it started from.
-        shift: what data sheets say about another board.
+        spreads: the prior spreads.
+        shift: the differences between two boards by their data sheets.
     """
 
     boards: tuple[Hardware, ...]
@@ -173,7 +174,7 @@ class _Effects:
     shift: HardwareShift
 
     def workload(self, task: Task, hardware: Hardware | None) -> tuple[Values, Values]:
-        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board; None is unknown."""
+        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board; None if it is unknown."""
         board = hardware or self.boards[0]
         design = _design(len(self.between), self.boards, task, board)
         covariance = self.between + design @ self.covariance @ design.T
@@ -185,12 +186,12 @@ class _Effects:
 
 
 def _design(k: int, boards: Sequence[Hardware], task: Task, hardware: Hardware) -> Values:
-    """Which effects add up to the mean of a workload's parameters, `[k, (1 + b) k]`."""
+    """The design matrix, `[k, (1 + b) k]`: the effects that add up to the mean of a workload's parameters."""
     parts = [1.0, float(task is Task.INFERENCE), *(float(hardware == other) for other in boards[1:])]
     return np.hstack([part * np.eye(k) for part in parts])
 
 
-def _learn(
+def _fit_effects(
     members: Sequence[Member],
     estimates: Sequence[Estimate],
     shifts: Sequence[Values],
@@ -242,16 +243,16 @@ def _mean_surface(surfaces: Sequence[Surface]) -> Surface:
 def population_of(
     time: Values, power: Values, surfaces: tuple[Surface, Surface], hardware: Hardware | None
 ) -> Population:
-    """The population of a single workload, of which only the parameters are known.
+    """Create a population of a single workload from its parameters alone.
 
     Args:
         time: `[k]` log time parameters.
         power: `[k]` log power parameters.
-        surfaces: its residuals of time and of power.
+        surfaces: its smooth residuals of time and of power.
         hardware: its board; None if it is unknown.
     """
     of_time = np.full(len(time), _KNOWN)
-    # One batch size does not show what grows with the batch.
+    # One batch size does not show which part of the work grows with the batch.
     of_time[-len(GENERAL_GROWTH) :] = 0
     return Population(
         (

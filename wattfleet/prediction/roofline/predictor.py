@@ -1,8 +1,9 @@
 """The default predictor: a physical model fitted to the measured rows, and a Gaussian process on its residuals.
 
-A population of measured workloads gives the prior of the parameters, so that a few rows suffice. What is not known of
-the workload, such as whether other processes load its data, is weighed by how well it explains the measurements. The
-task is that of PowerTrain (doi:10.1016/j.future.2024.07.001, section 3.3), but the method is not a neural network.
+A population of measured workloads gives the prior of the parameters, so that a few rows suffice. Unknown facts of the
+workload, such as whether other processes load its data, become hypotheses. Each is weighted by how well it explains the
+measurements. The problem is that of PowerTrain (doi:10.1016/j.future.2024.07.001, section 3.3), which solves it with
+neural networks.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from wattfleet.prediction.roofline.priors import (
 )
 from wattfleet.prediction.roofline.residual import Surface
 from wattfleet.prediction.roofline.serialization import predictor_tensors, read_predictor_tensors
-from wattfleet.prediction.roofline.units import learned_from_units, unit_rows
+from wattfleet.prediction.roofline.units import assumptions_from_units, unit_rows
 from wattfleet.prediction.tensors import read_tensors, write_tensors
 
 Values = NDArray[np.float64]
 
 # A hypothesis that is less probable than this is dropped.
-_LEAST_PROBABILITY = 0.03
-# Probability, before any measurement of the device, that another unit of its board tells nothing of it: its meter may
+_MIN_PROBABILITY = 0.03
+# Prior probability that another unit's measurements carry no information about this device: the other unit's meter may
 # be wrong, or it may train something else.
 _WRONG_UNIT_PROBABILITY = 0.4
 # Rows that are predicted at once, which bounds the memory.
@@ -58,11 +59,11 @@ class RooflinePredictor:
     """Predicts time and power at every mode and batch size of one device for one workload.
 
     Attributes:
-        hypotheses: what may be true of the workload, the most probable first.
+        hypotheses: the fitted hypotheses about the workload's unknown facts, the most probable first.
         batch: the batch size that is predicted if none is stated; None after a fit to several.
         hardware: the board that it describes; None if it is unknown.
-        population: the workloads from which a transfer learns its prior; None takes this workload alone.
-        units: what other units of the board have measured of the next workload; not saved.
+        population: the workloads from which a transfer learns its prior; None uses this workload alone.
+        units: other units' measurements of the workload to transfer to; not saved.
     """
 
     name: ClassVar[str] = "roofline"
@@ -93,7 +94,7 @@ class RooflinePredictor:
                 the population's mean is predicted, with intervals as wide as its workloads differ. A knob that the
                 device lacks has the same value in every row, and the fit is valid at that value.
             reference: the predictor of another workload or device; None starts from general priors.
-            facts: what is known of the workload; None knows only the profile's task.
+            facts: known facts of the workload; None if only the profile's task is known.
 
         Raises:
             InvalidInputError: too few modes.
@@ -104,7 +105,7 @@ class RooflinePredictor:
     def fit_mixed(
         cls, profile: Profile, references: Sequence[RooflinePredictor], facts: WorkloadFacts | None = None
     ) -> RooflinePredictor:
-        """Transfer several references to measured rows: each counts by how well it predicts them.
+        """Transfer several references to measured rows. Each is weighted by how well it explains the rows.
 
         Args:
             profile: measured rows, see `fit`.
@@ -130,7 +131,7 @@ class RooflinePredictor:
             median_ms = float(np.median(profile.minibatch_ms))
             whole = fit_whole_corpus(rows, general_time_prior(median_ms, known), general_power_prior())
             return cls((whole,), batch, hardware)
-        return cls(_weighed(rows, references, known), batch, hardware)
+        return cls(_weighted_hypotheses(rows, references, known), batch, hardware)
 
     def adapted(self, of: Hardware, to: Hardware) -> RooflinePredictor:
         """This predictor scaled to another board's hardware, as a start for a transfer.
@@ -138,39 +139,39 @@ class RooflinePredictor:
         A GPU with half the cores needs twice the cycles for the same work. So does a memory bus of half the width, at
         half the power. A board's lowest power is assumed to be proportional to its lowest preset.
         """
-        # What the other board's data sheet does not say stays uncertain: the members are still of the first board.
-        population = self.population or self.sole_member(of)
+        # Differences that the data sheets do not show stay uncertain, because the members are still of the first board.
+        population = self.population or self.own_population(of)
         hypotheses = tuple(each.adapted(of, to) for each in self.hypotheses)
         return replace(self, hypotheses=hypotheses, hardware=to, population=population)
 
-    def sole_member(self, hardware: Hardware | None) -> Population:
-        """The population of this workload, measured on a board; None if it is unknown."""
+    def own_population(self, hardware: Hardware | None) -> Population:
+        """A population of this workload alone, measured on a board; None is an unknown board."""
         each = self.likeliest
         surfaces = each.time_remainder.surface, each.power_remainder.surface
         return population_of(each.time.log(), each.power.log(), surfaces, hardware)
 
     def with_workload(self, fitted: RooflinePredictor, facts: WorkloadFacts) -> RooflinePredictor:
-        """This reference, which then also knows another workload of its board.
+        """Add a workload of the same board to this reference's population.
 
         A transfer to a further workload of the board starts from what the board showed with that one, such as its
         voltage curves, its lowest power and the speed of its loader.
 
         Args:
             fitted: a transfer to the measured rows of the other workload.
-            facts: what is known of that workload, see `learned_member`.
+            facts: known facts of that workload, see `learned_member`.
         """
-        known = self.population or self.sole_member(self.hardware)
+        known = self.population or self.own_population(self.hardware)
         board = fitted.hardware or self.hardware or known.members[0].hardware
         return replace(self, population=known.with_member(learned_member(fitted.likeliest, facts, board)))
 
     def with_units(self, units: Sequence[Profile]) -> RooflinePredictor:
-        """This reference, which then also knows what other units of its board have measured of the next workload.
+        """Add other units' measurements of the workload to transfer to.
 
-        A transfer weighs what these units tell against what the reference tells without them, by the device's own
-        measurements.
+        A transfer compares the reference with and without these units, and weights both by how well they explain the
+        device's own measurements.
 
         Args:
-            units: the measured rows of each unit. Each makes a transfer slower and, from the second on, adds less.
+            units: the measured rows of each unit. Each unit makes a transfer slower and adds less than the one before.
         """
         return replace(self, units=tuple(each for each in units if len(each)))
 
@@ -207,7 +208,7 @@ class RooflinePredictor:
         return np.stack([mean[0], sd[0], mean[1], sd[1]])
 
     def explain(self, mode: PowerMode, batch: int | None = None) -> Explanation:
-        """Which resources bound a step at a mode, by the most probable physical model without its correction."""
+        """Explain which resources bound a step at a mode, by the most probable physics without its correction."""
         settings = settings_of(np.array([mode], dtype=np.float64), np.array([batch or self.batch or BASE_BATCH]))
         return explain(self.likeliest.time, settings)[0]
 
@@ -225,12 +226,14 @@ class RooflinePredictor:
         return cls(*read_predictor_tensors(read_tensors(weights)))
 
 
-def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: WorkloadFacts) -> tuple[Hypothesis, ...]:
-    """The probable hypotheses about a workload, the most probable first."""
+def _weighted_hypotheses(
+    rows: Rows, references: Sequence[RooflinePredictor], facts: WorkloadFacts
+) -> tuple[Hypothesis, ...]:
+    """The hypotheses about a workload that are probable after the measurements, the most probable first."""
     assumed: list[tuple[float, Assumptions]] = []
     for reference in references:
         board = reference.hardware
-        population = reference.population or reference.sole_member(board)
+        population = reference.population or reference.own_population(board)
         for probability, known in hypotheses(facts):
             priors = population.time_prior(known, board), population.power_prior(known, board)
             surfaces = population.surfaces(known.task, board)
@@ -238,9 +241,9 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
             weight = probability / len(references)
             if reference.units:
                 others = unit_rows(reference.units, facts.batch or BASE_BATCH)
-                # Rows that no plausible parameters explain say nothing of this device.
+                # Rows that no plausible parameters explain carry no information about this device.
                 with suppress(InvalidInputError):
-                    learned = learned_from_units(others, len(reference.units), alone)
+                    learned = assumptions_from_units(others, len(reference.units), alone)
                     all_wrong = _WRONG_UNIT_PROBABILITY ** len(reference.units)
                     assumed.append((weight * (1 - all_wrong), learned))
                     weight *= all_wrong
@@ -254,6 +257,6 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
     times = [fit_time(rows, each) for _, each in assumed]
     evidence = [np.log(probability) + time.log_evidence for (probability, _), time in zip(assumed, times, strict=True)]
     weights = softmax(np.array(evidence))
-    probable = [k for k in np.argsort(-weights, kind="stable").tolist() if weights[k] >= _LEAST_PROBABILITY]
+    probable = [k for k in np.argsort(-weights, kind="stable").tolist() if weights[k] >= _MIN_PROBABILITY]
     total = float(weights[probable].sum())
     return tuple(with_power(rows, assumed[k][1], times[k], float(weights[k]) / total) for k in probable)

@@ -40,7 +40,7 @@ _GENERAL_TIME = TimeParameters(
     loading_overlap=4,
 )
 GENERAL_GROWTH = astuple(_GENERAL_TIME)[-5:]
-"""The last parameters: how much of each resource's work does not grow with the batch."""
+"""The last parameters: the part of each resource's work that does not grow with the batch."""
 _GENERAL_TIME_SD = np.array([3, 3, 3, 3, 2, 3, 2, 0.3, 0.4, 0.7, 1, 1, 1, 1.5, 1.5, 1, 1, 1.5])
 _GENERAL_POWER = PowerParameters(
     floor_mw=9000,
@@ -60,7 +60,7 @@ _GENERAL_POWER = PowerParameters(
 _GENERAL_POWER_SD = np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.4, 1, 0.4])
 _TYPICAL_STEP_MS = 200.0
 TYPICAL_WORKERS = 4
-"""Loader workers of a workload if nothing else is known."""
+"""Assumed number of a workload's loader workers if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ _ON_CPU = {
 
 
 def known_shift(facts: WorkloadFacts) -> tuple[Values, Values]:
-    """What known facts change about the log time parameters: `[k]` shifts, and `[k]` further standard deviations."""
+    """The effect of known facts on the log time parameters: `[k]` shifts, and `[k]` additional standard deviations."""
     names = list(TimeParameters.__dataclass_fields__)
     shift, sd = np.zeros((2, len(names)))
     changes = [_ALONE] if facts.loader_workers == 0 else []
@@ -159,7 +159,7 @@ TIME_SPREADS, POWER_SPREADS = _time_spreads(), _power_spreads()
 
 
 def hypotheses(facts: WorkloadFacts) -> list[tuple[float, WorkloadFacts]]:
-    """What the unknown facts may be, each with its probability before any measurement."""
+    """The possible values of the unknown facts, each with its prior probability."""
     if facts.loader_workers is not None:
         return [(1.0, facts)]
     return [(0.8, replace(facts, loader_workers=TYPICAL_WORKERS)), (0.2, replace(facts, loader_workers=0))]

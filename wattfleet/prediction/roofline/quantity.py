@@ -1,4 +1,4 @@
-"""Fitting one quantity, time or power, of one workload: parameters of the physics, and what they leave unexplained."""
+"""Fitting one quantity, time or power, of one workload: the parameters of the physics, and the residual."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from wattfleet.prediction.tensors import LARGEST_LOG
 
 Values = NDArray[np.float64]
 GpuShare = Callable[[Values], Values]
-"""Finds by how much a quantity grows with the GPU's work, `[n]`, from its `[n, k]` derivatives."""
+"""Returns the elasticity of a quantity with respect to the GPU's work, `[n]`, from its `[n, k]` derivatives."""
 
 SHARE = (0.4, 0.25)
-"""Prior of the share of the population's residual that another workload shows: mean and standard deviation."""
+"""Prior of the share of the population's residual that applies to another workload: mean and standard deviation."""
 
-# Measured rows at which their own scatter counts as much as the model's, when intervals are widened.
+# Number of measured rows at which the scatter of the rows and that of the model have equal weight in the intervals.
 _SCALE_ROWS = 10.0
-_LARGEST_SCALE = 3.0
-# Fewest measured rows whose scatter says something about intervals.
-_FEWEST_SCATTERED = 5
+_MAX_SCALE = 3.0
+# Minimum number of measured rows whose scatter is used for the intervals.
+_MIN_SCATTER_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FittedQuantity:
 
     Attributes:
         log_parameters: `[k]` log parameters of the physics.
-        remainder: what is added to the physics.
+        remainder: the correction that is added to the physics.
         log_evidence: log probability density of the measurements under the prior.
     """
 
@@ -69,9 +69,9 @@ def fit_rows(
         settings: `[n, 5]` measured rows.
         observed: `[n]` measured logarithms.
         prior: the prior of the parameters.
-        surface: what the physics left unexplained of other workloads.
-        width: log residual beyond which a row is rather wrong than typical of the workload.
-        gpu: finds the rows' shares of GPU work.
+        surface: the residual of the physics for other workloads.
+        width: log residual beyond which a row is more likely to be wrong than typical of the workload.
+        gpu: returns the elasticity with respect to GPU work.
 
     Raises:
         InvalidInputError: no plausible parameters explain the rows.
@@ -102,12 +102,12 @@ def fit_rows(
     )
     target = residuals + gradient @ (parameters - prior.mean)
     evidence = log_evidence(covariance + spread @ spread.T, target) if len(observed) else 0.0
-    remainder = Remainder(float(parameters[-1]), surface, _scaled(correction))
+    remainder = Remainder(float(parameters[-1]), surface, _with_scaled_intervals(correction))
     return FittedQuantity(parameters[:-1], remainder, evidence)
 
 
 def _require_plausible(parameters: Values, values: Values) -> None:
-    """Check log parameters, and values that follow from them.
+    """Check log parameters and the values computed from them.
 
     Raises:
         InvalidInputError: a parameter is beyond any plausible model, or a value is not finite.
@@ -127,20 +127,20 @@ def fit_corpus(physics: Model, settings: Settings, observed: Values, prior: Prio
     residuals = observed - value_at(physics, parameters)
     surface = Surface.fit(settings, residuals, residual_weights(residuals, width), inducing_rows(settings))
     remaining = np.abs(residuals - surface.at(settings))
-    # The standard deviation whose 90 % interval holds 90 % of the plausible rows; wrong rows do not widen it.
+    # The standard deviation whose 90 % interval contains 90 % of the plausible rows; wrong rows do not widen it.
     sd = float(np.quantile(remaining[remaining <= width], 0.9)) / 1.645
     correction = Correction.none(len(parameters) + 1, sd, np.unique(settings[:, 4]))
     return FittedQuantity(parameters, Remainder(1.0, surface, correction), 0.0)
 
 
 def inducing_rows(settings: Settings) -> NDArray[np.intp]:
-    """Indices of the rows that carry a corpus's surface; the same rows whatever their order."""
+    """Indices of the inducing rows of a corpus's surface. The choice does not depend on the order of the rows."""
     order = np.lexsort(settings.T)
     return np.asarray(order[np.random.default_rng(0).permutation(len(settings))[:MAX_INDUCING]])
 
 
 def with_surface(physics: Model, surface: Values) -> Model:
-    """Extend a model with one more parameter: the share of a surface with these `[n]` values."""
+    """Extend a model with one more parameter: the share of a surface whose `[n]` values are given."""
     return lambda parameters: physics(parameters[:-1]) + parameters[-1][:, None] * surface
 
 
@@ -155,26 +155,26 @@ def predict_rows(
     """Predict the mean and standard deviation of one quantity's logarithm, `[n]` each.
 
     Args:
-        values: `[n]` logarithms by the physics.
+        values: `[n]` logarithms that the physics gives.
         gradient: `[n, k]` their derivatives with respect to the log parameters.
-        remainder: what is added.
+        remainder: the correction that is added.
         settings: `[n, 5]` rows.
-        surface: `[n]` what the physics leaves unexplained of other workloads.
-        gpu: finds the rows' shares of GPU work.
+        surface: `[n]` the residual of the physics for other workloads.
+        gpu: returns the elasticity with respect to GPU work.
     """
     gradient = np.column_stack([gradient, surface])
     correction, sd = remainder.correction.at(Points(settings, gpu(gradient)), gradient)
     return values + remainder.share * surface + correction, sd
 
 
-def _scaled(correction: Correction) -> Correction:
-    """Widen the intervals if the measured rows scatter more than expected around predictions from the others.
+def _with_scaled_intervals(correction: Correction) -> Correction:
+    """Widen the intervals if the leave-one-out residuals of the measured rows are larger than expected.
 
-    Rows that are wrong count here, since further ones are to be expected among those that were not measured.
+    Wrong rows count here, because similar ones are to be expected among the rows that were not measured.
     """
     rows = len(correction.weights)
-    if rows < _FEWEST_SCATTERED:
+    if rows < _MIN_SCATTER_ROWS:
         return correction
     residuals, expected = correction.left_out()
-    wider = np.clip(np.quantile(np.abs(residuals) / expected, 0.9) / 1.645, 1.0, _LARGEST_SCALE)
+    wider = np.clip(np.quantile(np.abs(residuals) / expected, 0.9) / 1.645, 1.0, _MAX_SCALE)
     return replace(correction, interval_scale=float(wider ** (rows / (rows + _SCALE_ROWS))))

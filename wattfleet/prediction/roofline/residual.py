@@ -19,7 +19,7 @@ from wattfleet.prediction.roofline.physics import Settings
 Values = NDArray[np.float64]
 
 MAX_INDUCING = 400
-"""Inducing rows of a surface at most."""
+"""Maximum number of inducing rows of a surface."""
 
 MEASUREMENT_SD = 0.01
 """Log standard deviation of repeated measurements of one mode."""
@@ -33,11 +33,11 @@ _SAME_SETTING = 1e-9
 # Log standard deviation of one batch size's GPU work around a smooth curve over batch sizes: libraries choose other
 # kernels for other batch sizes.
 _BATCH_SD = 0.15
-# A grid with so many times more points than there are rows is not worth computing.
-_MOST_GRID = 4
+# A grid is not worth computing if it has more than this many times as many points as there are rows.
+_MAX_GRID = 4
 # Candidates for the standard deviations of the smooth residual and of a single mode's own deviation, and the prior of
-# both for the few modes of a transfer (log means and log standard deviations). The prior was selected so that intervals
-# of transfers between the corpora hold as often as stated.
+# both for the few modes of a transfer (log means and log standard deviations). The prior was selected so that the
+# intervals of transfers between the corpora have their nominal coverage.
 _AMPLITUDES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.15)
 _NUGGETS = (0.005, 0.01, 0.02, 0.04, 0.08)
 _PRIOR_LOG_MEAN = np.log([0.06, 0.035])
@@ -50,7 +50,7 @@ class Points:
 
     Attributes:
         settings: `[n, 5]` modes and batch sizes.
-        gpu_share: `[n]` by how many percent the quantity grows with 1 % more GPU work; 0 if batch sizes do not matter.
+        gpu_share: `[n]` elasticity of the quantity with respect to GPU work; 0 if batch sizes do not matter.
     """
 
     settings: Settings
@@ -150,7 +150,7 @@ def _weighted(settings: Settings, centres: Settings, weights: Values) -> Values:
     """
     cpu, cpu_row = np.unique(settings[:, :2], axis=0, return_inverse=True)
     rest, rest_row = np.unique(settings[:, 2:], axis=0, return_inverse=True)
-    if len(cpu) * len(rest) > _MOST_GRID * len(settings):
+    if len(cpu) * len(rest) > _MAX_GRID * len(settings):
         return np.asarray(correlation(settings, centres) @ weights)
     of_cpu = np.exp(-0.5 * _squared_distances(cpu, centres[:, :2], _LENGTHS[:2]))
     of_rest = np.exp(-0.5 * _squared_distances(rest, centres[:, 2:], _LENGTHS[2:]))
@@ -223,8 +223,8 @@ class Correction:
         prior_root: `[k, k]` lower Cholesky factor of the parameters' covariance before the measurements.
         measurement_var: `[n]` variances of the measured logarithms.
         weights: `[n]` the inverse of the residuals' covariance, times the measured residuals.
-        interval_scale: factor of all standard deviations of predictions, by which the measured rows lie within their
-            intervals.
+        interval_scale: factor of all standard deviations of predictions, chosen so that the measured rows lie within
+            their intervals.
         known_batches: `[b]` batch sizes whose own deviation the surface of a corpus has.
     """
 
@@ -290,7 +290,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Remainder:
-    """What is added to the logarithm of one modelled quantity.
+    """The correction that is added to the logarithm of one modelled quantity.
 
     Attributes:
         share: share of the reference's residual that applies here.

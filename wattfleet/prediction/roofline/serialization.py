@@ -30,7 +30,7 @@ from wattfleet.prediction.tensors import (
 )
 
 MAX_BATCHES = 1000
-"""Batch sizes of a corpus at most."""
+"""Maximum number of batch sizes of a corpus."""
 
 _MAX_CORRECTIONS = MIN_CORPUS_MODES - 1
 """A fit to more modes has a surface instead of a correction."""
@@ -207,7 +207,7 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder
 
 
 def _require_bounded(prefix: str, inducing: int, corrections: int) -> None:
-    """Refuse so many rows that a prediction would take much memory: it grows with the square of both."""
+    """Refuse numbers of rows with which a prediction would take too much memory; it grows with the square of both."""
     if inducing > MAX_INDUCING or corrections > _MAX_CORRECTIONS:
         raise corrupt_weights(
             f"hold {inducing:,} inducing and {corrections:,} correcting modes in {prefix!r}; at most {MAX_INDUCING}"

@@ -1,4 +1,4 @@
-"""What each node does: it trains between the requests that its device answers."""
+"""The ClientApp, which runs on each node and trains between the requests that its device answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_data() -> DataLoader:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the network that came, and send it back."""
+    """Train the received network, and send it back."""
     net, loader = new_network(), load_data()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)

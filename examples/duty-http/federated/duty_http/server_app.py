@@ -1,4 +1,4 @@
-"""What the server does."""
+"""The ServerApp, which runs on the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each node does."""
+"""The ClientApp, which runs on each node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = ClientApp(mods=[power_mode_mod])
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the network that came on the node's own images, and send it back."""
+    """Train the received network on the node's own images, and send it back."""
     net, device = _received(message)
     config = context.run_config
     batches = load_data(
@@ -29,7 +29,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Test the network that came."""
+    """Test the received network on the test images."""
     net, device = _received(message)
     batches = load_test_data()
     loss, accuracy = test_net(net, batches, device)

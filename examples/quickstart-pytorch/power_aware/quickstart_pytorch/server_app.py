@@ -1,4 +1,4 @@
-"""What the server does."""
+"""The ServerApp, which runs on the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train over the nodes, and test the common network after every round."""
+    """Train over the nodes, and test the global network after every round."""
     torch.manual_seed(0)
     strategy = PowerAware(FedAvg(fraction_evaluate=0.5))
     strategy.start(
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test on the server."""
+    """Test the global network on the server."""
     net = Net()
     net.load_state_dict(arrays.to_torch_state_dict())
     loss, accuracy = test(net, load_test_data(), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The network, the data and the training: nothing here knows that it is federated."""
+"""The network, the data and the training, without any federated code."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def load_data(partition_id: int, num_partitions: int, batch_size: int) -> DataLo
 
 
 def load_test_data() -> DataLoader:
-    """The images that nobody trains on."""
+    """The held-out test images."""
     return DataLoader(digits()[1], batch_size=128)
 
 
 def train(net: nn.Module, batches: DataLoader, epochs: int, learning_rate: float, device: torch.device) -> float:
-    """Train in place; the mean loss of all batches."""
+    """Train in place, and return the mean loss of all batches."""
     net.to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate, momentum=0.9)
     losses = []
@@ -63,7 +63,7 @@ def train(net: nn.Module, batches: DataLoader, epochs: int, learning_rate: float
 
 
 def test(net: nn.Module, batches: DataLoader, device: torch.device) -> tuple[float, float]:
-    """Loss and accuracy."""
+    """Mean loss per image, and accuracy from 0 to 1."""
     net.to(device).eval()
     loss = correct = count = 0.0
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What each node does."""
+"""The ClientApp, which runs on each node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the model that came on the node's own images, and send it back."""
+    """Train the received model on the node's own images, and send it back."""
     config = context.run_config
     model = new_model(float(config["learning-rate"]))
     set_weights(model, message.content["arrays"].to_numpy_ndarrays())
@@ -28,7 +28,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Test the model that came."""
+    """Test the received model on the test images."""
     model = new_model()
     set_weights(model, message.content["arrays"].to_numpy_ndarrays())
     loss, accuracy, images = test_model(model)

@@ -1,4 +1,4 @@
-"""What the server does."""
+"""The ServerApp, which runs on the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train over the nodes, and test the common model after every round."""
+    """Train over the nodes, and test the global model after every round."""
     strategy = FedAvg(fraction_evaluate=0.5)
     strategy.start(
         grid=grid,
@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test on the server."""
+    """Test the global model on the server."""
     model = new_model()
     set_weights(model, arrays.to_numpy_ndarrays())
     loss, accuracy, _ = test(model)

@@ -1,4 +1,4 @@
-"""The model, the data and the training: nothing here knows that it is federated."""
+"""The model, the data and the training, without any federated code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Data = tuple[np.ndarray, np.ndarray]
 
 
 class Batches:
-    """The minibatches of some data, in a new order in every epoch."""
+    """The minibatches of a data set, in a new order in every epoch."""
 
     def __init__(self, data: Data, batch_size: int) -> None:
         self.images, self.labels = data
@@ -36,7 +36,7 @@ class Batches:
 
 
 def new_model(learning_rate: float = 0.01) -> SGDClassifier:
-    """Logistic regression of `[n, 64]` images, which starts at zero."""
+    """Logistic regression of `[n, 64]` images, with all weights zero."""
     model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=learning_rate, random_state=0)
     model.classes_ = DIGITS
     set_weights(model, [np.zeros((len(DIGITS), PIXELS)), np.zeros(len(DIGITS))])
@@ -49,7 +49,7 @@ def weights_of(model: SGDClassifier) -> list[np.ndarray]:
 
 
 def set_weights(model: SGDClassifier, weights: list[np.ndarray]) -> None:
-    """Continue from other weights."""
+    """Set coefficients `[10, 64]` and intercepts `[10]`."""
     model.coef_, model.intercept_ = (np.array(each) for each in weights)
 
 
@@ -69,7 +69,7 @@ def load_data(partition_id: int, num_partitions: int, batch_size: int) -> Batche
 
 
 def train(model: SGDClassifier, batches: Batches, epochs: int) -> float:
-    """Train in place; the loss after the last epoch."""
+    """Train in place, and return the loss after the last epoch."""
     for _ in range(epochs):
         for images, labels in batches:
             model.partial_fit(images, labels, classes=DIGITS)
@@ -77,7 +77,7 @@ def train(model: SGDClassifier, batches: Batches, epochs: int) -> float:
 
 
 def test(model: SGDClassifier) -> tuple[float, float, int]:
-    """Loss and accuracy on the images that nobody trains on, and their number."""
+    """Loss and accuracy on the held-out test images, and their number."""
     images, labels = digits()[1]
     loss = log_loss(labels, model.predict_proba(images), labels=DIGITS)
     return float(loss), float(model.score(images, labels)), len(labels)

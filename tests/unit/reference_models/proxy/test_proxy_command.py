@@ -52,7 +52,7 @@ def test_the_command_continues_an_interrupted_one(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(learner_module, "TorchLearner", interrupted_at_the_third)
     interrupted = command(tmp_path / "resumed")
     assert interrupted.exit_code == 130
-    assert "the same command continues" in interrupted.stderr
+    assert "run the same command to continue" in interrupted.stderr
     assert not (tmp_path / "resumed" / "batch-efficiency.json").exists()
     monkeypatch.undo()
 

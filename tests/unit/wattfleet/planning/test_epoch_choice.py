@@ -111,8 +111,14 @@ def test_devices_for_half_the_progress_out_of_range_are_refused_with_their_epoch
         ({"progress": {0.5: 1.0, 1: 2.0}}, "a whole number of local epochs, 1 or more, not 0.5"),
         ({"progress": [1, 2 * 10**6]}, "at most 1,000,000, not 2e"),
         ({"progress": {1: 1.0, 2: -1.0}}, "the progress of a round with 2 epochs must be above 0"),
-        ({"progress": {1: 1.0, 2: 2.0}, "half_devices": {3: 1.0}}, "half_devices states 3 local epochs, .* no option"),
-        ({"progress": [1, 2], "half_devices": {9: 1.0, 4: 1.0}}, "half_devices states 4 local epochs, .* no option"),
+        (
+            {"progress": {1: 1.0, 2: 2.0}, "half_devices": {3: 1.0}},
+            "half_devices states 3 local epochs, .* not an option",
+        ),
+        (
+            {"progress": [1, 2], "half_devices": {9: 1.0, 4: 1.0}},
+            "half_devices states 4 local epochs, .* not an option",
+        ),
         ({"progress": [1, 2], "half_devices": {2: 0.0}}, "half the progress of a round with 2 epochs"),
     ],
 )

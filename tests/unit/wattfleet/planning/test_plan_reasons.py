@@ -33,7 +33,7 @@ SELECTION_REASONS: Mapping[type[Policy], str] = {
     FastestK: LEAST_MAKESPAN,
     AllDevices: LEAST_MAKESPAN,
     Fair: rf"with priority, since it completed \d of \d rounds and the floor is \d+%"
-    rf"|({LEAST_MAKESPAN})( besides \d with priority)?",
+    rf"|({LEAST_MAKESPAN})(, after \d with priority)?",
     RandomK: "drawn at random",
     Tiers: r"drawn from tier \d",
     Oort: "drawn for exploration|drawn for its high utility",
