@@ -1,8 +1,8 @@
 """Choosing the power mode and the inference batch for training and inference that share a board.
 
 A window lasts while one batch of requests is collected. In each window, the inference of one batch runs, and training
-minibatches fill the rest. The limits are those of `wattfleet.choosing.serving`, and the power of the pair is the larger
-of the two. The problem is that of Fulcrum (arXiv:2509.20205).
+minibatches fill the rest. The conditions are those of the published work on training beside inference, as in
+`wattfleet.choosing.serving`, and the power of the pair is the larger of the two.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Choosing the power mode and the batch size for inference, within limits of latency and power.
 
 Samples arrive at a constant rate and are collected into batches. A sample waits at most until its batch is full, and
-then for the inference of its batch. The first sample of a batch is answered within the latency, and a batch is finished
-before the next one is full. These conditions are those of Prashanthi S. K. et al., "Fulcrum: Optimizing Concurrent DNN
-Training and Inferencing on Edge Accelerators" (arXiv:2509.20205).
+then for the inference of its batch. The conditions are those of the published work on training beside inference: the
+first sample of a batch is answered within the latency, and a batch is finished before the next one is full.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def most_minibatches(
     """The maximum number of training minibatches in a cycle that keep a duty, `[n]`.
 
     Random requests are answered in cycles of one inference, the minibatches and two switches, and the next cycle starts
-    immediately (`share_in_time`). Regular requests are answered once per full batch. As in Fulcrum
-    (arXiv:2509.20205), collecting the batch and its inference then take at most the latency, and the inference,
+    immediately (`share_in_time`). Regular requests are answered once per full batch. As in the published work on
+    training beside inference, collecting the batch and its inference then take at most the latency, and the inference,
     the minibatches and the switches at most the time to collect the next batch.
 
     Args:

@@ -1,7 +1,4 @@
-"""The published searches over power mode and inference batch, which choose by measurements alone.
-
-The gradient search follows Fulcrum (arXiv:2509.20205), and the binary search a 2024 research report of the same group.
-"""
+"""The published searches over power mode and inference batch, which choose by measurements alone."""
 
 from __future__ import annotations
 
