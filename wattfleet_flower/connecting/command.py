@@ -25,7 +25,7 @@ def group() -> None:
 def connect(
     name: Annotated[str, typer.Option(help="Name of the connection, as in `flwr run APP NAME`.")] = "wattfleet",
     superlink: Annotated[
-        str | None, typer.Option(help="Host:port of the SuperLink. Default: as the coordinator says.")
+        str | None, typer.Option(help="Host:port of the SuperLink. Default: the address that the coordinator reports.")
     ] = None,
     identity: Annotated[
         Path | None,
@@ -75,7 +75,8 @@ def connect(
     peer = require_identity(folder).peer
     if peer.role not in USERS_OF_FLWR:
         raise InvalidInputError(
-            f"the identity in {folder} is of {peer}, and `flwr` needs one of a Flower app or an operator"
+            f"the identity in {folder} belongs to {peer}, but `flwr` needs that of a Flower app or an operator: pass"
+            " --identity FOLDER"
         )
     endpoint = Endpoint.of(coordinator, folder)
     if problem := renew_if_due(endpoint):
@@ -95,7 +96,7 @@ def connect(
     now = utc_now()
     proof = proof_of(found, FOR_SUPERLINK, now).encode()
     store.set(ACCESS_TOKEN_STORE_KEY % address, proof)
-    store.set(REFRESH_TOKEN_STORE_KEY % address, b"none")  # Flower wants one; a proof is made anew instead
+    store.set(REFRESH_TOKEN_STORE_KEY % address, b"none")  # Flower requires one, but proofs cannot be refreshed
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
     print_line(f"`flwr` uses {address} as {peer}: the connection {name!r} is in {config}, and is the default one")
     print_line(
@@ -106,11 +107,11 @@ def connect(
 
 
 def _asked(endpoint: Endpoint) -> str:
-    """The SuperLink's address, as the coordinator says.
+    """Return the SuperLink's address from the coordinator.
 
     Raises:
-        InvalidInputError: it does not know.
-        WattfleetError: it does not answer, or refuses.
+        InvalidInputError: the coordinator does not know the address.
+        WattfleetError: the coordinator does not answer, or refuses.
     """
     from wattfleet.errors import InvalidInputError
     from wattfleet_flower.superlink.server_certificate import asking
@@ -121,7 +122,8 @@ def _asked(endpoint: Endpoint) -> str:
         address: str = stub.GetSuperLink(superlink_pb2.GetSuperLinkRequest(), timeout=TIMEOUT_S).address
     if not address:
         raise InvalidInputError(
-            "the coordinator knows no SuperLink: pass --superlink HOST:PORT, or restart the coordinator with"
-            " --superlink-address HOST:PORT"
+            "the coordinator does not know the SuperLink's address: pass --superlink HOST:PORT, or restart the"
+            " coordinator"
+            " with --superlink-address HOST:PORT"
         )
     return address

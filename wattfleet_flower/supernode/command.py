@@ -124,7 +124,7 @@ def _poll_s(text: str) -> float:
 def _unsupported() -> str:
     """Why this Flower can only be run as it is; empty if it can be changed."""
     if versions := unknown_version():
-        return f"it knows {versions}"
+        return f"it supports {versions}"
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
     executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")

@@ -113,7 +113,7 @@ def test_missing_nodes_are_waited_for_once(warnings: WarningLog) -> None:
     assert len(grid.trainings()) == 3 * 4
     assert sum(grid.clock.slept) == 60.0, "once, not in every round"
     assert len(result.evaluate_metrics_clientapp) == 3, "evaluation does not stall either"
-    assert len(warnings.about("continuing with 4 nodes: the strategy asks for 6")) == 1
+    assert len(warnings.about("continuing with 4 nodes: the strategy wants 6")) == 1
 
 
 def test_late_nodes_are_waited_for() -> None:
