@@ -53,15 +53,15 @@ def start(options: argparse.Namespace | None = None) -> None:
         log_failures()
 
 
-def without_handlers(uvicorns: dict[str, Any]) -> dict[str, Any]:
+def without_handlers(uvicorn_config: dict[str, Any]) -> dict[str, Any]:
     """Return uvicorn's log configuration without handlers, so that its lines go to the root logger.
 
     Args:
-        uvicorns: Flower's configuration of uvicorn's log, as for `logging.config.dictConfig`.
+        uvicorn_config: Flower's configuration of uvicorn's log, as for `logging.config.dictConfig`.
     """
     loggers = {
         name: {**each, "handlers": [], "propagate": True}
         | ({"filters": ["routine_access"]} if "access" in each.get("handlers", ()) else {})
-        for name, each in uvicorns["loggers"].items()
+        for name, each in uvicorn_config["loggers"].items()
     }
-    return {**uvicorns, "handlers": {}, "loggers": loggers}
+    return {**uvicorn_config, "handlers": {}, "loggers": loggers}

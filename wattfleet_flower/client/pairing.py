@@ -37,7 +37,7 @@ def pairing_problem(device_id: str, path: str) -> str | None:
     try:
         with grpc.insecure_channel(f"unix:{path}") as channel:
             stub = local_pb2_grpc.LocalAgentServiceStub(channel)
-            agents = stub.GetDevice(local_pb2.GetDeviceRequest(), timeout=_WITHIN_S).device_id
+            agent_device_id = stub.GetDevice(local_pb2.GetDeviceRequest(), timeout=_WITHIN_S).device_id
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return None
@@ -45,12 +45,12 @@ def pairing_problem(device_id: str, path: str) -> str | None:
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             return f"the agent at {path} refused access: {details}; then start the SuperNode again"
         return f"the agent at {path} does not answer ({details}): see its log"
-    if agents == device_id:
+    if agent_device_id == device_id:
         return ""
-    agents = plain_text(agents)
+    agent_device_id = plain_text(agent_device_id)
     return (
-        f"the socket {path} belongs to {agents}, but the SuperNode names {device_id}: start the SuperNode with"
-        f" --node-config 'device-id=\"{agents}\"', or {_NAME_SOCKET}"
+        f"the socket {path} belongs to {agent_device_id}, but the SuperNode names {device_id}: start the SuperNode with"
+        f" --node-config 'device-id=\"{agent_device_id}\"', or {_NAME_SOCKET}"
     )
 
 

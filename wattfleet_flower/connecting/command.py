@@ -82,7 +82,7 @@ def connect(
     if problem := renew_if_due(endpoint):
         print_line(f"warning: {problem}", to_stderr=True)
     found = require_identity(folder)
-    address = superlink or found.superlink or _asked(endpoint)
+    address = superlink or found.superlink or _reported_address(endpoint)
     split_address(address)
     known = read_flower_config()[0].get("superlink", {}).get(name, {})
     if isinstance(known, dict) and known.get("address", address) != address:
@@ -106,7 +106,7 @@ def connect(
     print_line(f"next: flwr run APP {name} --stream")
 
 
-def _asked(endpoint: Endpoint) -> str:
+def _reported_address(endpoint: Endpoint) -> str:
     """Return the SuperLink's address from the coordinator.
 
     Raises:
@@ -114,11 +114,11 @@ def _asked(endpoint: Endpoint) -> str:
         WattfleetError: the coordinator does not answer, or refuses.
     """
     from wattfleet.errors import InvalidInputError
-    from wattfleet_flower.superlink.server_certificate import asking
+    from wattfleet_flower.superlink.server_certificate import superlink_service
     from wattfleet_identity.renewal import TIMEOUT_S
     from wattfleet_proto.v1 import superlink_pb2
 
-    with asking(endpoint) as stub:
+    with superlink_service(endpoint) as stub:
         address: str = stub.GetSuperLink(superlink_pb2.GetSuperLinkRequest(), timeout=TIMEOUT_S).address
     if not address:
         raise InvalidInputError(
