@@ -34,7 +34,7 @@ RESULT = "result.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, or show what an earlier run found; 0."""
+    """Run the benchmark, or show an earlier result; return 0."""
     options = _parser().parse_args(arguments)
     result = _run(options) if options.show is None else json.loads(options.show.read_text(encoding="utf-8"))
     if options.png is not None:
@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> Result:
     seeds = range(options.seeds)
     with Processes(options.jobs) as processes:
         list(processes.map(partial(facts, folder=experiment.boards), experiment.units))
-        proxied(experiment)  # once, before the seeds use it
+        proxied(experiment)  # once, before the seeds need it
         result = result_of(experiment, list(processes.map(partial(run_seed, experiment), seeds)))
     (options.out / RESULT).write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     return result

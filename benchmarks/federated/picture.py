@@ -1,4 +1,4 @@
-"""The result as a picture: time to accuracy by watts, accuracy over time, and the watts of every round."""
+"""Draws the result: time to accuracy by watts, accuracy over time, and the watts of every round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.federated.result import Result
 
 
 class Look(NamedTuple):
-    """How a method is drawn wherever it appears."""
+    """The label, colour and marker of a method in all panels."""
 
     colour: str
     line: str
@@ -41,7 +41,7 @@ _LOOKS = {
     "oracle-progress-all": Look("#009e73", ":", ""),
     "oracle-fair": Look("#009e73", ":", ""),
 }
-"""The methods that are drawn; more lines would not be distinguishable."""
+"""The methods that are drawn. More lines could not be told apart."""
 
 
 def write_picture(result: Result, path: Path) -> None:

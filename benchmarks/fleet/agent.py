@@ -18,13 +18,13 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
 WELCOME_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_S = 15.0
 SILENT_LEASES = 3
-"""Equal to those of `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet_io.backoff`."""
+"""The same values as in `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet_io.backoff`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _STATE = requests.state(1)
 _LEASE_SHARES = (0.5, 0.8)
 TRAINS_WITHIN_S = 5.0
-"""A granted training begins at a random moment within this time, and ends at once."""
+"""A granted training begins at a random time within this limit, and ends at once."""
 
 
 class Observer(Protocol):
@@ -41,14 +41,14 @@ class Agent:
     """One agent with its own connection. It reconnects with the real agent's backoff until it is stopped.
 
     Args:
-        number: which one.
-        connect: opens its connection.
+        number: number of the agent.
+        connect: opens the agent's connection.
         pace: the server's lease and reconnection times; None if the server states them.
         observer: receives the agent's events.
-        fronts: the reports of its fronts.
+        fronts: the messages that report its fronts.
 
     Attributes:
-        settled: whether this session has been welcomed and a lease of it acknowledged; kept by the observer.
+        settled: whether the current session was welcomed and one of its leases acknowledged; set by the observer.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Agent:
     def come_back(self) -> None:
         """Drop the connection now, and reconnect after a backoff."""
         self.stop()
-        # Full jitter, as the agent's.
+        # full jitter, like the agent
         self._timer = self._loop.call_later(random.uniform(0, self._backoff_s), self.start)
         longest_s = MAX_BACKOFF_OF_A_SMALL_FLEET_S if self._pace.reconnect_s else MAX_BACKOFF_S
         self._backoff_s = max(self._pace.reconnect_s, min(longest_s, 2 * self._backoff_s))
@@ -128,7 +128,7 @@ class Agent:
 
     def _take(self, response: bytes) -> None:
         self._heard_s = self._loop.time()
-        # An echo of the bare server states no pace.
+        # the bare server's echo contains no pace
         taken = self._stated_pace or requests.taken(response)
         if isinstance(taken, session_pb2.Grant):
             return self._granted(taken)
@@ -149,7 +149,7 @@ class Agent:
             self._observer.leased(self, self._heard_s - sent_s)
 
     def _granted(self, grant: session_pb2.Grant) -> None:
-        """Confirm a grant at once; its training follows."""
+        """Confirm a grant at once; its training follows later."""
         is_trained = self._grant is not None and self._grant.plan_id == grant.plan_id and self._phase is GrantPhase.OVER
         self._grant = grant
         if self._training is not None:
@@ -165,7 +165,7 @@ class Agent:
             self._say_lease()
 
     def _end(self, status: int, text: str) -> None:
-        if self._connection is not None:  # else it is this side that ended it
+        if self._connection is not None:  # otherwise this side has ended it
             self._fail(f"status {status}: {text}")
 
     def _fail(self, reason: str) -> None:
