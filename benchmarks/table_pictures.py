@@ -1,4 +1,4 @@
-"""Draw the main tables of a document, so that its picture shows what its tables state.
+"""Draw the main tables of a document, so that its picture always matches its tables.
 
 python -m benchmarks.table_pictures errors docs/comparison.md docs/images/comparison.png
 python -m benchmarks.table_pictures choices docs/choosing.md docs/images/choosing.png
@@ -39,7 +39,7 @@ _PREDICTORS = {
     "`scratch` as published": Look("its network without transfer, as published", "#cc79a7", "^", ""),
     "`boosting`": Look("gradient-boosted trees", "#7a5c3e", "x", "-."),
 }
-"""By the beginning of a row's first cell. Without a line, the markers are hollow."""
+"""Styles by the beginning of a row's first cell. Markers without a line are hollow."""
 
 _WORKLOADS = {
     "MobileNetV3 on the AGX Orin": Look("MobileNetV3, AGX Orin", "#0072b2", "o"),
@@ -47,7 +47,7 @@ _WORKLOADS = {
     "YOLOv8n on the AGX Orin": Look("YOLOv8n, AGX Orin", "#009e73", "^"),
     "ResNet-18 on the Orin Nano": Look("ResNet-18, Orin Nano", "#d55e00", "D"),
 }
-"""By the beginning of a heading."""
+"""Styles by the beginning of a heading."""
 
 _CHOICES = {
     ("`wattfleet`", "50"): "Wattfleet, 50 modes",
@@ -59,14 +59,14 @@ _CHOICES = {
     ("`presets`", "0"): "NVIDIA's presets",
     ("`maxn`", "0"): "highest mode",
 }
-"""By the first two cells of a row: the method, and the number of modes. An empty number means any."""
+"""Styles by the first two cells of a row: the method and the number of modes. An empty number matches any."""
 
 _METHODS = {
     "`transfer`": Look("transfer", "#0072b2", "o"),
     "`scratch`": Look("scratch", "#cc79a7", "^"),
     "`binary-search`": Look("binary search for one budget", "#e69f00", "v", ""),
 }
-"""By the first cell of a row of the table of profiling methods."""
+"""Styles by the first cell of a row in the table of profiling methods."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Table:
 
 
 def tables_of(text: str) -> Iterator[Table]:
-    """All tables of a Markdown document, in their order."""
+    """Return all tables of a Markdown document, in their order."""
     heading = ""
     for is_table, group in groupby(text.splitlines(), key=lambda line: line.startswith("|")):
         lines = list(group)
@@ -99,13 +99,13 @@ def tables_of(text: str) -> Iterator[Table]:
 
 
 def numbers(cell: str) -> list[float | None]:
-    """The numbers of a cell, separated by `/`; None for anything else, such as a dash. Text in brackets is left out."""
+    """Return the numbers of a cell, separated by `/`; None for other cells, such as a dash. Drops text in brackets."""
     parts = cell.partition("(")[0].split("/") if cell else []
     return [float(part.replace(",", "")) if _NUMBER.fullmatch(part.strip()) else None for part in parts]
 
 
 def draw_errors(tables: Iterable[Table]) -> Figure:
-    """Errors over the number of fitted modes, for every table whose first cell is `to <target>`."""
+    """Draw errors against the number of fitted modes, for every table whose first cell is `to <target>`."""
     wanted = [table for table in tables if table.header[0].startswith("to ")]
     figure = Figure(figsize=(3.4 * len(wanted), 6.2), layout="constrained")
     grid = figure.subplots(2, len(wanted), squeeze=False, sharey="row")
@@ -137,7 +137,7 @@ def _draw_errors(axes: Axes, table: Table, quantity: int) -> None:
 
 
 def draw_choices(tables: Iterable[Table]) -> Figure:
-    """Penalties and broken budgets of the choices for each workload, and the losses of the profiling methods."""
+    """Draw penalties and exceeded budgets of the choices for each workload, and the losses of the profiling methods."""
     found = list(tables)
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     penalty, broken, losses = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
@@ -162,7 +162,7 @@ def draw_choices(tables: Iterable[Table]) -> Figure:
 
 
 def _draw_losses(axes: Axes, table: Table) -> None:
-    """Slower training over the number of measured modes; the choice without measurements is off the picture."""
+    """Draw the time penalty against the number of measured modes; the choice without measurements lies outside."""
     for method, look in _METHODS.items():
         counts = [(numbers(row[1].partition(";")[0]), float(row[2])) for row in table.rows if row[0] == method]
         _plot(axes, [(count, slower) for [count], slower in counts if count], look)
@@ -174,7 +174,7 @@ def _draw_losses(axes: Axes, table: Table) -> None:
 
 
 def _plot(axes: Axes, points: Sequence[tuple[float, float]], look: Look) -> None:
-    """Draw points in their order. Markers without a line are hollow, so that those below them remain visible."""
+    """Draw points in their order. Markers without a line are hollow, so that markers behind them stay visible."""
     x, y = [point[0] for point in points], [point[1] for point in points]
     fill, line = (look.colour, look.line) if look.line else ("none", "none")
     axes.plot(x, y, ls=line, color=look.colour, marker=look.marker, mfc=fill, ms=5.5, label=look.label)

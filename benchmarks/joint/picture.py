@@ -1,4 +1,4 @@
-"""The result as a picture: the time relative to baseline 1 by limit, for each board and task."""
+"""Draws the result: time relative to baseline 1 by power limit, for each board and task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.joint.summary import Result
 
 
 class Look(NamedTuple):
-    """How a method is drawn."""
+    """The label, colour and marker of a method."""
 
     colour: str
     line: str
