@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--task", choices=sorted(TASKS), default="digits", help="set what the devices learn")
     parser.add_argument(
-        "--tune", choices=list(TUNES), default="modes", help="set what is chosen besides the devices of a round"
+        "--tune", choices=list(TUNES), default="modes", help="set what is tuned in addition to the devices of a round"
     )
     parser.add_argument(
         "--methods", type=_methods, help=f"run these instead of the methods of --tune: {', '.join(METHODS)}"
@@ -75,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, default=10, help="set the number of devices in a round")
     parser.add_argument("--rounds", type=int, default=120, help="set the number of rounds in every run")
     parser.add_argument(
-        "--overhead-s", type=_overhead, default=OVERHEAD_S, help="set the seconds of a round besides its training"
+        "--overhead-s",
+        type=_overhead,
+        default=OVERHEAD_S,
+        help="set the seconds of a round in addition to its training",
     )
     parser.add_argument("--seeds", type=int, default=5, help="set the number of seeds")
     parser.add_argument("--jobs", type=int, default=2, help="set the number of processes")

@@ -52,7 +52,7 @@ class Agent:
     """
 
     __slots__ = (
-        "_attempt", "_backoff_s", "_connect", "_connection", "_fronts", "_grant", "_heard_s", "_hello", "_leases",
+        "_attempt", "_backoff_s", "_connect", "_connection", "_fronts", "_grant", "_received_s", "_hello", "_leases",
         "_loop", "_number", "_observer", "_pace", "_phase", "_send", "_sent", "_stated_pace", "_timer", "_training",
         "_welcomed", "settled",
     )  # fmt: skip
@@ -79,7 +79,7 @@ class Agent:
         self._phase = GrantPhase.OVER
         self._training: asyncio.TimerHandle | None = None
         self._backoff_s = FIRST_BACKOFF_S
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._welcomed = False
         self.settled = False
         self._connection: Connection | None = None
@@ -122,31 +122,31 @@ class Agent:
         except OSError as error:
             return self._fail(error.strerror or "no connection")
         self._connection = connection
-        call = connection.call(_HEADERS, self._take, self._end)
+        call = connection.call(_HEADERS, self._receive, self._end)
         self._send = call.send
         call.send(self._hello)
 
-    def _take(self, response: bytes) -> None:
-        self._heard_s = self._loop.time()
+    def _receive(self, response: bytes) -> None:
+        self._received_s = self._loop.time()
         # the bare server's echo contains no pace
-        taken = self._stated_pace or requests.taken(response)
-        if isinstance(taken, session_pb2.Grant):
-            return self._granted(taken)
-        if taken is None:
+        reaction = self._stated_pace or requests.reaction_to(response)
+        if isinstance(reaction, session_pb2.Grant):
+            return self._granted(reaction)
+        if reaction is None:
             return
-        self._pace = taken
+        self._pace = reaction
         if not self._welcomed:
             self._welcomed = True
-            self._say_lease()
-            self._say(_STATE)
+            self._send_lease()
+            self._report(_STATE)
             for front in self._fronts:
-                self._say(front)
+                self._report(front)
             self._next_lease()
             return
         sent_s, is_lease = self._sent.popleft()
         self._backoff_s = max(FIRST_BACKOFF_S, self._pace.reconnect_s)
         if is_lease:
-            self._observer.leased(self, self._heard_s - sent_s)
+            self._observer.leased(self, self._received_s - sent_s)
 
     def _granted(self, grant: session_pb2.Grant) -> None:
         """Confirm a grant at once; its training follows later."""
@@ -155,14 +155,14 @@ class Agent:
         if self._training is not None:
             self._training.cancel()
         self._phase = GrantPhase.OVER if is_trained or not grant.HasField("mode") else GrantPhase.WAITING
-        self._say_lease()
+        self._send_lease()
         if self._phase is GrantPhase.WAITING:
             self._training = self._loop.call_later(random.uniform(0, TRAINS_WITHIN_S), self._train)
 
     def _train(self) -> None:
         for phase in (GrantPhase.TRAINING, GrantPhase.OVER):
             self._phase = phase
-            self._say_lease()
+            self._send_lease()
 
     def _end(self, status: int, text: str) -> None:
         if self._connection is not None:  # otherwise this side has ended it
@@ -172,14 +172,14 @@ class Agent:
         self._observer.ended_by_itself(self, reason)
         self.come_back()
 
-    def _say(self, message: bytes, is_lease: bool = False) -> None:
+    def _report(self, message: bytes, is_lease: bool = False) -> None:
         assert self._send is not None
         self._sent.append((self._loop.time(), is_lease))
         self._send(message)
 
-    def _say_lease(self) -> None:
+    def _send_lease(self) -> None:
         self._leases += 1
-        self._say(requests.lease(self._leases, self._grant, self._phase), is_lease=True)
+        self._report(requests.lease(self._leases, self._grant, self._phase), is_lease=True)
 
     def _next_lease(self) -> None:
         if self._timer is not None:
@@ -188,7 +188,7 @@ class Agent:
         self._timer = self._loop.call_later(every_s, self._lease)
 
     def _lease(self) -> None:
-        if self._loop.time() - self._heard_s > max(SILENCE_TIMEOUT_S, SILENT_LEASES * self._pace.lease_s):
+        if self._loop.time() - self._received_s > max(SILENCE_TIMEOUT_S, SILENT_LEASES * self._pace.lease_s):
             return self._fail("no answer any more")
-        self._say_lease()
+        self._send_lease()
         self._next_lease()

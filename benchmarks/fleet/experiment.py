@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet.background_load import BackgroundLoad
 from benchmarks.fleet.identities import FleetIdentities
 from benchmarks.fleet.load import Load, percentiles_ms
 from benchmarks.fleet.servers import HOST, Server, bare, coordinator
 from benchmarks.fleet.swarm import Swarm
 from benchmarks.fleet.throughput import downloads, reports, sessions
-from benchmarks.fleet.use import Use
 from coordinator.state.leases import pace_of
 from wattfleet.prediction import Artefact, write_artefact
 from wattfleet_simulation.processes import Parts
@@ -124,12 +124,12 @@ async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, A
 
 async def _in_use(swarm: Swarm, server: Server, settings: Settings, count: int) -> dict[str, Any]:
     """Plan rounds and scrape metrics while leases are renewed."""
-    async with Use(server, count, settings.workloads) as use:
+    async with BackgroundLoad(server, count, settings.workloads) as background:
         swarm.reset_measurements()
         await asyncio.sleep(settings.steady_s)
         latencies_s = swarm.latencies_s
-        await use.measured(settings.limit_s)
-    return {"lease_ms": percentiles_ms(latencies_s), "peak_rss_mb": server.peak_rss_mb(), **use.figures}
+        await background.measured(settings.limit_s)
+    return {"lease_ms": percentiles_ms(latencies_s), "peak_rss_mb": server.peak_rss_mb(), **background.figures}
 
 
 async def _storm(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:

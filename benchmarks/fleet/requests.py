@@ -109,7 +109,7 @@ def lease(number: int, grant: session_pb2.Grant | None, phase: GrantPhase) -> by
     return session_pb2.SessionRequest(lease=said).SerializeToString()
 
 
-def taken(response: bytes) -> Pace | session_pb2.Grant | None:
+def reaction_to(response: bytes) -> Pace | session_pb2.Grant | None:
     """Return the part of a server message that needs a reaction: a pace or a grant; None if it needs none."""
     parsed = session_pb2.SessionResponse.FromString(response)
     if parsed.HasField("grant"):

@@ -29,7 +29,7 @@ _POLL_S = 0.05
 _PLAN = "/wattfleet.v1.PlanningService/PlanRound"
 
 
-class Use:
+class BackgroundLoad:
     """A context in which rounds of all devices are planned and metrics are scraped at fixed intervals.
 
     Args:
@@ -61,7 +61,7 @@ class Use:
                 return  # the failure is raised at the end
             await asyncio.sleep(_POLL_S)
 
-    async def __aenter__(self) -> Use:
+    async def __aenter__(self) -> BackgroundLoad:
         host, port = self._server.address
         identities = self._server.identities
         options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
