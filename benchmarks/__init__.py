@@ -1,1 +1,1 @@
-"""Measured figures: modules that run as `python -m benchmarks.<name> [--json]`."""
+"""Benchmarks, which run as `python -m benchmarks.<name> [--json]`."""

@@ -1,7 +1,7 @@
 """Measure the memory of an idle agent, compared with a bare Python process that has imported grpc.
 
 The agent runs in its own process on a simulated board, with a coordinator. It profiles, transfers the reference,
-becomes ready, and idles. Its resident set is read some seconds later.
+becomes ready, and idles. Its resident memory is read some seconds later.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _READY_WITHIN_S = 120.0
 _IDLES_FOR_S = 5
 _MIB = 2**20
 _BARE = "import grpc, sys; print(flush=True); sys.stdin.read()"
-# One thread, as a board that trains would give it: BLAS sets memory aside for each.
+# One thread, as on a board that trains: BLAS reserves memory for each thread.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def measure(board: str, profile_modes: int, with_metrics: bool = False) -> dict[str, float]:
-    """Read what the processes hold.
+    """Measure the resident memory of the processes.
 
     Args:
-        board: kind of the simulated board; its mode space decides on the size of a prediction.
+        board: kind of the simulated board. The size of a prediction depends on its mode space.
         profile_modes: modes that the agent measures.
-        with_metrics: whether it serves metrics of its own, which are read once a second while it idles.
+        with_metrics: whether the agent serves metrics, which are read once a second while it idles.
 
     Returns:
-        Mebibytes of resident memory: of the agent when ready, of the agent after idling, and of the bare Python.
+        Resident memory in MiB: of the agent when ready, of the agent after idling, and of the bare Python.
     """
     with tempfile.TemporaryDirectory(prefix="wattfleet-") as folder, ExitStack() as running:
         scratch = Path(folder)
@@ -99,7 +99,7 @@ def _until(condition: Callable[[], bool], parts: Parts) -> None:
 
 
 def _resident_mib(pid: int) -> float:
-    """Of a process and those that it has started."""
+    """Return the resident memory of a process and its children, MiB."""
     process = psutil.Process(pid)
     return float(sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))) / _MIB
 

@@ -39,8 +39,8 @@ from wattfleet.prediction import RooflinePredictor
 from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet_simulation.board_fit import AGX_CORPUS, INFERENCE_CORPORA, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
 
-# Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. PowerTrain, section 1; the Orin Nano's is the row
-# of its table in the measurements behind that paper. For the Orin NX there is none.
+# Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. From PowerTrain, section 1; the Orin Nano's from the
+# measurements behind that paper. No figure of an Orin NX is published.
 PUBLISHED = {"agx-orin": (3.1, 51.1), "orin-nano": (9.47, 20.4), "xavier-agx": (8.47, 36.4)}
 _SEEDS = (0, 1, 2)
 _MODES = 1000
@@ -48,7 +48,7 @@ _TRANSFER_MODES, _TRANSFER_DRAWS = 50, 3
 
 
 def misfit(log_misfit: NDArray[np.float64]) -> dict[str, float]:
-    """What a model leaves, in percent of what was measured."""
+    """Summarise the deviations of a model from measurements, in percent."""
     percent = 100 * np.abs(np.expm1(-log_misfit))
     return {
         "mean": float(percent.mean()),
@@ -60,13 +60,13 @@ def misfit(log_misfit: NDArray[np.float64]) -> dict[str, float]:
 
 
 def misfit_of_best_fit(profile: Profile) -> dict[str, dict[str, float]]:
-    """The misfit of the physics fitted robustly to a whole profile."""
+    """Return the misfit of the physics after a robust fit to a whole profile."""
     fit = fit_board(profile)
     return {"time": misfit(fit.time_misfit), "power": misfit(fit.power_misfit)}
 
 
 def misfit_by_construction(kind: str, seed: int) -> dict[str, dict[str, float]]:
-    """How far a simulated board lies from its kind's physics over its mode space."""
+    """Return how far a simulated board deviates from its kind's physics over its mode space."""
     device, parameters = SimulatedDevice(kind, seed), board_parameters(kind)
     minibatch_ms, training_mw = device.truth(device.modes)
     settings = settings_of(device.modes, None)
@@ -78,7 +78,7 @@ def misfit_by_construction(kind: str, seed: int) -> dict[str, dict[str, float]]:
 
 
 def served(device: SimulatedDevice, workload: str, like: Profile) -> Profile:
-    """The true values of an inference workload at the modes and batches of a profile."""
+    """Return the true values of an inference workload at the modes and batches of a profile."""
     rows = []
     for batch in like.batches:
         modes = like.rows(np.asarray(like.batch) == batch).modes
@@ -89,7 +89,7 @@ def served(device: SimulatedDevice, workload: str, like: Profile) -> Profile:
 
 
 def inference(workload: str, profile: Profile) -> dict[str, dict[str, dict[str, float]]]:
-    """Simulated boards that serve an inference workload, compared with its file."""
+    """Compare simulated boards that serve an inference workload with the measured file."""
     order = np.lexsort((*profile.modes.T, np.asarray(profile.batch)))
     real = profile.rows(order)
     tables = [served(SimulatedDevice("agx-orin", seed), workload, real) for seed in _SEEDS]
@@ -108,15 +108,15 @@ def inference(workload: str, profile: Profile) -> dict[str, dict[str, dict[str, 
 
 
 def measured(device: SimulatedDevice, modes: ModeArray) -> Profile:
-    """`[n, 4]` modes measured by the profiler."""
+    """Measure `[n, 4]` modes with the profiler."""
     profiler = Profiler(device)
     return Profile.of(profiler.measure(mode, device.step).measurement for mode in array_to_modes(modes))
 
 
 def repeatability(profile: Profile) -> dict[str, float]:
-    """Percent by which a row departs from its two neighbours in CPU frequency, where that hardly matters.
+    """Return by how many percent a row differs from its two neighbours in CPU frequency, where that hardly matters.
 
-    With eight or more cores and the slowest memory, a step waits for the memory alone.
+    With eight or more cores and the slowest memory, only the memory limits a step.
     """
     cores, cpu_khz, gpu_hz, mem_hz = profile.modes.T
     calm = (cores >= 8) & (mem_hz == mem_hz.min()) & (cpu_khz >= 700_000)
@@ -135,7 +135,7 @@ def repeatability(profile: Profile) -> dict[str, float]:
 
 
 def transfer(profile: Profile, reference: RooflinePredictor) -> dict[str, float]:
-    """Median MAPE, percent, of predictors transferred with a few modes, over all other modes."""
+    """Return the median MAPE, in percent, of predictors transferred with a few modes, over all other modes."""
     errors = []
     for seed in range(_TRANSFER_DRAWS):
         some = np.random.default_rng(seed).choice(len(profile), _TRANSFER_MODES, replace=False)
@@ -152,7 +152,7 @@ def transfer(profile: Profile, reference: RooflinePredictor) -> dict[str, float]
 
 
 def transients(logs: list[RawLog]) -> dict[str, float]:
-    """Typical transients of runs."""
+    """Return typical transients of runs."""
     powers = [settled_power_mw(log.power, log.minibatch_end_s) for log in logs]
     quiet = [settled_minibatch_ms(log.minibatch_ms).spread for log in logs if log.mode.cores == 6]
     loud = [settled_minibatch_ms(log.minibatch_ms).spread for log in logs if log.mode.cores < 6]
@@ -166,7 +166,7 @@ def transients(logs: list[RawLog]) -> dict[str, float]:
 
 
 def simulated_log(device: SimulatedDevice, like: RawLog) -> RawLog:
-    """A run of a simulated board at the mode, and with the minibatches, of a recorded one."""
+    """Run a simulated board in the mode of a recorded run, with the same number of minibatches."""
     device.apply(like.mode)
     meter = device.start_meter()
     end_s = [device.clock.now_s()]
@@ -177,7 +177,7 @@ def simulated_log(device: SimulatedDevice, like: RawLog) -> RawLog:
 
 
 def maxn() -> dict[str, dict[str, float | None]]:
-    """Minutes per epoch and watts of each kind at its highest mode, before units and misfit, and as published."""
+    """Return minutes per epoch and watts of each kind at its highest mode, by the physics and as published."""
     rows: dict[str, dict[str, float | None]] = {}
     for kind, board in BOARDS.items():
         parameters, at = board_parameters(kind), settings_of(modes_to_array([board.space.highest]), None)
@@ -192,7 +192,7 @@ def maxn() -> dict[str, dict[str, float | None]]:
 
 
 def compare(data: Path) -> dict[str, Any]:
-    """All comparisons, as a JSON document."""
+    """Return all comparisons, as a JSON document."""
     corpora = {name: read_profile(data / name) for name in (AGX_CORPUS, "agx_orin_mobilenetv3.csv", NANO_CORPUS)}
     reference = RooflinePredictor.fit(corpora[AGX_CORPUS])
     rows: dict[str, Any] = {}
@@ -227,7 +227,7 @@ def compare(data: Path) -> dict[str, Any]:
 
 
 def _noise(device: SimulatedDevice, profile: Profile) -> dict[str, float]:
-    """Median deviation of a measurement from the true value, percent."""
+    """Return the median deviation of a measurement from the true value, percent."""
     minibatch_ms, training_mw = device.truth(profile.modes)
     return {
         "time": float(100 * np.median(np.abs(profile.minibatch_ms / minibatch_ms - 1))),
@@ -236,7 +236,7 @@ def _noise(device: SimulatedDevice, profile: Profile) -> dict[str, float]:
 
 
 def _mean(documents: list[Any]) -> Any:
-    """The leaves' means over documents of one shape."""
+    """Return the means of each number over documents of the same structure."""
     if isinstance(documents[0], dict):
         return {name: _mean([document[name] for document in documents]) for name in documents[0]}
     return float(np.mean(documents))
@@ -259,7 +259,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None, report: Callable[[str], None] = print) -> int:
-    """Print the comparison; 0, or 2 where the data cannot be used."""
+    """Print the comparison; return 0, or 2 if the data cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.board_fidelity",
         description=__doc__.split("\n")[0],

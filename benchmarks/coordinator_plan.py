@@ -1,4 +1,4 @@
-"""How long a coordinator takes for the plan of a run, if its devices know several workloads."""
+"""Measures how long a coordinator takes to plan a round if its devices know several workloads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MakeFront = Callable[[np.random.Generator], Front]
 
 
 def coordinator_plan_ms(devices: int, workloads: int, repeats: int, make_front: MakeFront) -> tuple[float, float]:
-    """Milliseconds of one core for a plan of half the devices, with one workload and with several.
+    """Return the milliseconds of one core for a plan of half the devices, with one workload and with several.
 
-    They count the snapshot of the fleet, the offers and the plan itself. Both fleets are planned in turn, so that a
-    busy machine slows down both. Each time is the least of several repeats.
+    The time includes the snapshot of the fleet, the offers and the plan itself. The two fleets are planned alternately,
+    so that a busy machine slows down both. Each time is the minimum of several repeats.
 
     Args:
-        devices: devices of the fleet, all ready.
-        workloads: fronts of each device, and runs that are planned in turn.
+        devices: number of devices in the fleet, all ready.
+        workloads: number of fronts of each device, and of runs that are planned in turn.
         repeats: plans of each fleet.
-        make_front: makes a random front.
+        make_front: returns a random front.
     """
     one, several = (_fleet(devices, count, make_front) for count in (1, workloads))
     nodes = list(range(devices))

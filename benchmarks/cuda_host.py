@@ -1,7 +1,7 @@
 """Profile the shipped workloads on an NVIDIA GPU, and compare with a plain loop and the GPU's energy counter.
 
 `wattfleet agent profile --device host` measures each workload: minibatch times by the clock and by CUDA events, power
-by NVML every 0.2 s. Then a loop of its own trains the same workload in this process. It times each minibatch between
+by NVML every 0.2 s. Then a plain loop trains the same workload in this process. It times each minibatch between
 two waits for the GPU, and divides the joules that the GPU has counted by the seconds. The two runs follow each other,
 so the GPU's clocks may differ between them. Needs a CUDA build of torch and the extras `agent` and `nvml`.
 """
@@ -27,7 +27,7 @@ _WARM_UP_MINIBATCHES = 100
 
 
 def profiled(workload: str, minibatch: int) -> dict[str, float]:
-    """What `wattfleet agent profile` measures: `minibatch_ms`, `compute_ms`, `power_w`, and `seconds` in all."""
+    """Return what `wattfleet agent profile` measures: `minibatch_ms`, `compute_ms`, `power_w`, and `seconds`."""
     with tempfile.TemporaryDirectory() as state:
         options = ["--workload", workload, "--minibatch", str(minibatch), "--modes", "1", "--state-dir", state]
         command = [sys.executable, "-c", _COMMAND, "agent", "profile", "--device", "host", *options]
@@ -45,7 +45,7 @@ def profiled(workload: str, minibatch: int) -> dict[str, float]:
 
 
 def plain(workload: str, minibatch: int, seconds: float) -> dict[str, float]:
-    """What a plain loop measures: the median minibatch, ms, and the GPU's counted joules per second, W."""
+    """Return what a plain loop measures: the median minibatch, ms, and the mean power by the energy counter, W."""
     import torch
 
     pynvml = importlib.import_module("pynvml")

@@ -1,10 +1,10 @@
-"""Compare what is planned of duties beside training with runs on simulated boards.
+"""Compare plans for inference duties during training with runs on simulated boards.
 
     python -m benchmarks.duties [--seeds 4] [--measure 40] [--json]
 
 A board is planned twice: from the true values of all modes, and from predictors that were fitted to a few measurements
-of its training and as many of its inference. Then it serves the duty in the planned mode for ten minutes of virtual
-time, event by event.
+of its training and the same number of its inference. Then it serves the duty in the planned mode for ten minutes of
+virtual time, event by event.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ BUDGETS_W = (25.0, 35.0, 45.0)
 BATCHES = (1, 4, 16, 32, 64)
 SWITCH_MS = 5.0
 _RUN_S = 600.0
-# About as many modes as there are in the measured files of inference.
+# About as many modes as in the measured files of inference.
 _EVERY = 41
 
 
 @dataclass(frozen=True)
 class Case:
-    """A planned board and its run; None where nothing keeps the duty and the budget.
+    """A planned board and its run; values are None if no plan keeps the duty and the budget.
 
     Attributes:
-        inference: the workload that is served.
-        source: what the plan is made from.
+        inference: the inference workload.
+        source: the values that the plan is made from.
         arrival_per_s: requests a second.
-        latency_ms: the limit.
-        budget_w: the budget.
-        seed: of the board.
+        latency_ms: limit of the latency.
+        budget_w: the board's budget.
+        seed: random seed of the board.
         plan_s: seconds to find all modes that keep the duty.
         plan: the planned mode, batch and number of minibatches.
         in_time: share of the run's requests within the limit.
-        latency_p95_ms: of the run.
-        training_of_plan: training of the run relative to the plan's.
-        watts_of_plan: mean power of the run relative to the plan's.
+        latency_p95_ms: 95 % quantile of the run's latencies.
+        training_of_plan: minibatches per second of the run, relative to the plan.
+        watts_of_plan: mean power of the run, relative to the plan.
     """
 
     inference: str
@@ -69,12 +69,12 @@ class Case:
 
 
 def served(workload: str, batch: int) -> Workload:
-    """An inference workload with a batch size."""
+    """Return an inference workload with a batch size."""
     return Workload(workload, WorkloadFacts(Task.INFERENCE, batch=batch))
 
 
 def tables(device: SimulatedDevice, workload: str, modes: ModeArray) -> tuple[Profile, Profile]:
-    """The true values of training and of inference with all batches."""
+    """Return the true values of training, and of inference with all batch sizes."""
     by_batch = [device.truth(modes, served(workload, batch)) for batch in BATCHES]
     inference = Profile(
         np.tile(modes, (len(BATCHES), 1)),
@@ -87,7 +87,7 @@ def tables(device: SimulatedDevice, workload: str, modes: ModeArray) -> tuple[Pr
 
 
 def predicted(profile: Profile, measure: int, rng: np.random.Generator) -> KnownModes:
-    """What is known of a table once a few random rows of it are measured."""
+    """Return the predictions of a table after a few random rows of it were measured."""
     some = profile.rows(rng.choice(len(profile), measure, replace=False))
     batch: BatchArray | None = profile.batch
     prediction = RooflinePredictor.fit(some, None, WorkloadFacts(profile.task)).predict(profile.modes, batch)
@@ -95,7 +95,7 @@ def predicted(profile: Profile, measure: int, rng: np.random.Generator) -> Known
 
 
 def cases(seed: int, measure: int) -> Iterator[Case]:
-    """All cases of one board."""
+    """Return all cases of one board."""
     device, rng = SimulatedDevice("agx-orin", seed), np.random.default_rng(seed)
     for workload in INFERENCES:
         training, inference = tables(device, workload, device.modes[::_EVERY])
@@ -120,7 +120,7 @@ def cases(seed: int, measure: int) -> Iterator[Case]:
 
 
 def _run(device: SimulatedDevice, workload: str, demand: Demand, plan: SharedMode) -> tuple[float, float, float, float]:
-    """A run in a planned mode: share in time, latency, training and watts relative to the plan."""
+    """Run a board in its planned mode; return share in time, latency, and training and watts relative to the plan."""
     shared = SharedBoard(
         device.load(plan.mode),
         lambda requests: device.load(plan.mode, served(workload, requests)),
@@ -137,7 +137,7 @@ def _run(device: SimulatedDevice, workload: str, demand: Demand, plan: SharedMod
 
 
 def summary(found: list[Case]) -> dict[str, dict[str, float]]:
-    """For each source of plans, how often they hold and what they train."""
+    """Summarise for each source of plans how often the duty is kept and how much is trained."""
     best = {
         (case.inference, case.arrival_per_s, case.latency_ms, case.budget_w, case.seed): case.plan
         for case in found

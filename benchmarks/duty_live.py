@@ -1,4 +1,4 @@
-"""Answer requests and train beside them in real time, through a real agent: on this machine, or a simulated board.
+"""Answer requests while training, in real time and through a real agent, on this machine or a simulated board.
 
     python -m benchmarks.duty_live [--device host] [--seconds 600] [--inference-share 0.55] [--latency-ms 400]
         [--quantile 0.95] [--largest-batch 32] [--json]
@@ -8,17 +8,19 @@ which requests arrive at random (a Poisson process), and a training with `share_
 convolutional networks on one thread and are bound to the same core. With `--device simulated`, the agent has an AGX
 Orin in real time, which slows both down to its physics of ResNet-18's training and ResNet's inference.
 
-The same is then done without `share_device`. On the host, the operating system divides the core. The simulated board is
-divided in the same way: both compute for as long as the board would, on one core.
+The same is then repeated without `share_device`. On the host, the operating system shares the core between them. For
+the simulated board, it does so, too: both processes compute on one core for as long as the board would.
 
-- `arrival_per_s`: requests a second, so many that inference alone, in batches of the largest size, takes
+- `arrival_per_s`: requests a second, chosen so that inference alone, in batches of the largest size, would use
   `--inference-share` of the device.
 - `planned_per_s`: training minibatches a second that `wattfleet.duties.keep_duty` plans, from the times of a minibatch,
-  of inference batches, and of a switch between both: measured on the host, and the physics of the simulated board.
-- `trained_per_s`: minibatches a second that were trained; `of_plan_pct` is their ratio.
-- `training_pct`, `inference_pct`: the share of the time in which either computed itself.
+  of inference batches, and of a switch between both. The times are measured on the host, or come from the simulated
+  board's physics.
+- `trained_per_s`: minibatches a second that were trained; `of_plan_pct` is this relative to the plan.
+- `training_pct`, `inference_pct`: the share of the time in which each of them computed.
 - `within_pct`: the share of the requests that were answered within the latency.
-- `latency_ms`: median, 95 % and 99 % quantile of the latency. Requests that wait at the end count as they are.
+- `latency_ms`: median, 95 % and 99 % quantile of the latency. Requests that still wait at the end count with the time
+  waited so far.
 
 Run it on an otherwise idle machine.
 """
@@ -57,7 +59,7 @@ _BOARD, _SERVED = "agx-orin", "resnet"
 
 
 def main() -> None:
-    """Run the benchmark, or one of its processes."""
+    """Run the benchmark, or one of its child processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--device", choices=("host", "simulated"), default="host")
@@ -120,7 +122,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 def _planned_per_s(
     options: argparse.Namespace, inference_ms: dict[int, float], minibatch_ms: float, switch_ms: float
 ) -> float:
-    """Training minibatches a second in a plan for one mode, in which everything was measured."""
+    """Return the training minibatches a second of a plan for one fully measured mode."""
     batches = sorted(inference_ms)
     mode = np.ones((1, 4))
 
@@ -140,7 +142,7 @@ def _planned_per_s(
 
 @contextmanager
 def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
-    """An agent with the duty in force; yields its socket."""
+    """Run an agent with the duty in force; yields its socket."""
     socket = str(folder / "agent.sock")
     command = [sys.executable, "-c", "from wattfleet_io.cli import main; main()", "agent"]
     spec = "host" if options.device == "host" else f"simulated:{_BOARD}:real-time"
@@ -179,7 +181,7 @@ def _run(options: argparse.Namespace, role: str) -> Any:
 
 
 def _bind() -> None:
-    """Compute with one thread on one core, which inference and training share."""
+    """Limit this process to one thread on the core that inference and training share."""
     import torch
 
     torch.set_num_threads(1)
@@ -198,14 +200,14 @@ def _network() -> Any:
 
 
 def _physics(batch: int | None) -> float:
-    """How long the simulated board takes for a batch of requests, or for a minibatch (None), ms."""
+    """Return how long the simulated board takes for a batch of requests, or for a minibatch (None), ms."""
     board = SimulatedDevice(_BOARD, seed=0)
     served = None if batch is None else Workload(_SERVED, WorkloadFacts(batch=batch, task=Task.INFERENCE))
     return board.load(board.current_mode(), served).minibatch_ms
 
 
 def _compute_for(ms: float) -> None:
-    """Use the core for so long, however long that takes beside others."""
+    """Compute for the given CPU time, however long that takes while other processes use the core."""
     end_s = time.thread_time() + ms / 1e3
     numbers = np.ones(20_000)
     while time.thread_time() < end_s:
@@ -253,7 +255,7 @@ def _step(options: argparse.Namespace) -> Callable[[], None]:
 
 
 def _serve(options: argparse.Namespace) -> dict[str, Any]:
-    """Answer requests that arrive at random, and tell of their latencies."""
+    """Answer requests that arrive at random, and print their latencies."""
     import torch
 
     _bind()
@@ -285,7 +287,8 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
                     latencies_ms.append(1e3 * (time.monotonic() - arrived_s))
 
             server.submit(image).add_done_callback(note)
-        # Those that wait for longer have missed the limit. They count with the time until the server is closed.
+        # Requests that have waited longer than the limit missed it. They count with the time until the server is
+        # closed.
         time.sleep(options.latency_ms / 1e3)
     found = np.array(latencies_ms)
     return {
@@ -298,7 +301,7 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> dict[str, float]:
-    """Train until the time is over, and tell how many minibatches."""
+    """Train until the time is over, and print the number of minibatches."""
     _bind()
     step = _step(options)
     for _ in range(_WARM_UP):
@@ -322,7 +325,7 @@ def _train(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _measure_times(options: argparse.Namespace) -> dict[str, Any]:
-    """The median times of a minibatch, of inference batches and of a switch, each on its own."""
+    """Return the median times of a minibatch, of inference batches and of a switch, each measured alone."""
     import torch
 
     batches = [2**power for power in range(options.largest_batch.bit_length()) if 2**power <= options.largest_batch]

@@ -24,7 +24,7 @@ class Images(NamedTuple):
 
 
 def read_images(path: Path, missing: str) -> tuple[Images, Images]:
-    """The images for training and for testing.
+    """Return the images for training and for testing.
 
     Args:
         path: an .npz file with the arrays `x_train`, `y_train`, `x_test` and `y_test`.

@@ -3,24 +3,24 @@
     python -m benchmarks.plan [--devices 100 1000 10000 100000] [--points 64] [--workloads 1] [--repeats 5]
         [--instances 200] [--json]
 
-Fleets are random: fronts follow power laws like those of boards, racks of twenty devices hang on circuits of a site,
-and the budgets cover a part of what all devices would draw. Each time is the minimum of several repeats:
+Fleets are random. Fronts follow power laws like those of boards. A site has circuits, each with racks of twenty
+devices. The budgets cover a part of the watts that all devices would draw. Each time is the minimum of several repeats:
 
-- `ms`: the allocation of half the fleet with the least makespan.
+- `ms`: the allocation of half the fleet with the shortest makespan.
 - `curves_ms`: the power curves, computed from the fronts before the allocation.
 - `plan_ms`: the whole plan, including a reason for every device.
 - `progress_ms`: the whole plan with the policy `progress`, which chooses devices, modes, six batches and three numbers
   of local epochs, the same for all devices of the round.
-- `own_epochs_ms`: the same with epochs of each device's own.
+- `own_epochs_ms`: the same with a different number of epochs for each device.
 - `coordinator_ms`: processor time for the plan of a run at a coordinator, with its snapshot of the fleet, in fleets of
-  up to ten thousand. Each device has fronts of `--workloads` workloads, and as many runs are planned in turn.
+  up to ten thousand. Each device has fronts of `--workloads` workloads, and the same number of runs is planned in turn.
 - `coordinator_of_one_ms`: the same with one workload.
-- `useful_ms`: the most useful set that meets a deadline, in fleets of up to ten thousand. It takes seconds if a solver
-  is needed.
+- `useful_ms`: the most useful set that meets a deadline, in fleets of up to ten thousand. If a solver is needed, it
+  takes seconds.
 
 `growth` is the exponent with which `ms` grows between the two largest fleets; `n log n` gives 1.1. `gap_pct` compares
-small fleets with HiGHS, as shares of the optimum: the makespan of as many devices as possible, and the utility of a set
-that meets a deadline.
+small fleets with HiGHS, as shares of the optimum: the makespan of the largest possible number of devices, and the
+utility of a set that meets a deadline.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fleet:
-    """Offers, and the watts of their supplies."""
+    """The offers of devices, and the watts of their supplies."""
 
     offers: list[Offer]
     allowance: Allowance
 
 
 def random_fleet(chance: np.random.Generator, devices: int, points: int, rack: int = _RACK) -> Fleet:
-    """Devices on racks on circuits on a site, each supply with watts for a part of what all would take."""
+    """Return devices in racks on circuits of a site. A supply has a part of the watts that its devices would draw."""
     racks = math.ceil(devices / rack)
     circuits = math.ceil(racks / _RACKS_ON_A_CIRCUIT)
     supplies = Supplies(
@@ -120,7 +120,7 @@ def _front(chance: np.random.Generator, points: int) -> Front:
 
 
 def measure(devices: Sequence[int], points: int, repeats: int, instances: int, workloads: int = 1) -> dict[str, object]:
-    """All figures."""
+    """Return all figures."""
     with threadpool_limits(limits=1), _solver_on_stderr():
         coordinator_ms = [
             coordinator_plan_ms(size, workloads, repeats, lambda chance: _front(chance, points))
@@ -153,7 +153,7 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int, w
 
 @contextmanager
 def _solver_on_stderr() -> Iterator[None]:
-    """HiGHS now and then prints a line of its own to the process's standard output, which is to hold JSON only."""
+    """Redirect standard output to standard error, since HiGHS sometimes prints a line that would corrupt the JSON."""
     sys.stdout.flush()
     output = os.dup(1)
     os.dup2(2, 1)
@@ -165,7 +165,7 @@ def _solver_on_stderr() -> Iterator[None]:
 
 
 def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float, float, float, float | None]:
-    """Milliseconds for the curves, the allocation, whole plans of three kinds, and the most useful set."""
+    """Return milliseconds for the curves, the allocation, whole plans of three kinds, and the most useful set."""
     chance = np.random.default_rng(devices)
     fleet = random_fleet(chance, devices, points)
     offers, allowance = fleet.offers, fleet.allowance
@@ -186,7 +186,7 @@ def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float
 
 
 def _least(work: Callable[[], Result], repeats: int) -> tuple[Result, float]:
-    """The result, and the least of some times, ms."""
+    """Return the result of a call, and its shortest time over several repeats, ms."""
     times_ms = []
     for _ in range(repeats):
         begun = perf_counter()
@@ -206,7 +206,7 @@ def _growth(devices: Sequence[int], ms: Sequence[float]) -> float | None:
 
 
 def _gaps(seed: int) -> tuple[float, float]:
-    """How far a small fleet's duration, and its utility by a deadline, are from the optimum, as shares of it."""
+    """Return the gaps of a small fleet's duration, and of its utility within a deadline, as shares of the optimum."""
     chance = np.random.default_rng([seed, 1])
     devices = int(chance.integers(8, 25))
     fleet = random_fleet(chance, devices, int(chance.integers(2, 9)), _SMALL_RACK)
@@ -215,7 +215,7 @@ def _gaps(seed: int) -> tuple[float, float]:
     all_devices = np.ones(devices, dtype=np.bool_)
     found = min_makespan(curves, headroom, int(chance.integers(1, devices + 1)), all_devices, ~all_devices)
     if found is None:
-        raise RuntimeError(f"instance {seed}: no device can be carried")
+        raise RuntimeError(f"instance {seed}: the budget is too low for any device")
     count = int((found.step >= 0).sum())
     duration_gap = found.limit_s / _least_duration_s(curves, headroom, feeds, count) - 1
     extra_w = curves.extra_at(curves.steps_within(found.limit_s * float(chance.uniform(0.8, 1.5))))
@@ -226,7 +226,7 @@ def _gaps(seed: int) -> tuple[float, float]:
 
 
 def _least_duration_s(curves: Curves, headroom: Headroom, feeds: NDArray[np.bool_], count: int) -> float:
-    """The least duration of `count` devices: binaries for device and mode, and a duration above all that are chosen."""
+    """Solve for the shortest duration of `count` devices: binaries for device and mode, and one duration bound."""
     steps, n = len(curves.time_s), len(curves)
     owner = np.repeat(np.arange(n), np.diff(curves.start))
     once = csr_array((np.ones(steps), (owner, np.arange(steps))), shape=(n, steps))

@@ -18,7 +18,7 @@ _SHAPES = {"AGX Orin": (12.0, 48.0), "Orin NX": (24.0, 26.0), "Xavier NX": (34.0
 
 
 def _offer(name: str, fastest_s: float, most_w: float) -> Offer:
-    """A device whose time falls with the watts above idle power, more slowly at higher watts."""
+    """Return a device whose time falls with the watts above idle power, more slowly at higher watts."""
     share = np.linspace(1.0, 0.25, 9)
     return Offer(
         name,
@@ -35,7 +35,7 @@ def _offer(name: str, fastest_s: float, most_w: float) -> Offer:
 
 
 def draw(path: Path) -> None:
-    """Write the picture."""
+    """Draw the picture and write it to a file."""
     offers = [_offer(name, *shape) for name, shape in _SHAPES.items()]
     plan = plan_round(offers, FastestK(3), Allowance.of_site(_SPARE_W + _IDLE_W * len(offers)), 1.0, 1)
     curves = curves_of(offers, 1.0)

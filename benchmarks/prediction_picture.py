@@ -1,4 +1,4 @@
-"""Draw the errors of transfers over the number of measured rows.
+"""Draw the errors of transfers against the number of measured rows.
 
     python -m benchmarks.prediction_picture docs/images/prediction.png [--data ../shared/data] [--runs 20]
 
@@ -33,7 +33,7 @@ TARGETS = {
 
 
 def errors_pct(data: Path, target: str, runs: int) -> tuple[list[float], list[float]]:
-    """Median MAPE of time and of power for each of `SIZES`, %."""
+    """Return the median MAPE of time and of power for each of `SIZES`, %."""
     profile = read_profile(data / f"{target}.csv")
     references = references_of([find_reference(REFERENCE, profile)], "roofline", board_with_modes(profile.modes))
     scores = [evaluate_transfer(RooflinePredictor, references, profile, n, runs, 0, lambda: 0.0) for n in SIZES]
@@ -41,7 +41,7 @@ def errors_pct(data: Path, target: str, runs: int) -> tuple[list[float], list[fl
 
 
 def draw(path: Path, data: Path, runs: int) -> None:
-    """Write the picture."""
+    """Draw the picture and write it to a file."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2)
     for target, (label, colour, style) in TARGETS.items():

@@ -36,7 +36,7 @@ _TIMES = StepTimes(fetch_stall_ms=0.0, compute_ms=1.0)
 
 
 class ThisMachine(PhysicalBoard):
-    """This machine's clock, a file that is read for every sample, and one mode (a `Device`)."""
+    """A `Device` with this machine's clock, one mode, and a file that is read for every sample."""
 
     board_kind = "bench"
     provenance: Provenance = "hardware"
@@ -48,14 +48,14 @@ class ThisMachine(PhysicalBoard):
         self.modes: ModeArray = modes_to_array([_MODE])
 
     def current_mode(self) -> PowerMode:
-        """The only mode."""
+        """Return the only mode."""
         return _MODE
 
     def apply(self, mode: PowerMode) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """None."""
+        """Return no differences."""
         return []
 
     def start_meter(self) -> PolledMeter:
@@ -63,23 +63,23 @@ class ThisMachine(PhysicalBoard):
         return PolledMeter(self._read, self.clock)
 
     def conditions(self) -> Conditions:
-        """The file's value as a temperature."""
+        """Return the file's value as a temperature."""
         return Conditions(self._read() / _POWER_MW * 50, 0)
 
     def activity(self) -> Activity:
-        """The file's value as a power."""
+        """Return the file's value as a power."""
         return Activity(self._read())
 
     def measuring(self) -> AbstractContextManager[None]:
-        """No fan."""
+        """Do nothing: there is no fan."""
         return nullcontext()
 
     def knobs(self) -> Knobs:
-        """None."""
+        """Return no knobs."""
         return {}
 
     def restore(self, knobs: Knobs) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _read(self) -> float:
         return float(self._sensor.read_text(encoding="ascii"))
@@ -89,17 +89,17 @@ def measure(step_ms: float, minibatches: int, runs: int) -> dict[str, float]:
     """Time minibatches with and without the profiler.
 
     Args:
-        step_ms: what a minibatch is to take without it, ms.
-        minibatches: of each kind in a run.
-        runs: how often; each begins with another kind, so that what changes on the machine meets all alike.
+        step_ms: duration of a minibatch without the profiler, ms.
+        minibatches: number of minibatches of each kind in a run.
+        runs: number of runs. Each begins with another kind, so that changes of the machine affect all kinds equally.
 
     Returns:
-        `step_ms` as it was, and for each way of measuring the percent by which the median minibatch takes longer.
+        The measured `step_ms`, and for each kind of measurement by how many percent the median minibatch takes longer.
     """
     step = _step(step_ms)
     with tempfile.TemporaryDirectory() as folder:
         device = ThisMachine(Path(folder) / "sensor")
-        # Never enough: the measurement goes on for as long as it is asked to.
+        # The minimum is never reached, so the measurement goes on until it is stopped.
         endless = ProfilerSettings(minibatches=10**9)
         header = JournalHeader("bench", "bench", "hardware", "arithmetic", 1)
         with Journal.open(Path(folder) / "journal.jsonl", header) as journal:
@@ -141,7 +141,7 @@ def _ms_each(step: Callable[[], object], count: int) -> float:
 
 
 def _step(step_ms: float) -> Callable[[], None]:
-    """Arithmetic that takes about `step_ms`."""
+    """Return a function whose arithmetic takes about `step_ms`."""
     values = np.random.default_rng(0).standard_normal(20_000)
 
     def once() -> None:

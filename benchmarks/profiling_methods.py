@@ -1,11 +1,11 @@
-"""What each profiling method loses: slower training and broken budgets, over all measured corpora of training.
+"""Measure the loss of each profiling method: slower training and exceeded budgets, over all measured training corpora.
 
     python -m benchmarks.profiling_methods [--data ../shared/data] [--runs 20] [--method transfer] [--json]
 
-The figures of `wattfleet.choosing.profiling_method` are the means over the files that this prints. Each file is
+The figures of `wattfleet.choosing.profiling_method` are the means over the files as printed here. Each file is
 evaluated as `wattfleet evaluate choice` does, over the rows that pass its audit. `transfer` starts from the shipped
 reference without the file's network. `scratch` chooses what to measure in the same way, but fits without a reference.
-`binary-search` searches each budget alone.
+`binary-search` searches separately for each budget.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Loss:
 
     Attributes:
         method: the profiling method.
-        limit: most modes to measure.
+        limit: maximum number of modes to measure.
         corpus: the file.
         modes: mean number of measured modes.
         penalty_pct: mean time penalty, %.
@@ -81,7 +81,7 @@ def losses(data: Path, runs: int, methods: list[str]) -> Iterator[Loss]:
         budgets_w = [float(watts) for watts in range(target.budgets_w[0], target.budgets_w[1] + 1)]
 
         def evaluated(method: ChoiceMethod, limit: int, budgets_w: list[float], runs: int) -> ChoiceCases:
-            # It is called within its own iteration only.
+            # It is called only within its own iteration.
             return evaluate_choice(profile, method, limit, budgets_w, runs, 0, trusted=trusted)  # noqa: B023
 
         for method in methods:

@@ -1,4 +1,4 @@
-"""How the dropout rate, which PowerTrain's paper does not state, changes the modes that its networks choose."""
+"""Measure how the dropout rate, which PowerTrain's paper does not state, changes the modes that its networks choose."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BUDGETS_W = range(17, 51)
 
 @dataclass(frozen=True)
 class DropoutScores:
-    """Scores of one dropout rate: medians over the draws, and over all draws and budgets.
+    """The scores of one dropout rate: errors are medians over draws, choices are judged over all draws and budgets.
 
     Attributes:
         dropout: the rate.
         reference_time_mape: error of the reference network on its own corpus, %.
-        reference_power_mape: likewise for power.
+        reference_power_mape: the same for power.
         time_mape: error of the tuned network on all modes of the target, %.
-        power_mape: likewise for power.
+        power_mape: the same for power.
         signed_penalty_pct: median time penalty, negative for modes that are over the budget and faster.
         over_budget_pct: share of the cases over the budget (A/L).
         over_budget_1w_pct: share of the cases over the budget by more than 1 W (A/L + 1).
@@ -66,7 +66,7 @@ def measure(
         by_rows: dict[str, Predictor] = {
             profile.sha256(): predictor for profile, predictor in zip(drawn, tuned, strict=True)
         }
-        # The method draws the same modes again, with the same seeds.
+        # The method repeats the draws with the same seeds.
         method = RandomThenPredict("powertrain", partial(_looked_up, by_rows))
         cases = evaluate_choice(target, method, modes, [float(watts) for watts in BUDGETS_W], draws, seed=0)
         own = [float(error.mean()) for error in percentage_errors(reference.predict(corpus.modes), corpus)]

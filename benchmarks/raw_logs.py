@@ -1,4 +1,4 @@
-"""Raw logs of real training runs, as jtop and the training loop wrote them."""
+"""Reads raw logs of real training runs, as written by jtop and the training loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wattfleet.modes import PowerMode
 
 @dataclass(frozen=True)
 class RawLog:
-    """One run at one mode.
+    """One run in one mode.
 
     Attributes:
         mode: the power mode.
@@ -32,14 +32,14 @@ class RawLog:
 
 
 def read_raw_logs(folder: Path) -> list[RawLog]:
-    """The runs in the folders `pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>`, in the order of their names.
+    """Return the runs in the folders `pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>`, in the order of their names.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: there is no such folder.
     """
     runs = sorted(folder.glob("pm_*_*_*_*"))
     if not runs:
-        raise InvalidInputError(f"{folder}: holds no folder pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>")
+        raise InvalidInputError(f"{folder} contains no folder pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>")
     return [_read(run) for run in runs]
 
 

@@ -1,4 +1,4 @@
-"""Measure what a board's first workload saves its second: errors with and without the first, on measured corpora.
+"""Measure how a board's first workload helps its second: errors with and without the first, on measured corpora.
 
     python -m benchmarks.second_workload [--data ../shared/data] [--draws 20] [--processes 2] [--json]
 
@@ -7,7 +7,7 @@ reference alone and once from the reference that also knows the first workload. 
 were not drawn, and are medians over the draws. The population never contains the corpora of the two networks on this
 board.
 
-`new board`: the population has only the corpus of another board, so that nothing of this board is known before. That
+`new board`: the population has only the corpus of another board, so nothing is known about this board. That
 corpus is of ResNet-18. As the second workload, ResNet-18 is therefore known from another board.
 `known board`: the population has all corpora except those of the two networks.
 """
@@ -44,7 +44,7 @@ PAIRS = (("agx_orin_mobilenetv3", "agx_orin_yolov8n"), ("agx_orin_resnet18", "ag
 MODES = (2, 5, 10, 25, 50)
 _FIRST_MODES = 50
 _LISTED = Path(__file__).parent.parent / "reference_models" / "agx_orin_resnet18" / "population.toml"
-# Draws of the first workload are other ones than those of the second.
+# The first workload is drawn with other seeds than the second.
 _FIRST_SEED = 1000
 
 
@@ -83,13 +83,13 @@ class Outcome:
 
 
 def cases() -> list[Case]:
-    """Both orders of every pair, on a board that is new and on one that is known."""
+    """Return both orders of every pair, on a new board and on a known one."""
     orders = [order for pair in PAIRS for order in (pair, pair[::-1])]
     return [Case(board, first, second) for board in ("new board", "known board") for first, second in orders]
 
 
 def reference(case: Case, corpora: Sequence[PopulationCorpus], members: Sequence[Member]) -> RooflinePredictor:
-    """The reference before the first workload is measured."""
+    """Return the reference before the first workload is measured."""
     of = {_name(corpus): corpus for corpus in corpora}
     networks = {of[case.first].network, of[case.second].network}
     if case.board == "new board":
@@ -99,7 +99,7 @@ def reference(case: Case, corpora: Sequence[PopulationCorpus], members: Sequence
     shipped = restore_predictor(load("agx_orin_resnet18"))
     if not isinstance(shipped, RooflinePredictor):
         raise InvalidInputError(f"the shipped reference is a {shipped.name!r} predictor: this needs a 'roofline' one")
-    # A transfer takes nothing but the population and the board from its reference.
+    # A transfer uses only the population and the board of its reference.
     population = Population(tuple(members[k] for k in kept))
     return replace(shipped, hardware=board_named(BOARD).hardware, population=population)
 
@@ -132,7 +132,7 @@ def _drawn(corpus: PopulationCorpus, modes: int, seed: int) -> np.ndarray:
 
 
 def _errors_pct(corpus: PopulationCorpus, drawn: np.ndarray, start: RooflinePredictor) -> tuple[float, float]:
-    """Mean absolute percentage errors of time and power over the modes that were not drawn."""
+    """Return the mean absolute percentage errors of time and power over the modes that were not drawn."""
     fitted = RooflinePredictor.fit(corpus.profile.rows(drawn), start, corpus.facts)
     others = np.ones(len(corpus.profile), dtype=bool)
     others[drawn] = False
@@ -142,9 +142,9 @@ def _errors_pct(corpus: PopulationCorpus, drawn: np.ndarray, start: RooflinePred
 
 
 def needed(without: Sequence[float], with_first: Sequence[float]) -> list[float | None]:
-    """Modes with the first workload that reach the error of `MODES` modes without it; None if more than the most.
+    """Return how many modes with the first workload reach the error of `MODES` modes without it; None if too many.
 
-    Between the measured numbers, the logarithm of the error is interpolated over that of the number.
+    Between the measured numbers of modes, the error is interpolated linearly on logarithmic axes.
     """
     lowest = np.minimum.accumulate(with_first)
     modes = np.log(MODES)
@@ -163,7 +163,7 @@ def needed(without: Sequence[float], with_first: Sequence[float]) -> list[float 
 
 
 def _print(outcomes: Sequence[Outcome]) -> None:
-    """Markdown tables: the errors, and the modes that are needed."""
+    """Print Markdown tables: the errors, and the modes that are needed."""
     numbers = " | ".join(f"n = {n}" for n in MODES) + " |\n|---|---|---|" + "---|" * len(MODES)
     print("Time / power MAPE, %:\n")
     print(f"| board | first, then second | first workload | {numbers}")

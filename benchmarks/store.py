@@ -1,4 +1,4 @@
-"""Measure how long the coordinator's store takes to load after a restart and to save the reports of a fleet."""
+"""Measure how long the coordinator's store takes to load after a restart, and to save a fleet's reports."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ _MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 
 
 def measure(location: Path | URL, devices: int, rounds: int, runs: int, at_once: int) -> dict[str, float]:
-    """Fill an empty store, and use it.
+    """Fill an empty store, and measure loading and storing.
 
     Args:
         location: path of an SQLite file, or a database's URL.
-        devices: in the fleet, each with a front of as many points as one has at most, and half of them in each round.
-        rounds: finished, of the run that the restart interrupts.
-        runs: of as many rounds, which are over.
-        at_once: tasks that report at the same time.
+        devices: number of devices in the fleet. Each has a front with the maximum number of points; half train in each
+            round.
+        rounds: number of finished rounds of the run that the restart interrupts.
+        runs: number of finished runs with the same number of rounds.
+        at_once: number of concurrent tasks that report.
 
     Returns:
-        Seconds to fill it, and to open and load it again; state reports and observations a second, each acknowledged
-        when it is on disk; seconds to store a round when it is planned, and when it is finished.
+        Seconds to fill the store, and to open and load it again. State reports and observations per second, each
+        acknowledged when it is on disk. Seconds to store a round when it is planned, and when it is finished.
     """
     fleet = [_device(k) for k in range(devices)]
     chosen = [record.device_id for record in fleet[: max(1, devices // 2)]]
@@ -90,7 +91,7 @@ def measure(location: Path | URL, devices: int, rounds: int, runs: int, at_once:
 
 
 async def _reported(store: Store, records: Sequence[StoredRecord], at_once: int) -> float:
-    """Seconds until so many tasks have had all records stored, each the next when its last one was."""
+    """Return the seconds until concurrent tasks have stored all records; each task stores one record at a time."""
     writer = Writer(store)
     waiting = iter(records)
 

@@ -1,4 +1,4 @@
-"""Draw the main tables of a document, so that its picture shows what its tables state.
+"""Draw the main tables of a document, so that its picture always matches its tables.
 
 python -m benchmarks.table_pictures errors docs/comparison.md docs/images/comparison.png
 python -m benchmarks.table_pictures choices docs/choosing.md docs/images/choosing.png
@@ -22,7 +22,7 @@ _QUANTITIES = 2
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """A label in a legend, and how its points are drawn."""
 
     label: str
@@ -32,22 +32,22 @@ class Look(NamedTuple):
 
 
 _PREDICTORS = {
-    "`roofline`, the default": Look("Wattfleet's predictor", "#009e73", "D"),
-    "`powertrain` as run here": Look("PowerTrain as run here", "#d55e00", "s"),
-    "`powertrain` as published": Look("PowerTrain as published", "#d55e00", "s", ""),
-    "`scratch` as run here": Look("its network without transfer, as run here", "#cc79a7", "^"),
-    "`scratch` as published": Look("its network without transfer, as published", "#cc79a7", "^", ""),
-    "`boosting`": Look("gradient-boosted trees", "#7a5c3e", "x", "-."),
+    "`roofline`, the default": Style("Wattfleet's predictor", "#009e73", "D"),
+    "`powertrain` as run here": Style("PowerTrain as run here", "#d55e00", "s"),
+    "`powertrain` as published": Style("PowerTrain as published", "#d55e00", "s", ""),
+    "`scratch` as run here": Style("its network without transfer, as run here", "#cc79a7", "^"),
+    "`scratch` as published": Style("its network without transfer, as published", "#cc79a7", "^", ""),
+    "`boosting`": Style("gradient-boosted trees", "#7a5c3e", "x", "-."),
 }
-"""By the beginning of a row's first cell. Without a line, the markers are hollow."""
+"""Styles by the beginning of a row's first cell. Markers without a line are hollow."""
 
 _WORKLOADS = {
-    "MobileNetV3 on the AGX Orin": Look("MobileNetV3, AGX Orin", "#0072b2", "o"),
-    "ResNet-18 on the AGX Orin": Look("ResNet-18, AGX Orin", "#e69f00", "s"),
-    "YOLOv8n on the AGX Orin": Look("YOLOv8n, AGX Orin", "#009e73", "^"),
-    "ResNet-18 on the Orin Nano": Look("ResNet-18, Orin Nano", "#d55e00", "D"),
+    "MobileNetV3 on the AGX Orin": Style("MobileNetV3, AGX Orin", "#0072b2", "o"),
+    "ResNet-18 on the AGX Orin": Style("ResNet-18, AGX Orin", "#e69f00", "s"),
+    "YOLOv8n on the AGX Orin": Style("YOLOv8n, AGX Orin", "#009e73", "^"),
+    "ResNet-18 on the Orin Nano": Style("ResNet-18, Orin Nano", "#d55e00", "D"),
 }
-"""By the beginning of a heading."""
+"""Styles by the beginning of a heading."""
 
 _CHOICES = {
     ("`wattfleet`", "50"): "Wattfleet, 50 modes",
@@ -59,14 +59,14 @@ _CHOICES = {
     ("`presets`", "0"): "NVIDIA's presets",
     ("`maxn`", "0"): "highest mode",
 }
-"""By the first two cells of a row: the method, and the number of modes. An empty number means any."""
+"""Styles by the first two cells of a row: the method and the number of modes. An empty number matches any."""
 
 _METHODS = {
-    "`transfer`": Look("transfer", "#0072b2", "o"),
-    "`scratch`": Look("scratch", "#cc79a7", "^"),
-    "`binary-search`": Look("binary search for one budget", "#e69f00", "v", ""),
+    "`transfer`": Style("transfer", "#0072b2", "o"),
+    "`scratch`": Style("scratch", "#cc79a7", "^"),
+    "`binary-search`": Style("binary search for one budget", "#e69f00", "v", ""),
 }
-"""By the first cell of a row of the table of profiling methods."""
+"""Styles by the first cell of a row in the table of profiling methods."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Table:
 
 
 def tables_of(text: str) -> Iterator[Table]:
-    """All tables of a Markdown document, in their order."""
+    """Return all tables of a Markdown document, in their order."""
     heading = ""
     for is_table, group in groupby(text.splitlines(), key=lambda line: line.startswith("|")):
         lines = list(group)
@@ -99,13 +99,13 @@ def tables_of(text: str) -> Iterator[Table]:
 
 
 def numbers(cell: str) -> list[float | None]:
-    """The numbers of a cell, separated by `/`; None for anything else, such as a dash. Text in brackets is left out."""
+    """Return the numbers of a cell, separated by `/`; None for other cells, such as a dash. Drops text in brackets."""
     parts = cell.partition("(")[0].split("/") if cell else []
     return [float(part.replace(",", "")) if _NUMBER.fullmatch(part.strip()) else None for part in parts]
 
 
 def draw_errors(tables: Iterable[Table]) -> Figure:
-    """Errors over the number of fitted modes, for every table whose first cell is `to <target>`."""
+    """Draw errors against the number of fitted modes, for every table whose first cell is `to <target>`."""
     wanted = [table for table in tables if table.header[0].startswith("to ")]
     figure = Figure(figsize=(3.4 * len(wanted), 6.2), layout="constrained")
     grid = figure.subplots(2, len(wanted), squeeze=False, sharey="row")
@@ -121,7 +121,7 @@ def draw_errors(tables: Iterable[Table]) -> Figure:
 
 def _draw_errors(axes: Axes, table: Table, quantity: int) -> None:
     sizes = [int(cell.removeprefix("n = ")) for cell in table.header[1:]]
-    for start, look in _PREDICTORS.items():
+    for start, style in _PREDICTORS.items():
         points = [
             (size, error)
             for row in table.rows
@@ -129,7 +129,7 @@ def _draw_errors(axes: Axes, table: Table, quantity: int) -> None:
             for size, cell in zip(sizes, row[1:], strict=True)
             if len(pair := numbers(cell)) == _QUANTITIES and (error := pair[quantity]) is not None
         ]
-        _plot(axes, points, look)
+        _plot(axes, points, style)
     axes.set(xscale="log", yscale="log", xlabel="fitted modes")
     _label(axes.xaxis, sizes)
     _label(axes.yaxis, (1, 2, 3, 5, 10, 20, 50))
@@ -137,17 +137,17 @@ def _draw_errors(axes: Axes, table: Table, quantity: int) -> None:
 
 
 def draw_choices(tables: Iterable[Table]) -> Figure:
-    """Penalties and broken budgets of the choices for each workload, and the losses of the profiling methods."""
+    """Draw penalties and exceeded budgets of the choices for each workload, and the losses of the profiling methods."""
     found = list(tables)
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     penalty, broken, losses = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     places = {choice: -place for place, choice in enumerate(_CHOICES)}
-    for start, look in _WORKLOADS.items():
+    for start, style in _WORKLOADS.items():
         rows = [row for table in found if table.heading.startswith(start) for row in table.rows]
         found_places = [places.get((row[0], row[1]), places.get((row[0], ""))) for row in rows]
         scored = [(row, place) for row, place in zip(rows, found_places, strict=True) if place is not None]
         for axes, column in ((penalty, 3), (broken, 5)):
-            _plot(axes, [(float(row[column]), place) for row, place in scored], look._replace(line=""))
+            _plot(axes, [(float(row[column]), place) for row, place in scored], style._replace(line=""))
     for axes, title in ((penalty, "Mean time penalty, %"), (broken, "Over the budget by > 1 W, % of cases")):
         axes.set_xscale("symlog", linthresh=1)
         axes.set_title(title, fontsize=10)
@@ -162,10 +162,10 @@ def draw_choices(tables: Iterable[Table]) -> Figure:
 
 
 def _draw_losses(axes: Axes, table: Table) -> None:
-    """Slower training over the number of measured modes; the choice without measurements is off the picture."""
-    for method, look in _METHODS.items():
+    """Draw the time penalty against the number of measured modes; the choice without measurements lies outside."""
+    for method, style in _METHODS.items():
         counts = [(numbers(row[1].partition(";")[0]), float(row[2])) for row in table.rows if row[0] == method]
-        _plot(axes, [(count, slower) for [count], slower in counts if count], look)
+        _plot(axes, [(count, slower) for [count], slower in counts if count], style)
     axes.set_title("Profiling methods: mean time penalty, %", fontsize=10)
     axes.set(xscale="log", xlabel="measured modes", ylim=(0, None))
     _label(axes.xaxis, (5, 10, 20, 50))
@@ -173,11 +173,11 @@ def _draw_losses(axes: Axes, table: Table) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _plot(axes: Axes, points: Sequence[tuple[float, float]], look: Look) -> None:
-    """Draw points in their order. Markers without a line are hollow, so that those below them remain visible."""
+def _plot(axes: Axes, points: Sequence[tuple[float, float]], style: Style) -> None:
+    """Draw points in their order. Markers without a line are hollow, so that markers behind them stay visible."""
     x, y = [point[0] for point in points], [point[1] for point in points]
-    fill, line = (look.colour, look.line) if look.line else ("none", "none")
-    axes.plot(x, y, ls=line, color=look.colour, marker=look.marker, mfc=fill, ms=5.5, label=look.label)
+    fill, line = (style.colour, style.line) if style.line else ("none", "none")
+    axes.plot(x, y, ls=line, color=style.colour, marker=style.marker, mfc=fill, ms=5.5, label=style.label)
 
 
 def _label(axis: Axis, values: Iterable[int]) -> None:

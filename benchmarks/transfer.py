@@ -5,7 +5,7 @@
     python -m benchmarks.transfer [--data ../shared/data] [--runs 5] [--json]
 
 Every figure is the median of several runs. `yardstick_s` is the time to fit scikit-learn's Gaussian process to the same
-50 rows for both quantities, in the same process. Ratios to it differ less between machines than seconds do. The fit of
+50 rows for both quantities, in the same process. Ratios to it differ less between machines than seconds. The fit of
 the reference needs the measured corpora. Without them, a simulated workload is transferred and `reference_s` is null.
 """
 
@@ -49,11 +49,11 @@ Result = TypeVar("Result")
 
 
 def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]:
-    """All figures, s.
+    """Return all figures, s.
 
     Args:
-        data: folder of the measured corpora; None where there is none.
-        runs: how often each step is timed, each time with other modes.
+        data: folder of the measured corpora; None if there is none.
+        runs: how often each step is timed, every time with other modes.
     """
     with threadpool_limits(limits=1):
         space = board_named("agx-orin").space.array()
@@ -88,7 +88,7 @@ def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]
 
 
 def _steps(target: Profile, reference: Predictor, space: ModeArray, run: int) -> tuple[float, ...]:
-    """Seconds to fit, to predict, for the front, for all three, for six batch sizes, and of the yardstick.
+    """Return seconds to fit, to predict, for the front, for all three, for six batch sizes, and of the yardstick.
 
     Run -1 warms up.
     """
@@ -102,12 +102,12 @@ def _steps(target: Profile, reference: Predictor, space: ModeArray, run: int) ->
 
 
 def _every_batch(space: ModeArray) -> tuple[ModeArray, BatchArray]:
-    """Every mode with every batch size."""
+    """Return every mode with every batch size."""
     return np.tile(space, (len(_BATCHES), 1)), np.repeat(_BATCHES, len(space))
 
 
 def _with_intervals(fitted: Predictor, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
-    """Predictions, and the ends of their 90 % intervals."""
+    """Return predictions, and the ends of their 90 % intervals."""
     prediction = fitted.predict(modes, batch)
     for q in (0.05, 0.95):
         prediction.minibatch_ms_quantile(q)
@@ -125,7 +125,7 @@ def _yardstick(profile: Profile) -> None:
 
 
 def _stand_in(reference: Predictor, space: ModeArray) -> Profile:
-    """A workload three quarters as slow as the reference's, with 2 % noise."""
+    """Return a workload that takes three quarters of the time of the reference's, with 2 % noise."""
     chance = np.random.default_rng(0)
     modes = space[chance.choice(len(space), 1000, replace=False)]
     predicted = reference.predict(modes)

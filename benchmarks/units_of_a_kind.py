@@ -1,12 +1,12 @@
-"""Measure what boards of one kind learn from each other: errors with and without the modes of other simulated units.
+"""Measure how boards of one kind help each other: errors with and without the measurements of other simulated units.
 
     python -m benchmarks.units_of_a_kind [--draws 3] [--json]
 
 Each draw has five units of a kind, which deviate from each other as simulated boards do, and trains three workloads
 that the shipped reference does not know. One unit has measured a few modes. Its predictor is transferred from the
-reference alone, and from the reference that also knows what the other units have measured. `other work` are four units
-that train something else under the same name. Errors are means over 300 random modes; the table has their medians over
-draws, kinds and workloads. No corpus has several units of a kind, so that these figures are simulated.
+reference alone, and from the reference that also knows what the other units have measured. In the rows `other work`,
+four units train something else under the same name. Errors are means over 300 random modes; the table shows their
+medians over draws, kinds and workloads. No measured corpus has several units of a kind, so these figures are simulated.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _BATCHES = {"tagger": 32, "detector": 16, "classifier": 64}
 _UNITS = 4
 _UNIT_MODES = 16
 _TESTED = 300
-# Scatter of repeated measurements: log standard deviations of the time and of the power.
+# Noise of repeated measurements: log standard deviations of the time and of the power.
 _TIME_SD, _POWER_SD = 0.005, 0.01
-# What a unit measures that trains something else: so many times as slow, and at so many times the power.
+# Factors of time and power of a unit that trains something else.
 _OTHER_WORK = 4.0, 1.3
 
 
@@ -45,9 +45,9 @@ class Outcome:
 
     Attributes:
         time_pct: mean absolute error of the time, %.
-        power_pct: the same of the power.
+        power_pct: the same for the power.
         time_inside_pct: share of the true times that the 90 % interval contains, %.
-        power_inside_pct: the same of the powers.
+        power_inside_pct: the same for the power.
         cpu_s: CPU time of the fit.
     """
 
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def outcomes(kind: str, name: str, seed: int) -> Mapping[str, Mapping[int, Outcome]]:
-    """The outcomes of one unit, by what is known of other units, and by the number of its own measured modes."""
+    """Return the outcomes of one unit, by what is known about other units and by its own number of measured modes."""
     workload = Workload(name, WorkloadFacts(batch=_BATCHES[name], loader_workers=2))
     rng = np.random.default_rng(seed)
     unit, *others = (SimulatedDevice(kind, (_UNITS + 1) * seed + number) for number in range(_UNITS + 1))
@@ -76,7 +76,7 @@ def outcomes(kind: str, name: str, seed: int) -> Mapping[str, Mapping[int, Outco
         "four others, other work": other_work,
     }
     reference = restore_predictor(load(_REFERENCE), BOARDS[kind])
-    assert isinstance(reference, RooflinePredictor), "the shipped reference is one"
+    assert isinstance(reference, RooflinePredictor), "the shipped reference is a roofline predictor"
     own = _measured(unit, workload, _drawn(unit, max(MODES), rng), rng)
     tested = _drawn(unit, _TESTED, rng)
     true_ms, true_mw = unit.truth(tested, workload)
@@ -116,7 +116,7 @@ def _outcome(
 
 
 def _print(found: Mapping[str, Mapping[int, Sequence[Outcome]]]) -> None:
-    """A Markdown table: time / power MAPE in %, median and worst tenth, with the share inside of the intervals."""
+    """Print a Markdown table: time / power MAPE in %, median and worst tenth, and the share within the intervals."""
     print("| known of other units | " + " | ".join(f"n = {count}" for count in MODES) + " | CPU s of a fit |")
     print("|---" * (len(MODES) + 2) + "|")
     for label, by_count in found.items():

@@ -1,9 +1,9 @@
-"""Look the locked packages up in a vulnerability database, with pip-audit.
+"""Look up the locked packages in a vulnerability database with pip-audit.
 
     python -m dependencies.audit requirements.lock requirements-device.lock requirements-supernode.lock
     AUDIT_ARGS="--vulnerability-service osv" python -m dependencies.audit requirements.lock
 
-Exit codes: 0, all were looked up and none has a known vulnerability; 1, some have; 2, they could not be looked up.
+Exit codes: 0 if no package has a known vulnerability; 1 if some have one; 2 if some packages could not be looked up.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SHOWN = 5
 
 
 def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:
-    """What a JSON report of pip-audit says: the exit code, and lines for people.
+    """Return the exit code for a JSON report of pip-audit, and lines of text for people.
 
-    pip-audit itself takes a package that its service does not know for a good one.
+    On its own, pip-audit treats a package that its service does not know as safe.
     """
     packages = report["dependencies"]
     unknown = [each["name"] for each in packages if "skip_reason" in each]
@@ -38,13 +38,13 @@ def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:
         named = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         return NOT_AUDITED, [
             f"NOT AUDITED: {len(unknown)} of {len(packages)} packages could not be looked up ({named}). Run this where"
-            ' a vulnerability database is reached; AUDIT_ARGS="--vulnerability-service osv" names another one.'
+            ' a vulnerability database can be reached; AUDIT_ARGS="--vulnerability-service osv" selects another one.'
         ]
     return CLEAN, [f"none of {len(packages)} packages has a known vulnerability"]
 
 
 def report_of(lock: Path) -> dict[str, Any]:
-    """The report of pip-audit on a lock; without packages if its service does not answer."""
+    """Return pip-audit's report on a lock; without packages if its service does not answer."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip_audit", "--requirement", str(lock), "--disable-pip", "--format", "json"),
@@ -61,7 +61,7 @@ def report_of(lock: Path) -> dict[str, Any]:
 
 
 def main(locks: Sequence[str]) -> int:
-    """Audit each lock, and return the worst exit code; a known vulnerability is worse than an unknown one."""
+    """Audit each lock, and return the worst exit code. A known vulnerability is worse than a failed look-up."""
     codes = []
     for lock in locks:
         code, lines = verdict(report_of(Path(lock)))

@@ -1,6 +1,6 @@
 """Write docs/licences.md: every package that Wattfleet needs at run time, with its version and licence.
 
-The licences are those that the installed packages state: run this in the environment that `make install` makes.
+The licences come from the metadata of the installed packages. Run this in the environment that `make install` creates.
 
     python -m dependencies.licences > docs/licences.md
 """
@@ -25,14 +25,14 @@ EXTRAS = (
     *("prediction", "agent", "flower", "serving", "plots", "coordinator"),
     *("postgresql", "parquet", "jetson", "nvml", "simulation"),
 )
-"""The extras that users install; `dev` has what only checks and builds Wattfleet."""
+"""The extras that users install. `dev` is left out, since it only checks and builds Wattfleet."""
 
 _TORCH = "Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND BSL-1.0 AND MIT"
 _STATED = {"jetson-stats": "AGPL-3.0", "nvidia-ml-py": "BSD-3-Clause", "pyarrow": "Apache-2.0", "torch": _TORCH}
-"""What is not in the lock, with the licence on the package's page."""
+"""Packages that are not in the lock, with the licence on the package's page."""
 
 _BUNDLED = {"uplot": ("1.6.32", "MIT", ["coordinator", "simulation"])}
-"""Scripts in Wattfleet's own packages, with their version, licence and the extras that use them."""
+"""Scripts that Wattfleet's packages contain, with their version, licence and the extras that use them."""
 
 _CLASSIFIERS = {
     "Apache Software License": "Apache-2.0",
@@ -67,10 +67,10 @@ device `jtop` uses. No other part of Wattfleet imports it.
 
 
 def licence_of(name: str) -> str:
-    """What an installed package states of its licence, as short as it can be said.
+    """Return the licence that an installed package states, in its shortest form.
 
     Raises:
-        PackageNotFoundError: it is not installed.
+        PackageNotFoundError: the package is not installed.
     """
     stated: Any = metadata(name)
     if expression := stated.get("License-Expression"):
@@ -86,14 +86,14 @@ def licence_of(name: str) -> str:
 
 
 def remark(licence: str) -> str:
-    """What a user of a package should know about its licence; empty for nothing."""
+    """Return what a user of a package should know about its licence; empty if there is nothing."""
     if licence == _UNKNOWN:
         return "**look it up**"
     return "; ".join(text for pattern, text in _COPYLEFT.items() if re.search(pattern, licence))
 
 
 def page() -> str:
-    """The page."""
+    """Return the page as Markdown."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     locked = [each for each in entries((ROOT / "requirements.lock").read_text()) if _is_for_linux(each)]
     extras = _extras_of(project, locked)
@@ -122,7 +122,7 @@ def _is_for_linux(package: Locked) -> bool:
 
 
 def _extras_of(project: dict[str, Any], locked: list[Locked]) -> dict[str, list[str]]:
-    """The extras that need each package; `core` is what Wattfleet needs without any."""
+    """Return the extras that need each package; `core` stands for Wattfleet without extras."""
     found: dict[str, list[str]] = {}
     core = set(_needed(project["dependencies"], locked))
     for name in core:
@@ -143,4 +143,4 @@ if __name__ == "__main__":
     try:
         print(page(), end="")
     except PackageNotFoundError as error:
-        sys.exit(f"{error.name} is not installed: run this in the environment that `make install` makes")
+        sys.exit(f"{error.name} is not installed: run this in the environment that `make install` creates")

@@ -1,10 +1,10 @@
-"""Print what extras of `pyproject.toml` need, as the entries of the lock: exact versions, with their hashes.
+"""Print the lock's entries for extras of `pyproject.toml`: exact versions with their hashes.
 
 An image installs them in a separate layer, so that a changed source does not reinstall them.
 
     python requirements.py pyproject.toml requirements.lock agent
 
-Names of packages may be given as well, such as `scikit-learn`.
+Names of packages, such as `scikit-learn`, are accepted as well.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Locked:
     """One package of a lock.
 
     Attributes:
-        name: as in `normal`.
-        version: the only one that is installed.
+        name: the name in the form of `normal`.
+        version: the version that is installed.
         marker: where it is installed; empty for everywhere.
         parents: the packages that need it.
         text: its lines in the lock.
@@ -42,14 +42,14 @@ class Locked:
 
 
 def normal(name: str) -> str:
-    """A package's name as indexes compare it; without extras, versions and markers."""
+    """Return a package's name in the normal form of indexes, without extras, versions and markers."""
     found = re.match(r"[A-Za-z0-9._-]+", name)
-    assert found is not None, f"{name!r} names no package"
+    assert found is not None, f"{name!r} is not the name of a package"
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
 def requirements(project: dict[str, Any], extra: str) -> list[str]:
-    """What the project needs with one of its extras, sorted; extras that name the project are followed."""
+    """Return the sorted packages that the project needs with one of its extras, with nested extras resolved."""
     own_extras = re.compile(rf"{re.escape(project['name'])}\[(?P<extras>[^]]+)\]$")
     found = set(project["dependencies"])
     for requirement in project["optional-dependencies"][extra]:
@@ -62,7 +62,7 @@ def requirements(project: dict[str, Any], extra: str) -> list[str]:
 
 
 def entries(lock: str) -> Iterator[Locked]:
-    """The packages of a lock."""
+    """Return the packages of a lock."""
     for block in re.split(r"\n(?=[A-Za-z0-9])", lock):
         lines = block.strip("\n").splitlines()
         if entry := _ENTRY.match(lines[0]):
@@ -73,7 +73,7 @@ def entries(lock: str) -> Iterator[Locked]:
 
 
 def needed(locked: Iterable[Locked], names: Iterable[str]) -> list[Locked]:
-    """Packages and all that they need, in the order of the lock."""
+    """Return packages and their dependencies, in the order of the lock."""
     locked, found = list(locked), set(map(normal, names))
     while more := {each.name for each in locked if each.parents & found} - found:
         found |= more

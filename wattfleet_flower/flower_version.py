@@ -1,13 +1,13 @@
-"""Which versions of Flower the commands know that run a SuperLink or a SuperNode and change it."""
+"""The Flower versions whose SuperLink and SuperNode Wattfleet can modify."""
 
 import flwr
 
-_KNOWN_VERSIONS = ("1.41.",)
+_SUPPORTED_VERSIONS = ("1.41.",)
 
 
-def unknown_version() -> str:
-    """What is known and what is installed, such as "Flower 1.41.x, and this is 1.30.0"; empty if this one is known."""
-    if flwr.__version__.startswith(_KNOWN_VERSIONS):
+def unsupported_version() -> str:
+    """Return "Flower 1.41.x, but 1.30.0 is installed" if this version is not supported, else an empty text."""
+    if flwr.__version__.startswith(_SUPPORTED_VERSIONS):
         return ""
-    known = ", ".join(f"{version}x" for version in _KNOWN_VERSIONS)
-    return f"Flower {known}, and this is {flwr.__version__}"
+    supported = ", ".join(f"{version}x" for version in _SUPPORTED_VERSIONS)
+    return f"Flower {supported}, but {flwr.__version__} is installed"

@@ -1,8 +1,8 @@
-"""Runs a program of Flower, and the programs that it starts, with the chosen log: JSON in each line.
+"""Runs one of Flower's programs, and the programs that it starts, with a JSON log.
 
     python -P -m wattfleet_flower.logged_program PROGRAM OPTIONS
 
-A program of Flower has a log of its own, which is text.
+On their own, Flower's programs log text only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wattfleet_flower import process_log
 from wattfleet_io.logs import log_format
 
 _EXECUTOR = "flwr.supercore.superexec.executor.subprocess_executor"
-"""Flower's module that starts the programs of apps."""
+"""Flower's module that starts an app's programs."""
 
 
 def main() -> None:
@@ -31,15 +31,15 @@ def main() -> None:
     process_log.start()
     start_logged(importlib.import_module(_EXECUTOR))
     script = flower_script(sys.argv[1])
-    assert script is not None, "whoever starts this has made sure of it"
-    # As in a process that was started from the script.
+    assert script is not None, "`logged` starts this module only for a script that exists"
+    # As if the script had been started directly.
     sys.path.insert(0, str(script.resolve().parent))
     sys.argv = [str(script), *sys.argv[2:]]
     runpy.run_path(str(script), run_name="__main__")
 
 
 def start_logged(module: Any) -> None:
-    """Let a module of Flower start its programs with the chosen log, if that is not Flower's own."""
+    """Make a Flower module start its programs with a JSON log, if JSON is chosen."""
     if log_format() != "json":
         return
 
@@ -50,21 +50,21 @@ def start_logged(module: Any) -> None:
 
 
 def changed_copy(module: ModuleType, **changed: Any) -> SimpleNamespace:
-    """A module with other values of some names, for one module of Flower that uses it; all others keep the original."""
+    """Return a copy of a module with some names replaced, to patch one Flower module and leave the original alone."""
     return SimpleNamespace(**{**vars(module), **changed})
 
 
 def logged(command: Sequence[str]) -> list[str]:
-    """The command that runs a program of Flower with the chosen log; the same command if there is nothing to change."""
+    """Return the command that runs a Flower program with a JSON log, or the command itself if JSON is not chosen."""
     if log_format() != "json" or flower_script(command[0]) is None:
         return list(command)
-    # Without -P, Python would import modules from the working folder, which Flower's programs do not. Python 3.10 lacks
-    # it, but only Flower 1.41 comes here, which needs a newer one.
+    # Without -P, Python would import modules from the working folder, which Flower's programs do not. Python 3.10 has
+    # no -P, but this is reached only with Flower 1.41, which needs Python 3.11.
     return [sys.executable, "-P", "-m", "wattfleet_flower.logged_program", *command]
 
 
 def flower_script(name: str) -> Path | None:
-    """A program of Flower as it would be found, if it runs in this Python."""
+    """Return the path of a Flower program on PATH, if it runs in this Python environment; else None."""
     found = shutil.which(name)
     if found is None:
         return None
@@ -75,7 +75,7 @@ def flower_script(name: str) -> Path | None:
 
 
 def _is_this_python(path: Path) -> bool:
-    """Whether a path is this environment's Python, by whichever of its names."""
+    """Whether a path is this environment's Python, under any of its names."""
     mine = Path(sys.executable)
     return path.parent == mine.parent and path.exists() and path.samefile(mine)
 

@@ -1,4 +1,4 @@
-"""The log of Flower's processes that Wattfleet starts: Flower's own lines, the app's and ours, in the chosen format."""
+"""Logging in the Flower processes that Wattfleet starts: Flower's lines, the app's and ours in one format."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def start(options: argparse.Namespace | None = None) -> None:
-    """Log as the options say, else as the environment says; processes of ours that this one starts do the same.
+    """Set up logging from the options, or else from the environment, for this process and those that it starts.
 
     Args:
-        options: parsed, with those of `add_options`; None takes everything from the environment.
+        options: parsed options, including those of `add_options`; None uses the environment only.
 
     Raises:
         InvalidInputError: the environment names an unknown format or level.
@@ -43,25 +43,25 @@ def start(options: argparse.Namespace | None = None) -> None:
     if os.environ.get(LEVEL_VARIABLE):
         update_console_handler(level=log_level())
     if log_format() == "json":
-        # Flower's statements are not limited in rate, unlike ours: some write a line for each message.
+        # Flower's lines are not rate-limited like ours, since some of them are written for each message.
         handler = logging.StreamHandler()
         handler.setFormatter(BoundedJson())
         handler.setLevel(console_handler.level)
-        # Lines of libraries are left out below warnings, as where nothing is set up. Flower's pass at any level.
+        # Libraries log warnings and above, as Python does by default. Flower's own lines pass at any level.
         logging.basicConfig(level=max(logging.WARNING, log_level()), handlers=[handler], force=True)
         logging.getLogger("flwr").removeHandler(console_handler)
         log_failures()
 
 
-def without_handlers(uvicorns: dict[str, Any]) -> dict[str, Any]:
-    """Flower's configuration of uvicorn's log, whose lines then go where all others go.
+def without_handlers(uvicorn_config: dict[str, Any]) -> dict[str, Any]:
+    """Return uvicorn's log configuration without handlers, so that its lines go to the root logger.
 
     Args:
-        uvicorns: as for `logging.config.dictConfig`.
+        uvicorn_config: Flower's configuration of uvicorn's log, as for `logging.config.dictConfig`.
     """
     loggers = {
         name: {**each, "handlers": [], "propagate": True}
         | ({"filters": ["routine_access"]} if "access" in each.get("handlers", ()) else {})
-        for name, each in uvicorns["loggers"].items()
+        for name, each in uvicorn_config["loggers"].items()
     }
-    return {**uvicorns, "handlers": {}, "loggers": loggers}
+    return {**uvicorn_config, "handlers": {}, "loggers": loggers}

@@ -1,1 +1,1 @@
-"""A whole fleet on one machine, out of the real parts; only the boards are simulated."""
+"""Runs a whole fleet on one machine with the real programs; only the boards are simulated."""

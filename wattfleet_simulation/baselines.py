@@ -1,4 +1,4 @@
-"""What a round would have taken without Wattfleet, by the boards' true values: plain Flower, MAXN and presets."""
+"""Calculates what a round would have cost without Wattfleet, from the boards' true time and power."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PRESETS = "the same devices in presets"
 
 @dataclass(frozen=True)
 class TrueBoard:
-    """A board with a workload, as it is and not as it is predicted.
+    """The true time and power of a board with a workload, as opposed to the predicted ones.
 
     Attributes:
         board: the board.
-        workload: what it trains.
-        minibatches_per_epoch: the length of its epoch.
+        workload: the workload that it trains.
+        minibatches_per_epoch: minibatches in one local epoch.
         idle_w: watts while it idles.
     """
 
@@ -45,13 +45,13 @@ class TrueBoard:
 
     @cached_property
     def highest(self) -> Front:
-        """A front of one point: every clock at its highest, as in the preset MAXN."""
+        """Return a front of one point, with every clock at its highest as in the preset MAXN."""
         modes = self.board.modes
         return self._front(modes[np.lexsort(modes.T)[-1:]])
 
     @cached_property
     def presets(self) -> Front | None:
-        """The front of the presets that the board offers; None if it offers none."""
+        """Return the Pareto front of the board's presets; None if it has no presets."""
         offered = set(array_to_modes(self.board.modes))
         modes = [mode for mode in presets_of(self.board).values() if mode in offered]
         return self._front(np.array(modes)) if modes else None
@@ -67,7 +67,7 @@ class TrueBoard:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round takes.
+    """The time, power and energy of a round.
 
     Attributes:
         duration_s: seconds until the slowest device has finished.
@@ -83,19 +83,19 @@ class Cost:
 def compared(
     boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float, site_budget_w: float, seed: int
 ) -> dict[str, dict[str, Any] | None]:
-    """What one round would have taken in other ways.
+    """Return what one round would have cost without Wattfleet: with plain Flower, in MAXN and in presets.
 
     Args:
         boards: all boards of the site.
-        chosen: the ids of those that trained in the round.
-        epochs: local epochs of each.
-        site_budget_w: the site's budget; only the presets are chosen so that it is kept.
-        seed: of the draws of plain Flower.
+        chosen: ids of the devices that trained in the round.
+        epochs: local epochs of each device.
+        site_budget_w: the site's budget, watts. Only the choice of presets keeps it.
+        seed: seed of plain Flower's random draws.
 
     Returns:
-        By name: `duration_s`, `site_w`, `training_j` and `over_budget_share`. Plain Flower draws as many devices at
-        random, which run in MAXN: these are means over all or many draws. None where the presets cannot keep the
-        budget, or a board has none.
+        For each alternative, by name: `duration_s`, `site_w`, `training_j` and `over_budget_share`. For plain Flower,
+        which draws the same number of devices at random and runs them in MAXN, these are means over all possible draws
+        or over many. Presets have None if they cannot keep the budget, or if a board has no presets.
     """
     if not chosen:
         return {PLAIN_FLOWER: None, MAXN: None, PRESETS: None}
@@ -156,16 +156,16 @@ def _mean(costs: Sequence[Cost], site_budget_w: float) -> dict[str, Any]:
 
 
 def summary(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A run's rounds against what they would have taken in other ways, each as the mean of a round.
+    """Compare a run with the alternatives, as means of a round.
 
-    Only rounds that were observed count, so that all rows are about the same rounds.
+    Only observed rounds count, so that all rows cover the same rounds.
 
     Args:
-        rounds: of the report, each with its `baselines`.
+        rounds: the rounds in the report, each with its `baselines`.
 
     Returns:
-        A row for this run, then for each other way: `name`, `rounds` that it covers, `duration_s`, `site_w`,
-        `training_j` and `over_budget_share`; None for what no round tells.
+        A row for this run, then one for each alternative: `name`, `rounds` (how many it covers), `duration_s`,
+        `site_w`, `training_j` and `over_budget_share`. A value is None if no round has it.
     """
     seen = [one for one in rounds if one["training_j"] is not None and one["observed_duration_s"] is not None]
     own = [

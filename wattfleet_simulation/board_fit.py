@@ -4,8 +4,8 @@
     python -m wattfleet_simulation.board_fit --data ../shared/data --check
 
 Boards that were measured (AGX Orin, Orin Nano) are fitted. The others are derived from them by the numbers of their
-cores and memory lanes, and compared with published figures. Inference workloads are fitted to the board that they were
-measured on, an AGX Orin. `docs/simulated-board.md` describes this in prose.
+cores and memory lanes, and compared with published figures. Inference workloads are fitted to the board on which they
+were measured, an AGX Orin. `docs/simulated-board.md` describes the method.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ MINIBATCHES_PER_EPOCH = 3125
 
 # PowerTrain (doi:10.1016/j.future.2024.07.001), section 1: ResNet-18 on Xavier AGX at MAXN draws 36.4 W.
 XAVIER_MAXN_MW = 36_400.0
-# A robust fit to a simulated board takes part of its misfit up into the parameters. Stretched by this much, what it
-# leaves is on average larger than what it leaves of the AGX Orin's corpora, and as large as what it leaves of the Orin
-# Nano's 180 rows (`python -m benchmarks.board_fidelity`).
+# A robust fit to a simulated board absorbs part of the board's misfit in its parameters. With these factors, the misfit
+# that remains is on average larger than for the AGX Orin's corpora, and as large as for the Orin Nano's 180 rows
+# (`python -m benchmarks.board_fidelity`).
 STRETCH_TIME, STRETCH_POWER = 1.8, 1.4
 
-# Where the fits start and how far they may go (log standard deviation): these corpora decide nearly everything.
+# Initial values of the fits and log standard deviations of their priors. The priors are so wide that the corpora
+# decide.
 _TIME_SD, _POWER_SD = 2.0, 1.0
 _TIME_SCALE, _POWER_SCALE = 0.02, 0.015
 _STARTS = 4
-# Beyond the outermost levels lie the false rows (see `wattfleet reference audit`).
+# Rows beyond the outermost levels are probably false (see `wattfleet reference audit`).
 _LEVELS = np.array([0.5, 1, 2, 3, 5, 7.5, *range(10, 91, 5), 92.5, 95, 97, 98, 99, 99.5]) / 100
-# A fit repeated with another linear algebra library may end a little elsewhere.
+# A fit with another linear algebra library may end at slightly different parameters.
 _CHECK_LOG_TOLERANCE = 0.02
 
 
@@ -76,7 +77,7 @@ class BoardFit:
 
 
 def fit_board(profile: Profile) -> BoardFit:
-    """The best robust fit of the physics to a whole profile, of training or of inference with several batches."""
+    """Fit the physics robustly to a whole profile, of training or of inference with several batch sizes."""
     log_time, log_power = np.log(profile.minibatch_ms), np.log(profile.power_mw)
     settings = settings_of(profile.modes, profile.batch)
 
@@ -104,7 +105,7 @@ def fit_board(profile: Profile) -> BoardFit:
 
 
 def _time_start(typical_ms: float) -> TimeParameters:
-    """A step in which nothing dominates; clocks are near 1 GHz, so 1 ms is about 1 Mcycle."""
+    """Return initial parameters in which no resource dominates. Clocks are near 1 GHz, so 1 ms is about 1 Mcycle."""
     return TimeParameters(
         loading_mcycles=0.8 * typical_ms,
         loading_stall_mcycles=0.2 * typical_ms,
@@ -140,7 +141,7 @@ def _power_start(typical_mw: float) -> PowerParameters:
     )
 
 
-# Powers in mW of the cores, of the GPU and of the memory.
+# Power of the cores, the GPU and the memory, in mW.
 _CORE_MW = ("core_clock_mw", "core_busy_mw")
 _GPU_MW = ("gpu_clock_mw", "gpu_busy_mw", "gpu_stall_mw")
 _MEM_MW = ("mem_clock_mw", "mem_traffic_mw", "mem_compute_mw")
@@ -153,12 +154,13 @@ def _scaled(parameters: _P, names: tuple[str, ...], factor: float) -> _P:
 
 
 def orin_nx(agx: BoardFit, nano: BoardFit, nano_profile: Profile) -> tuple[TimeParameters, PowerParameters]:
-    """An Orin NX 16GB: the Orin Nano's step on higher clocks, at the AGX Orin's voltages.
+    """Derive an Orin NX 16GB: the Orin Nano's step at higher clocks and at the AGX Orin's voltages.
 
     All three carry the same chip. NX and Nano have 1,024 of its 2,048 CUDA cores and 128 of its 256 memory lanes
     in use, so a step costs the same cycles. The Nano's clocks end where voltages begin to rise, so its own curves
     do not cover those of the NX. Power is the Nano's floor plus half of the AGX Orin's GPU and memory power and its
-    power per core. All but the floor is multiplied by the factor by which it is too low for the Nano's measurements.
+    power per core. All parts except the floor are multiplied by one factor: the ratio of measured to calculated power
+    on the Nano.
     """
     half = _scaled(agx.power, (*_GPU_MW, *_MEM_MW), 0.5)
     floor_mw = nano.power.floor_mw
@@ -168,10 +170,10 @@ def orin_nx(agx: BoardFit, nano: BoardFit, nano_profile: Profile) -> tuple[TimeP
 
 
 def xavier_agx(agx: BoardFit) -> tuple[TimeParameters, PowerParameters]:
-    """A Xavier AGX: the AGX Orin with 512 CUDA cores for 2,048, at 36.4 W.
+    """Derive a Xavier AGX: the AGX Orin with 512 CUDA cores instead of 2,048, at 36.4 W.
 
-    Its memory is as wide (256 lanes), so traffic costs the same cycles; nothing is known of its cores beyond their
-    clock. That gives the published 8.47 minutes an epoch without any adjustment. Power is scaled as a whole.
+    Its memory is as wide (256 lanes), so traffic costs the same cycles. Of its cores only the clock is known. This
+    gives the published 8.47 minutes per epoch without any adjustment. Power is scaled as a whole.
     """
     time = _scaled(agx.time, ("compute_mcycles", "serial_compute_mcycles"), 2048 / 512)
     maxn = settings_of(modes_to_array([board_named("xavier-agx").space.highest]), None)
@@ -180,7 +182,7 @@ def xavier_agx(agx: BoardFit) -> tuple[TimeParameters, PowerParameters]:
 
 
 def build(data: Path) -> dict[str, Any]:
-    """The whole data file as a JSON document."""
+    """Return the content of the data file."""
     names = (AGX_CORPUS, NANO_CORPUS, *INFERENCE_CORPORA.values())
     profiles = {name: read_profile(data / name) for name in names}
     agx, nano = fit_board(profiles[AGX_CORPUS]), fit_board(profiles[NANO_CORPUS])
@@ -213,9 +215,9 @@ def build(data: Path) -> dict[str, Any]:
 
 
 def _inference(profile: Profile, corpus: str) -> dict[str, Any]:
-    """What is kept of the fit to an inference workload.
+    """Return the data file's part for an inference workload.
 
-    Its misfit is not stretched: it is three times as large as that of training.
+    Its misfit is not stretched, since it is already three times as large as that of training.
     """
     fit = fit_board(profile)
     return {
@@ -245,7 +247,7 @@ _SOURCES: Mapping[str, str] = {
 
 
 def _quantiles(log_misfit: NDArray[np.float64], stretch: float) -> NDArray[np.float64]:
-    """Quantiles at `_LEVELS` of a misfit around zero, stretched."""
+    """Return the quantiles at `_LEVELS` of a misfit, centred at zero and stretched."""
     return stretch * (np.quantile(log_misfit, _LEVELS) - np.median(log_misfit))
 
 
@@ -258,7 +260,7 @@ def _significant(parameters: Mapping[str, float]) -> dict[str, float]:
 
 
 def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
-    """List how a data file differs from what the corpora give; empty if it does not."""
+    """List the differences between a data file and the result of fitting the corpora; empty if there are none."""
     found = [f"{name} differs" for name in ("workload", "source", "corpora") if kept.get(name) != made[name]]
     for kind in BOARDS:
         settings = settings_of(board_named(kind).space.array(), None)
@@ -279,7 +281,7 @@ def _parameter_differences(
     try:
         old, new = (_modelled(parameters, settings) for parameters in (kept, made))
     except (KeyError, TypeError):
-        return [f"{name}: not the parameters of today's physics"]
+        return [f"{name}: the parameters do not match those of the current physics"]
     found = []
     for quantity, before, after in zip(("time", "power"), old, new, strict=True):
         off = float(np.abs(np.log(before / after)).max())
@@ -323,7 +325,11 @@ def main(arguments: list[str] | None = None, report: Callable[[str], None] = pri
     found = differences(json.loads(TARGET.read_text(encoding="utf-8")), made)
     for line in found:
         report(line)
-    report("the data file differs from the corpora: run without --check" if found else "the data file is up to date")
+    report(
+        "the data file differs from a new fit to the corpora: run without --check to rewrite it"
+        if found
+        else "the data file is up to date"
+    )
     return 1 if found else 0
 
 

@@ -30,9 +30,10 @@ def simulate(
         list[str] | None,
         typer.Option(
             "--app",
-            help="Train this network, with this minibatch size, in a run of its own: convolutional or perceptron, for"
+            help="Train this network with this minibatch size in a separate run. Networks are convolutional and"
+            " perceptron, for"
             " example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each board. Boards"
-            " train 2 local epochs in a round; perceptron:32:2/4/8 lets the plan choose them. Apps that are joined by +"
+            " train 2 local epochs in a round; perceptron:32:2/4/8 lets the plan choose the number. Apps joined by +"
             " train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
             show_default=False,
         ),
@@ -40,15 +41,16 @@ def simulate(
     own_epochs: Annotated[
         bool,
         typer.Option(
-            "--own-epochs", help="Let the plan choose different local epochs for the boards of one round. Default: no."
+            "--own-epochs",
+            help="Let the plan choose a different number of local epochs for each board of a round. Default: no.",
         ),
     ] = False,
     duty: Annotated[
         list[str] | None,
         typer.Option(
-            help="Have every board answer simulated requests beside its trainings: network:requests per second:latency"
+            help="Make every board answer simulated requests while it trains: network:requests per second:latency"
             " in ms, for example mobilenetv3:60:500, and :0.99 for another share than 95 % of them. Networks are"
-            " mobilenetv3 and resnet. Repeatable: the boards take the duties in turn. Default: none.",
+            " mobilenetv3 and resnet. Repeatable: duties are assigned to the boards in turn. Default: none.",
             show_default=False,
         ),
     ] = None,

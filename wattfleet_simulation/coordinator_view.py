@@ -1,4 +1,4 @@
-"""The coordinator's view of the fleet, as a simulation reads it."""
+"""Reads the state of devices and runs from the coordinator of a simulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RunSeen:
     """A run and its rounds so far.
 
     Attributes:
-        run: its id, strategy and state; the id is empty if no run has started.
+        run: id, strategy and state of the run; the id is empty if the run has not started.
         rounds: its rounds, in order.
     """
 
@@ -27,7 +27,7 @@ class RunSeen:
 
 
 class CoordinatorView:
-    """What a simulation reads from the coordinator; errors are those of `CoordinatorClient`."""
+    """Reads devices and runs from the coordinator; raises the errors of `CoordinatorClient`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         """Connect at the first request.
@@ -53,12 +53,12 @@ class CoordinatorView:
         return list(self._client.devices(with_fronts=True, workload=workload))
 
     def run(self, run_id: str) -> RunSeen:
-        """Return a run and its rounds; an empty one before its ServerApp has announced it."""
+        """Return a run and its rounds; an empty run if its ServerApp has not announced it yet."""
         for run in self._client.runs():
             if run.run_id == run_id:
                 return RunSeen(run, list(self._client.rounds(run_id)))
         return RunSeen()
 
     def errors(self, run_ids: Container[str]) -> list[str]:
-        """Return why those of some runs that failed have failed."""
+        """Return the errors of the given runs that have failed."""
         return [run.error for run in self._client.runs() if run.run_id in run_ids and run.error]

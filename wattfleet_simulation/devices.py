@@ -20,9 +20,9 @@ class SimulatedDevice:
     Attributes:
         device_id: its name.
         spec: its virtual board, as for `wattfleet agent run --device`.
-        seed: seed of its board's deviation and noise.
+        seed: random seed of the board's deviation and noise.
         partition: index of its part of the data.
-        duty: the requests that it answers, as for `wattfleet agent run --simulated-duty`; None for none.
+        duty: the requests that it answers, as for `wattfleet agent run --simulated-duty`; None if it answers none.
     """
 
     device_id: str
@@ -33,7 +33,7 @@ class SimulatedDevice:
 
 
 def device_specs(kinds: str, csv_files: Sequence[Path]) -> list[tuple[str, str]]:
-    """Device ids and specs for a fleet such as `agx-orin:2,orin-nx`, and one device more for every CSV file.
+    """Return device ids and specs for a fleet such as `agx-orin:2,orin-nx`, plus one device for every CSV file.
 
     Raises:
         InvalidInputError: a count is not a number, a kind is listed twice, or there are no or too many devices.
@@ -51,6 +51,6 @@ def device_specs(kinds: str, csv_files: Sequence[Path]) -> list[tuple[str, str]]
     specs += [(f"replay-{k}-{path.stem}", f"replay:{path}") for k, path in enumerate(csv_files)]
     if not 1 <= len(specs) <= _MAX_DEVICES:
         raise InvalidInputError(
-            f"a fleet on one machine has 1 to {_MAX_DEVICES} devices, not {len(specs)}: see --devices"
+            f"a fleet on one machine has 1 to {_MAX_DEVICES} devices, not {len(specs)}: change --devices"
         )
     return specs

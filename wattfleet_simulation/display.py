@@ -1,4 +1,4 @@
-"""Displays a run in a terminal: its progress, and the tables at its end."""
+"""Displays the progress of a run in a terminal, and the tables at its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LiveDisplay:
     """A table of the fleet that is redrawn as it changes; for terminals."""
 
     def __init__(self, live: Live) -> None:
-        """Draw into a live display."""
+        """Draw in a live display of Rich."""
         self._live = live
 
     def announce(self, text: str) -> None:
@@ -44,7 +44,7 @@ class LiveDisplay:
 
 
 class LineDisplay:
-    """One line for everything that changes; for logs and pipes."""
+    """Prints one line for every change; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         """Print to a console."""
@@ -60,7 +60,7 @@ class LineDisplay:
         self._print(text)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print what is new."""
+        """Print what has changed."""
         stamp = f"[{snapshot.elapsed_s:6.1f} s]"
         if snapshot.phase != self._phase:
             self._phase = snapshot.phase
@@ -71,7 +71,7 @@ class LineDisplay:
         for device in snapshot.devices:
             if state_word(device.state) == "ready" and device.device_id not in self._ready:
                 self._ready.add(device.device_id)
-                # Idle watts are reported with the first front, which may not be there yet.
+                # Idle watts are reported with the first front, which may not exist yet.
                 idle = f", {device.idle_w:.1f} W idle" if device.idle_w else ""
                 self._print(f"{stamp} {device.device_id}: ready, {device.mode_count:,} modes{idle}")
         for view in snapshot.rounds[self._rounds_planned :]:
@@ -89,7 +89,7 @@ class LineDisplay:
 
 
 def _measured(assignment: planning_pb2.Assignment) -> str:
-    """A device, with the modes of the workload that it had measured before the round."""
+    """A device, with how many modes of the workload it had measured before the round."""
     return f"{assignment.device_id} ({assignment.profiled_modes} modes measured)"
 
 
@@ -130,7 +130,7 @@ def _round_line(view: view_pb2.RoundView) -> Text:
 
 
 def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
-    """The tables of one run, printed at the end."""
+    """Return the tables of one run, printed at the end."""
     provenance = " and ".join(dict.fromkeys(device["provenance"] for device in run["devices"].values()))
     sizes = " or ".join(map(str, run["batch_sizes"]))
     title = f"Run {run['run']}: {run['network']} network, minibatches of {sizes}. Devices ({provenance})"
@@ -186,10 +186,10 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
 
 
 def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """This run against other ways, as the mean of a round."""
-    title = "Mean of a round, beside what the boards' true values give for other ways"
+    """Return the table that compares this run with the alternatives, as means of a round."""
+    title = "Mean of a round; the rows below the first are calculated from the boards' true values"
     table = Table(title=title, title_justify="left")
-    table.add_column("way")
+    table.add_column("setup")
     for name in ("seconds", "site W", "kJ", "over\nbudget"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -205,8 +205,8 @@ def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def duty_table(duties: Mapping[str, Any]) -> RenderableType:
-    """How the boards kept their duties, printed at the end."""
-    title = "Simulated requests; 95% of them within ms while training; training of the runs / plans"
+    """Return the table of how the boards kept their duties, printed at the end."""
+    title = "Simulated requests; 95% ms: latency while training; training: planned / observed seconds"
     table = Table(title=title, title_justify="left")
     for name in ("device", "duty"):
         table.add_column(name, no_wrap=True)
@@ -226,7 +226,7 @@ def duty_table(duties: Mapping[str, Any]) -> RenderableType:
 
 
 def closing_line(run: Mapping[str, Any]) -> str:
-    """The result of one run in one line."""
+    """Return the result of one run in one line."""
     errors = run["median_error"]
     epoch, watts = (percent(errors[quantity]["share"]) for quantity in ("epoch_s", "power_w"))
     held = sum(one["site_budget_held"] for one in run["rounds"])

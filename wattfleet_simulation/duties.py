@@ -17,14 +17,14 @@ from wattfleet.modes import Profile, Task
 from wattfleet_simulation.devices import SimulatedDevice as FleetDevice
 
 _MODES = 400
-"""Modes of a board that are looked at; its highest one is among them."""
+"""How many of a board's modes are tried; the fastest one is among them."""
 
 
 def duties_named(texts: Sequence[str]) -> list[Duty]:
-    """Read what `--duty` was given; see `edge_agent.serving.simulated_duty.simulated_duty`.
+    """Parse the values of `--duty`; see `edge_agent.serving.simulated_duty.simulated_duty`.
 
     Raises:
-        InvalidInputError: one has another form, its network was not measured, or a number is out of range.
+        InvalidInputError: a value has another form, names a network without measurements, or has a number out of range.
     """
     duties = []
     for text in texts:
@@ -36,15 +36,14 @@ def duties_named(texts: Sequence[str]) -> list[Duty]:
 
 
 def require_kept(devices: Sequence[FleetDevice], boards: Mapping[str, VirtualBoard]) -> None:
-    """Check that each board can keep its duty, by its true values; whether it can train beside it depends on the app.
+    """Check that each board can keep its duty, by its true values, without regard to training.
 
     Args:
         devices: the fleet.
-        boards: each device's board, by the device's name.
+        boards: each device's board, by device id.
 
     Raises:
-        InvalidInputError: a board replays measurements, or has no mode that keeps its duty; the text says what would
-            do.
+        InvalidInputError: a board replays measurements, or has no mode that keeps its duty; the text gives a remedy.
     """
     for device in devices:
         if device.duty is None:
@@ -52,8 +51,7 @@ def require_kept(devices: Sequence[FleetDevice], boards: Mapping[str, VirtualBoa
         board = boards[device.device_id]
         if not isinstance(board, SimulatedDevice):
             raise InvalidInputError(
-                f"{device.device_id}: nothing is known of the inference of a replayed board: leave out --duty or"
-                " --device-csv"
+                f"{device.device_id}: a replayed board has no inference measurements: leave out --duty or --device-csv"
             )
         try:
             _require_kept(board, simulated_duty(device.duty))
@@ -62,8 +60,8 @@ def require_kept(devices: Sequence[FleetDevice], boards: Mapping[str, VirtualBoa
 
 
 def _require_kept(board: SimulatedDevice, duty: Duty) -> None:
-    """See `require_kept`; the errors are those of `wattfleet.duties.keep_duty`."""
-    assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have one rate"
+    """Check one board; see `require_kept`. The errors are those of `wattfleet.duties.keep_duty`."""
+    assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have a constant rate"
     highest = board.modes[[int(np.lexsort(board.modes.T)[-1])]]
     modes = np.unique(np.concatenate([board.modes[:: max(1, len(board.modes) // _MODES)], highest]), axis=0)
     batches = batch_sizes(LARGEST_BATCH)

@@ -1,4 +1,4 @@
-"""The coordinator and the agents of a simulated fleet: parts of a run that have enrolled, and use mutual TLS."""
+"""Starts the coordinator and the agents of a simulated fleet. All are enrolled and use mutual TLS."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from wattfleet_simulation.settings import SimulationSettings
 
 _READY_WITHIN_S = 180.0
 _MODES_BESIDE_DUTY = 12
-"""Modes that a board with a duty measures before its first round."""
+"""Number of modes that a board with a duty measures before its first round."""
 
 
 def state_directory(scratch: Path, device_id: str) -> Path:
-    """The state directory of a device's agent, in the scratch directory of a run."""
+    """Return the state directory of a device's agent, in the scratch directory of a run."""
     return scratch / "agents" / device_id
 
 
@@ -30,14 +30,14 @@ class FleetParts:
     """Starts the coordinator and the agents of a run.
 
     Attributes:
-        flower_identity: the folder of the identity of Flower's server.
+        flower_identity: folder with the identity of Flower's server.
     """
 
     def __init__(self, parts: Parts, settings: SimulationSettings, scratch: Path) -> None:
-        """Start nothing yet.
+        """Prepare the parts without starting them.
 
         Args:
-            parts: the run's processes, to which it adds its own.
+            parts: the run's processes; those of the fleet are added.
             settings: what to simulate.
             scratch: a directory with a short path, for keys, sockets and state.
         """
@@ -47,13 +47,13 @@ class FleetParts:
         self._scratch = scratch
 
     def start_coordinator(self, superlink: str) -> Endpoint:
-        """Start a coordinator with an authority of its own; returns how its operator connects to it.
+        """Start a coordinator with its own authority; return the endpoint for its operator.
 
         Args:
-            superlink: host:port of the run's SuperLink, which gets a certificate of the authority.
+            superlink: host:port of the run's SuperLink, which gets a certificate from the authority.
 
         Raises:
-            PartFailedError: it did not start.
+            PartFailedError: the coordinator did not start.
         """
         identities = FleetIdentities(self._scratch / "authority")
         announced = self._scratch / "coordinator.json"
@@ -85,12 +85,12 @@ class FleetParts:
         """Enrol every device and Flower's server, and start the agents.
 
         Args:
-            coordinator: how the operator, who invites them, connects to it.
-            boards: each device's kind of board, by the device's name.
+            coordinator: endpoint for the operator, who creates the invites.
+            boards: each device's kind of board, by device id.
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            InvalidInputError: it refuses one of them.
+            InvalidInputError: the coordinator refuses an enrolment.
         """
         with CoordinatorClient(coordinator) as client:
             enrol_flower(client, self.flower_identity)
@@ -101,11 +101,11 @@ class FleetParts:
                 self._start_agent(device, coordinator.address)
 
     def socket(self, device_id: str) -> Path:
-        """The unix socket of a device's agent."""
+        """Return the unix socket of a device's agent."""
         return self._scratch / f"{device_id}.sock"
 
     def nodes(self) -> list[Node]:
-        """The SuperNodes of the devices, which enrol with their agents."""
+        """Return the SuperNodes of the devices. They are enrolled with the agents."""
         return [
             Node(
                 device.device_id,
@@ -133,6 +133,6 @@ class FleetParts:
     def _duty_options(self, device: SimulatedDevice) -> list[str]:
         if device.duty is None:
             return []
-        # Beside requests, no modes are measured in trainings.
+        # A device that answers requests measures no modes during trainings.
         ahead = min(_MODES_BESIDE_DUTY, self._settings.profile_modes)
         return ["--simulated-duty", device.duty, "--modes-first", str(ahead)]

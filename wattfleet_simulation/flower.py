@@ -1,4 +1,4 @@
-"""Flower's real deployment on loopback: a SuperLink, a SuperNode per device, and runs of apps.
+"""Runs a real Flower deployment on loopback: a SuperLink, one SuperNode per device, and runs of apps.
 
 With an identity, SuperLink and SuperNodes use TLS and Flower's node authentication.
 """
@@ -35,14 +35,14 @@ _COMPLETED = "finished:completed"
 _PORTS = range(20_000, 32_768)
 
 SUPERNODE = (sys.executable, "-P", "-m", "wattfleet_flower.supernode")
-"""`wattfleet-supernode`, found without a PATH."""
+"""The command `wattfleet-supernode`, independent of PATH."""
 
 _SUPERLINK = (sys.executable, "-P", "-m", "wattfleet_flower.superlink")
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    # Flower starts a process per message, so that more threads in each would only compete.
+    # Flower starts a process per message. More threads in each would only compete for the cores.
     "OMP_NUM_THREADS": "1",
 }
 
@@ -55,7 +55,7 @@ class Node:
         device_id: the device.
         partition: index of its part of the data.
         socket: the unix socket of the device's agent.
-        enrolled: the folder with the key of an enrolled device's SuperNode; None for plaintext.
+        enrolled: folder with the key of an enrolled device's SuperNode; None for plaintext.
     """
 
     device_id: str
@@ -65,10 +65,10 @@ class Node:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that are free at this moment.
+    """Return different ports that are free at the moment.
 
-    They are below those that Linux gives to connections and to servers on port 0, so that nobody takes one by chance
-    before the program that it is for listens.
+    They are below the range that Linux uses for connections and for servers on port 0. So no other program gets one by
+    chance before the intended program listens on it.
     """
     with ExitStack() as stack:
         found: list[int] = []
@@ -82,7 +82,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class FlowerDeployment:
-    """One SuperLink with its SuperNodes, as parts of a run.
+    """A SuperLink with its SuperNodes, as parts of a run.
 
     Attributes:
         address: host:port of the SuperLink.
@@ -99,11 +99,11 @@ class FlowerDeployment:
         """Prepare a deployment.
 
         Args:
-            parts: the run's processes, to which it adds its own.
+            parts: the run's processes; those of the deployment are added.
             home: Flower's home directory for this run.
-            nodes: the devices.
+            nodes: the SuperNodes to start.
             supernode: the command that runs a SuperNode, without its options.
-            identity: the folder of the identity of SuperLink, ServerApps and `flwr`, which is filled before `start`;
+            identity: folder with the identity of SuperLink, ServerApps and `flwr`. It has to be filled before `start`.
                 None for plaintext.
         """
         self._supernode = supernode
@@ -117,10 +117,11 @@ class FlowerDeployment:
         self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
 
     def start(self, links: Mapping[str, str] = MappingProxyType({})) -> list[Part]:
-        """Start the SuperLink, wait until it is healthy, and start the SuperNodes, which it returns.
+        """Start the SuperLink, wait until it is healthy, start the SuperNodes and return them.
 
         Args:
-            links: host:port by which a device's SuperNode reaches the SuperLink, if that is not the SuperLink's own.
+            links: host:port at which a device's SuperNode reaches the SuperLink, if it is not the SuperLink's own
+                address.
 
         Raises:
             PartFailedError: the SuperLink did not start.
@@ -151,7 +152,7 @@ class FlowerDeployment:
         ]
 
     def connect(self) -> None:
-        """Tell `flwr` where the SuperLink is: that of the identity, or that of this deployment.
+        """Configure the SuperLink's address for `flwr`: that of the identity, or that of this deployment.
 
         Raises:
             PartFailedError: the identity cannot be used.
@@ -204,7 +205,7 @@ class FlowerDeployment:
         return str(answer["run-id"])
 
     def status(self, run_id: str) -> str:
-        """The run's status, such as `running` or `finished:completed`."""
+        """Return the run's status, such as `running` or `finished:completed`."""
         answer = self._flwr(["list", _CONNECTION, "--run-id", run_id, "--format", "json"])
         runs = answer.get("runs")
         if not isinstance(runs, list) or not runs:
@@ -215,7 +216,7 @@ class FlowerDeployment:
         """Whether the run has completed.
 
         Raises:
-            PartFailedError: it failed or was stopped.
+            PartFailedError: the run failed or was stopped.
             NoAnswerError: Flower did not answer in time.
         """
         status = self.status(run_id)
@@ -224,7 +225,7 @@ class FlowerDeployment:
         return status == _COMPLETED
 
     def _flwr(self, arguments: Sequence[str]) -> dict[str, object]:
-        """Run the `flwr` command and read the JSON it prints."""
+        """Run `flwr`, and return the JSON that it prints."""
         if time.monotonic() > self._connect_again_s:
             self.connect()
         try:

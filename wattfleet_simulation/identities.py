@@ -1,4 +1,4 @@
-"""The authority of a simulated fleet, and the enrolment of its parts, each with an invite of its own."""
+"""The authority of a simulated fleet, and the enrolment of its parts with one invite each."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _INVITE_TTL_S = 600.0
 
 
 class FleetIdentities:
-    """The authority of one fleet; its keys end with the folder that they are in.
+    """The authority of one fleet. Its keys are valid only for this fleet, and are deleted with their folder.
 
     Attributes:
-        authority: the folder for `wattfleet coordinator serve --identity`.
-        operator: the folder of the operator's identity, for commands.
+        authority: folder for `wattfleet coordinator serve --identity`.
+        operator: folder with the operator's identity, for commands.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Make an authority and its first operator.
+        """Create an authority and its first operator.
 
         Args:
-            folder: where; made if absent.
+            folder: folder for both; created if it does not exist.
         """
         self.authority = folder
         self.operator = folder_of(folder)
@@ -41,13 +41,13 @@ class FleetIdentities:
         make_operator(AuthorityFolder.create(folder, [], now), DEFAULT_ADDRESS, now)
 
     def serving_at(self, address: str) -> Endpoint:
-        """Note where the coordinator listens, so that commands with the operator's identity find it.
+        """Store the coordinator's address in the operator's identity, so that commands find it.
 
         Args:
             address: the coordinator's host:port.
 
         Returns:
-            The coordinator, as the operator connects to it.
+            The coordinator's endpoint for the operator.
         """
         write_identity(self.operator, replace(require_identity(self.operator), coordinator=address))
         return Endpoint.of(None, self.operator)
@@ -57,14 +57,15 @@ def enrol_device(client: CoordinatorClient, device_id: str, board: str, state_di
     """Enrol a device and its SuperNode as `wattfleet agent join` does.
 
     Args:
-        client: the coordinator, as its operator connects to it.
-        device_id: the device's name.
+        client: the operator's client of the coordinator.
+        device_id: id of the device.
         board: its kind of board.
         state_dir: the state directory of its agent.
 
     Raises:
         CoordinatorUnreachableError: the coordinator does not answer.
-        RequestRefusedError: it refuses the invite; EnrolmentRefusedError: it refuses the device.
+        RequestRefusedError: the coordinator refuses the invite.
+        EnrolmentRefusedError: the coordinator refuses the device.
     """
     applicant = Applicant(device_id, board, installation_name(state_dir / INSTALLATION_FILE))
     supernode = state_dir / SUPERNODE_DIRECTORY
@@ -72,11 +73,11 @@ def enrol_device(client: CoordinatorClient, device_id: str, board: str, state_di
 
 
 def enrol_flower(client: CoordinatorClient, folder: Path) -> None:
-    """Enrol Flower's SuperLink, which also runs the ServerApp, as `wattfleet join` does; errors as for `enrol_device`.
+    """Enrol Flower's SuperLink, which also runs the ServerApp, as `wattfleet join` does; raises as `enrol_device`.
 
     Args:
-        client: the coordinator, as its operator connects to it.
-        folder: where the key and the certificate go.
+        client: the operator's client of the coordinator.
+        folder: folder for the key and the certificate.
     """
     _enrol(client, Role.SUPERLINK, "simulation", Applicant(), folder)
 

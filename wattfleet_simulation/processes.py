@@ -1,4 +1,4 @@
-"""Child processes of one run: each has its own log, and all are ended with the run."""
+"""The child processes of one run. Each has its own log, and all end with the run."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from wattfleet_io.settings.user_file import FILE_VARIABLE
 
 _STOP_GRACE_S = 8.0
 _USERS_OWN = (COORDINATOR_VARIABLE, "WATTFLEET_AGENT_", "WATTFLEET_SUPERNODE", IDENTITY_VARIABLE, INSECURE_VARIABLE)
-"""Beginnings of the variables that are meant for the user's own fleet."""
+"""Prefixes of the environment variables that are meant for the user's own fleet."""
 
 
 class PartFailedError(WattfleetError):
-    """A part of the run failed; the text names the part and its log."""
+    """A part of the run has failed; the text names the part and its log."""
 
 
 class NoAnswerError(PartFailedError):
-    """A command did not answer in time, as on a busy machine: what it asked for is unknown. Ask again."""
+    """A command did not answer in time, for example on a busy machine, so its result is unknown. Try again."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One running child.
+    """One running child process.
 
     Attributes:
         name: the part's name.
-        process: the child, in its own session.
+        process: the child process, in its own session.
         log: the file with its output.
     """
 
@@ -48,7 +48,7 @@ class Part:
     log: Path
 
     def failure(self) -> PartFailedError | None:
-        """The error to raise if it has ended; None while it runs."""
+        """Return the error to raise if the child has ended; None while it runs."""
         if self.process.poll() is None:
             return None
         return PartFailedError(
@@ -57,17 +57,17 @@ class Part:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that reports an error; if there is none, its last line."""
+    """Return the last line of a log that reports an error, or else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b|wattfleet:", line)] or lines
     return errors[-1] if errors else "it printed nothing"
 
 
 class Parts:
-    """All children of a run; leaving the context ends them, last started first."""
+    """The children of a run. Leaving the context ends them, the last one first."""
 
     def __init__(self, logs: Path) -> None:
-        """Keep logs in a directory, which is created if missing."""
+        """Write logs to a directory, which is created if it does not exist."""
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
         self._parts: list[Part] = []
@@ -95,7 +95,7 @@ class Parts:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=environment(more),
-                    start_new_session=True,  # so that Ctrl-C reaches only this process, which stops the parts in order
+                    start_new_session=True,  # Ctrl-C then reaches only this process, which stops the parts in order
                 )
                 part = Part(name, process, log)
                 self._parts.append(part)
@@ -116,12 +116,12 @@ class Parts:
                 raise failure
 
     def stop(self) -> None:
-        """End all parts and the processes that they started: first by SIGTERM, after a while by SIGKILL.
+        """End all parts and the processes that they started: with SIGTERM, and after a while with SIGKILL.
 
-        Stop signals are held back until it is done.
+        Stop signals are blocked meanwhile.
         """
         with _signals_blocked():
-            # List them now: a child whose parent has ended cannot be found any more.
+            # List the children now, since a child whose parent has ended cannot be found any more.
             children = [child for part in self._parts for child in _children(part)]
             for part in reversed(self._parts):
                 part.process.terminate()
@@ -141,15 +141,15 @@ class Parts:
 
 
 def program(name: str) -> str:
-    """The path of a program installed beside this Python."""
+    """Return the path of a program that is installed in this Python environment."""
     return str(Path(sys.executable).parent / name)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child.
+    """Return the environment variables of a child.
 
-    Its PATH includes this Python's folder, where Flower finds its own programs. Settings and the identity of the user's
-    own fleet are left out, as is their settings file, since they would change the simulation.
+    Its PATH includes this Python's folder, where Flower finds its own programs. The settings, the settings file and the
+    identity of the user's own fleet are left out, since they would change the simulation.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_OWN)}

@@ -1,4 +1,4 @@
-"""The report of a run: all of its figures, as plain data."""
+"""Builds the report of a simulation as plain data, with all figures."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def build_report(
     boards: Mapping[str, VirtualBoard],
     state_directories: Mapping[str, Path],
 ) -> dict[str, Any]:
-    """Everything about a completed simulation that `report.json` holds.
+    """Return the content of `report.json` for a completed simulation.
 
     Args:
         settings: what was simulated.
         runs: the last snapshot of each run.
-        boards: each device's board, for its true values.
-        state_directories: each agent's state, for its fitted predictors.
+        boards: each device's board, with its true time and power.
+        state_directories: each agent's state directory, with its fitted predictors.
     """
     kinds = {boards[device.device_id].provenance for device in settings.devices}
     described = [
@@ -80,7 +80,7 @@ def _run(
     boards: Mapping[str, VirtualBoard],
     state_directories: Mapping[str, Path],
 ) -> dict[str, Any]:
-    """One run: its workload, its devices and its rounds."""
+    """Return the report of one run: its workload, its devices and its rounds."""
     offers = {
         device.device_id: Offer(device.device_id, front_from_message(device.front), device.idle_w)
         for device in last.devices
@@ -114,16 +114,16 @@ def _run(
 
 def _true_board(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state: Path) -> TrueBoard:
     known = WorkloadFolders(state).known(workload)
-    assert known is not None, "a device with a front knows its workload"
+    assert known is not None, "a device with a front has a workload"
     return TrueBoard(board, known.workload, known.counted_minibatches, view.idle_w)
 
 
 def _device(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state: Path) -> dict[str, Any]:
-    """One device: its profile and front of a workload, and the errors of its predictors."""
+    """Return the report of one device: its profile and front for a workload, and the errors of its predictors."""
     folder = WorkloadFolders(state).folder(workload)
     artefact, measured = read_predictor(folder), read_profile(folder)
     known = WorkloadFolders(state).known(workload)
-    assert artefact is not None and known is not None, "a device with a front keeps its predictor"
+    assert artefact is not None and known is not None, "a device with a front has stored its predictor"
     batch = known.workload.facts.batch
     predicted = restore_predictor(artefact).predict(
         board.modes, None if batch is None else np.full(len(board.modes), batch)
@@ -153,7 +153,7 @@ def _device(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state
             }
             for point in view.front.points
         ],
-        # A thinned cloud of the whole space, so that a plot can show what the front is the edge of.
+        # A sample of the whole mode space, so that a plot can show it behind the front.
         "space_sample": _space_sample(board.modes, predicted, first_gcycles, minibatches_per_epoch),
     }
 
@@ -175,7 +175,7 @@ def _round(
     true_boards: Mapping[str, TrueBoard],
     settings: SimulationSettings,
 ) -> dict[str, Any]:
-    """One round: the devices and their modes, with predicted and observed figures."""
+    """Return the report of one round: the devices and their modes, with predicted and observed figures."""
     seen = {observation.device_id: observation for observation in view.observations}
     chosen = [assignment.device_id for assignment in view.plan.assignments]
     mean_epochs = float(np.mean([assignment.epochs for assignment in view.plan.assignments] or [view.epochs]))
@@ -219,7 +219,7 @@ def _round(
 
 
 def _median_error(rounds: Sequence[Mapping[str, Any]], quantity: str) -> dict[str, Any]:
-    """The median error of predictions against observations, as a share, and the number of trainings that it is over.
+    """Return the median error of predictions against observations, as a share, and the number of trainings.
 
     A training counts if it was observed and the device knew its minibatches per epoch when it was planned.
     """
@@ -235,10 +235,10 @@ def _median_error(rounds: Sequence[Mapping[str, Any]], quantity: str) -> dict[st
 def _random_draw(
     offers: Sequence[Offer], chosen: Sequence[str], epochs: float, site_budget_w: float, seed: int
 ) -> dict[str, Any]:
-    """What a uniform draw of as many devices would have taken under the same watts, over all or many draws.
+    """Return the duration of a round with the same number of devices drawn uniformly, within the same watts.
 
-    Each drawn set gets its own best modes, so that the difference is that of the selection alone. All drawn devices
-    train as many epochs as those of the round on average.
+    It covers all possible draws, or many. Each drawn set gets its own best modes, so only the selection makes a
+    difference. All drawn devices train the mean number of epochs of the round's devices.
     """
     sets: list[tuple[Offer, ...]] = list(itertools.combinations(offers, len(chosen)))
     if len(sets) > _DRAWS:
@@ -265,5 +265,5 @@ def _random_draw(
 
 
 def write_json(report: Mapping[str, Any], path: Path) -> None:
-    """Write the report, refusing NaN, which JSON does not know."""
+    """Write the report. NaN is refused, since JSON has no such value."""
     path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""How the boards of a simulation kept their duties: what each of them served and trained, on its own clock."""
+"""Reports how the boards of a simulation kept their duties: what each board served and trained, on its own clock."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from wattfleet_simulation.devices import SimulatedDevice
 Values = NDArray[np.float64]
 
 _MOST_BUCKETS = 600
-"""Of a plot; each is a second or longer."""
+"""Number of time intervals in a plot; each is at least a second long."""
 
 _NEGLIGIBLE_S = 0.01
 
 _MOST_MISSED = 1000
-"""Late requests of a board that a plot shows, the latest answers first."""
+"""How many late requests of a board a plot shows; those with the longest latency first."""
 
 
 def duties_of(
     devices: Sequence[SimulatedDevice], state_directories: Mapping[str, Path], runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What the report says of the duties, by device; empty without duties.
+    """Return the report on the duties, by device; empty if there are none.
 
     Args:
         devices: the fleet.
-        state_directories: each agent's state.
-        runs: the runs as the report holds them.
+        state_directories: each agent's state directory.
+        runs: the runs in the report.
     """
     found = {}
     for device in devices:
@@ -47,9 +47,9 @@ def duties_of(
 
 
 def _kept(text: str, spans: Sequence[ServedSpan]) -> dict[str, Any]:
-    """A duty, and how its requests were answered."""
+    """Return a duty and how its requests were answered."""
     duty = simulated_duty(text)
-    assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have one rate"
+    assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have a constant rate"
     at_s, latency_ms = _joined(spans, "arrival_s"), _joined(spans, "latency_ms")
     beside, alone = ([span for span in spans if span.is_training is wanted] for wanted in (True, False))
     late = np.flatnonzero(latency_ms > duty.latency_ms)
@@ -73,7 +73,7 @@ def _kept(text: str, spans: Sequence[ServedSpan]) -> dict[str, Any]:
 
 
 def _training(device_id: str, spans: Sequence[ServedSpan], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was trained beside the requests, and that of the plans: seconds of an epoch as planned by those observed."""
+    """Return what was trained while answering requests, and the ratio of planned to observed seconds per epoch."""
     trained = [span for span in spans if span.is_training]
     ratios = [
         part["predicted_epoch_s"] / part["observed_epoch_s"]
@@ -97,7 +97,7 @@ def _quantiles(latency_ms: Values) -> dict[str, float | None]:
 
 
 def _merged(spans: Sequence[ServedSpan]) -> Iterator[dict[str, Any]]:
-    """Spans of the same mode and kind that follow each other without a gap, as one."""
+    """Merge spans of the same mode and kind that follow each other without a gap."""
     members: list[ServedSpan] = []
     for span, following in zip_longest(spans, spans[1:]):
         members.append(span)
@@ -118,7 +118,7 @@ def _continues(span: ServedSpan, following: ServedSpan) -> bool:
 
 
 def _series(spans: Sequence[ServedSpan], at_s: Values, latency_ms: Values) -> dict[str, Any]:
-    """Latencies and minibatches of equal parts of the time; parts without requests are null."""
+    """Return latencies and minibatches in intervals of equal length; intervals without requests are null."""
     begin_s = math.floor(min((span.begin_s for span in spans), default=0.0))
     end_s = max((span.end_s for span in spans), default=0.0)
     width_s = max(1.0, float(math.ceil((end_s - begin_s) / _MOST_BUCKETS)))

@@ -1,4 +1,4 @@
-"""The plots of the duties of a report: latencies above and training below, on one time axis."""
+"""Plots of the duties in a report: latencies above and training below, on one time axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Report = Mapping[str, Any]
 Figure = dict[str, Any]
 
 PLOTTED = 8
-"""Boards whose duties are plotted; the table has all of them."""
+"""The number of boards whose duties are plotted; the table has all of them."""
 
 _LIMIT = "#d1242f"
 _GREY = "#8a8f98"
@@ -20,7 +20,7 @@ _LATENCY_DOMAIN, _TRAINING_DOMAIN = [0.42, 1.0], [0.0, 0.34]
 
 
 def duty_figures(report: Report, styles: Mapping[str, Style]) -> dict[str, Figure]:
-    """A figure for each of the first boards with a duty, by the id of its element."""
+    """Return a figure for each of the first boards with a duty, by the id of its HTML element."""
     plotted = list(report["duties"].items())[:PLOTTED]
     return {f"duty-{k}": _figure(duty, styles[device]) for k, (device, duty) in enumerate(plotted)}
 
@@ -63,7 +63,7 @@ def _limit_line(limit_ms: float) -> Figure:
 
 
 def _trainings(duty: Report, style: Style) -> list[Figure]:
-    """A pale band for each training, across both plots."""
+    """Return a pale band for each training, across both plots."""
     return [
         {"type": "rect", "x0": span["begin_s"], "x1": span["end_s"], "yref": "paper", "y0": 0, "y1": 1}
         | {"fillcolor": style.colour, "opacity": 0.1, "line": {"width": 0}, "layer": "below"}

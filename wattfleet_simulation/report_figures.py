@@ -1,4 +1,4 @@
-"""The plots of a report, as plain Plotly dictionaries."""
+"""Plots of a report, as plain Plotly dictionaries."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LABEL_CHARS = 18
 _LABEL_DECADES = 0.22
 _LABEL_WIDTH_DECADES, _LABEL_HEIGHT_DECADES = 0.6, 0.15
 _LETTER_SHARE = 0.009
-"""The width of a letter, as a share of a timeline's."""
+"""The width of a letter, as a share of a timeline's width."""
 _FEW_SUMS = 4
-"""Rounds up to which the sums above two bars of a round have room beside each other."""
+"""The largest number of rounds at which the labels above the two bars of a round fit side by side."""
 
 
 class Style(NamedTuple):
-    """How a device looks in every figure. Shapes differ, too, for readers who cannot tell the colours."""
+    """A device's colour and symbol in all figures. Symbols differ, too, for readers who cannot tell colours apart."""
 
     colour: str
     symbol: str
@@ -46,7 +46,7 @@ _GLYPHS = "●■◆▲▼⬟★✚"
 
 
 def device_styles(devices: Iterable[str]) -> dict[str, Style]:
-    """A look for every device, by id: 64 different ones, the first 8 in 8 colours."""
+    """Return the style of every device, by id. There are 64 styles, the first 8 in 8 colours."""
     return {
         device: Style(_COLOURS[k % 8], _SYMBOLS[(k + k // 8) % 8], _GLYPHS[(k + k // 8) % 8])
         for k, device in enumerate(devices)
@@ -54,12 +54,12 @@ def device_styles(devices: Iterable[str]) -> dict[str, Style]:
 
 
 def figures(report: Report) -> dict[str, Figure]:
-    """All figures of the page, by the id of the element that each is drawn in."""
+    """Return all figures of the page, by the id of the HTML element that each is drawn in."""
     return {f"run-{run['run']}-{name}": figure for run in report["runs"] for name, figure in _figures_of(run).items()}
 
 
 def _figures_of(run: Report) -> dict[str, Figure]:
-    """The figures of one run."""
+    """Return the figures of one run."""
     styles = device_styles(run["devices"])
     return {
         **{f"front-{k}": _front(run, device, style) for k, (device, style) in enumerate(styles.items())},
@@ -72,7 +72,7 @@ def _figures_of(run: Report) -> dict[str, Figure]:
 
 
 def _front(run: Report, device: str, style: Style) -> Figure:
-    """One device's mode space, its front and the modes that rounds selected."""
+    """Plot one device's mode space, its front and the modes that rounds selected."""
     cloud, front = run["devices"][device]["space_sample"], run["devices"][device]["front"]
     rounds: dict[tuple[str, float, float], list[int]] = defaultdict(list)
     for one, part in _parts(run, device):
@@ -104,7 +104,7 @@ def _front(run: Report, device: str, style: Style) -> Figure:
             hovertemplate="selected in %{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
         ),
     ]
-    # All devices' panels share their axes, so that they compare; logarithmic, as seconds span three decades.
+    # All devices share the axes, so that they can be compared. They are logarithmic, since seconds span three decades.
     shown = [each[kind] for each in run["devices"].values() for kind in ("space_sample", "front")]
     reach_s = [seconds for points in shown for seconds in _one_epoch_s(points)]
     reach_w = [watts for points in shown for watts in _column(points, "power_w")]
@@ -115,10 +115,10 @@ def _front(run: Report, device: str, style: Style) -> Figure:
 
 
 def point_labels(rounds: Mapping[tuple[str, float, float], Sequence[int]]) -> list[str]:
-    """The rounds of each point of a front; points so near each other that labels would overprint share the first's.
+    """Return labels with the rounds of each point of a front; close points share one, so that labels do not overlap.
 
     Args:
-        rounds: the rounds by a point's mode, seconds and watts.
+        rounds: the rounds by mode, seconds and watts of the point.
     """
     groups: list[list[int]] = []
     points = [(math.log10(seconds), math.log10(watts)) for _, seconds, watts in rounds]
@@ -142,7 +142,7 @@ def point_labels(rounds: Mapping[tuple[str, float, float], Sequence[int]]) -> li
 
 
 def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: str) -> Figure:
-    """Predicted against observed; a bar reaches the diagonal where the observation is within the 90 % interval."""
+    """Plot predicted against observed values. A bar meets the diagonal if the observation is in the 90 % interval."""
     data = []
     for device, style in styles.items():
         parts = [(one, part) for one, part in _parts(run, device) if part[f"observed_{quantity}"] is not None]
@@ -173,7 +173,7 @@ def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: s
 
 
 def _timeline(run: Report, styles: Mapping[str, Style]) -> Figure:
-    """Rounds laid end to end, each as long as its slowest device; what a device does not train, it idles."""
+    """Plot the rounds end to end, each as long as its slowest device. A device idles while it does not train."""
     rounds = run["rounds"]
     trained, unseen, idle, expected = (_Spans([], [], [], []) for _ in range(4))
     shapes, notes, start_s = [], [], 0.0
@@ -185,7 +185,7 @@ def _timeline(run: Report, styles: Mapping[str, Style]) -> Figure:
             if part := parts.get(device):
                 begin_s, observed_s, epochs = part["predicted_warmup_s"], part["observed_epoch_s"], part["epochs"]
                 predicted_s = begin_s + epochs * part["predicted_epoch_s"]
-                # A start is not observed.
+                # Starts are not observed.
                 busy_s = predicted_s if observed_s is None else begin_s + epochs * observed_s
                 (unseen if observed_s is None else trained).add(row, start_s, busy_s, style.colour)
                 expected.add(row, start_s + predicted_s, predicted_s, INK)
@@ -219,7 +219,7 @@ def _timeline(run: Report, styles: Mapping[str, Style]) -> Figure:
 
 
 def _apart(notes: Sequence[Figure], length_s: float) -> list[Figure]:
-    """The notes above a timeline without those that would overprint the one before."""
+    """Return the notes above a timeline, without those that would overlap the one before."""
     kept: list[Figure] = []
     for note in notes:
         room_s = length_s * _LETTER_SHARE * (len(note["text"]) + 1)
@@ -229,7 +229,7 @@ def _apart(notes: Sequence[Figure], length_s: float) -> list[Figure]:
 
 
 class _Spans(NamedTuple):
-    """Horizontal bars, column by column."""
+    """Collects horizontal bars, column by column."""
 
     row: list[Any]
     start_s: list[Any]
@@ -247,7 +247,7 @@ class _Spans(NamedTuple):
 
 
 def _site(run: Report, styles: Mapping[str, Style]) -> Figure:
-    """Two stacks per round, planned and observed; what the selected devices do not draw, the others idle at."""
+    """Plot two stacked bars per round, planned and observed watts. Devices that are not selected idle."""
     data: list[Figure] = []
     budgets = [(one["round"], one["site_budget_w"]) for one in run["rounds"]]
     top_w = max(watts for _, watts in budgets)
@@ -267,7 +267,7 @@ def _site(run: Report, styles: Mapping[str, Style]) -> Figure:
             for name, colour, watts in stacks
         ]
         sums = [f"{watts:.1f}" if len(budgets) <= _FEW_SUMS else "" for watts in total_w]
-        # Above the budget's line as well as the bar, or the line would strike the numbers out.
+        # Above both the bar and the budget's line, since the line would cross the numbers out.
         above_w = [max(one["site_budget_w"], watts) for one, watts in zip(known, total_w, strict=True)]
         data.append(_points(at, above_w, mode="text", text=sums, textposition="top center", hoverinfo="skip"))
         top_w = max(top_w, *above_w, 0.0)
@@ -307,14 +307,14 @@ def _axis(title: str, **more: Any) -> Figure:
 
 
 def _interval(centre: Sequence[float], log_sd: Sequence[float], colour: str) -> Figure:
-    """Error bars of a 90 % interval, log-normal as the predictors are."""
+    """Return error bars of a 90 % interval, lognormal like the predictors."""
     up = [at * math.expm1(SD_OF_90_PCT * sd) for at, sd in zip(centre, log_sd, strict=True)]
     down = [-at * math.expm1(-SD_OF_90_PCT * sd) for at, sd in zip(centre, log_sd, strict=True)]
     return {"type": "data", "array": up, "arrayminus": down, "color": colour, "thickness": 1, "width": 0}
 
 
 def _reach(trace: Figure) -> Iterator[float]:
-    """Every value that a trace's points and horizontal error bars reach, on either axis."""
+    """Yield every value that a trace's points and horizontal error bars reach, on both axes."""
     yield from trace["y"]
     for at, up, down in zip(trace["x"], trace["error_x"]["array"], trace["error_x"]["arrayminus"], strict=True):
         yield from (at - down, at + up)
@@ -332,18 +332,18 @@ def _round_axis(run: Report, start: float = 0.4) -> Figure:
 
 
 def _one_epoch_s(points: Points) -> list[float]:
-    """Seconds of trainings of one epoch."""
+    """Return the seconds of trainings of one epoch."""
     both = zip(_column(points, "warmup_s"), _column(points, "epoch_s"), strict=True)
     return [warmup_s + epoch_s for warmup_s, epoch_s in both]
 
 
 def _log_range(values: Sequence[float], above: float = 0.08) -> list[float]:
-    """Ends of a logarithmic axis that holds all values."""
+    """Return the ends of a logarithmic axis that covers all values."""
     return [math.log10(min(values)) - 0.08, math.log10(max(values)) + above]
 
 
 def _parts(run: Report, device: str) -> Iterator[tuple[Report, Report]]:
-    """Every round that selected a device, and the part it was given."""
+    """Yield every round that selected a device, and the device's assignment."""
     for one in run["rounds"]:
         for part in one["assignments"]:
             if part["device"] == device:
@@ -355,21 +355,21 @@ def _column(points: Points, name: str) -> list[Any]:
 
 
 def log_sd(part: Report, quantity: str) -> float:
-    """The standard deviation of the logarithm of an assignment's prediction."""
+    """Return the standard deviation of the logarithm of an assignment's prediction."""
     return float(part[quantity.rpartition("_")[0] + "_log_sd"])
 
 
 def _label(device: str) -> str:
-    """A device's name as a figure shows it: Plotly reads markup, and has no room for long names."""
+    """Return a device's name for a figure: without markup, which Plotly would interpret, and shortened if long."""
     half = _LABEL_CHARS // 2
     return escape(device if len(device) <= _LABEL_CHARS else f"{device[:half]}…{device[-half:]}", quote=False)
 
 
 def mode_label(mode: Mapping[str, int]) -> str:
-    """A mode as the report holds it, in short."""
+    """Return the short form of a mode in the report."""
     return PowerMode(**mode).label()
 
 
 def percent(value: float | None) -> str:
-    """A share in percent, or a dash where it is missing."""
+    """Return a share in percent, or a dash if it is missing."""
     return "–" if value is None else f"{value:.1%}"

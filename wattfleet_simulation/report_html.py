@@ -23,7 +23,7 @@ def write_html(report: Report, path: Path) -> None:
     """Write a report as an HTML page.
 
     Args:
-        report: as `wattfleet_simulation.report.build_report` makes it.
+        report: the result of `wattfleet_simulation.report.build_report`.
         path: the file to write.
     """
     write_page(
@@ -49,7 +49,7 @@ def write_html(report: Report, path: Path) -> None:
 
 
 def repeat_command(settings: Report) -> str:
-    """The command line that repeats a run."""
+    """Return the command that repeats a simulation."""
     specs = [spec.split(":", 1) for spec in settings["devices"].values()]
     boards = Counter(which for kind, which in specs if kind == "simulated")
     command = ["wattfleet", "simulate", "--devices", ",".join(f"{kind}:{count}" for kind, count in boards.items())]
@@ -69,7 +69,7 @@ def repeat_command(settings: Report) -> str:
 
 
 def _simultaneous(apps: Iterable[str]) -> list[list[int]]:
-    """The numbers of the runs that trained at the same time as others."""
+    """Return the numbers of runs that trained at the same time, in groups."""
     found, first = [], 1
     for together in apps:
         count = 1 + together.count("+")
@@ -80,7 +80,7 @@ def _simultaneous(apps: Iterable[str]) -> list[list[int]]:
 
 
 def _within_interval(run: Report, quantity: str) -> tuple[int, int]:
-    """How many observations lay within their 90 % interval, and how many there were."""
+    """Return how many observations lie within their 90 % interval, and how many there are."""
     within = []
     for part in (part for one in run["rounds"] for part in one["assignments"]):
         if (observed := part[f"observed_{quantity}"]) is not None:
@@ -90,7 +90,7 @@ def _within_interval(run: Report, quantity: str) -> tuple[int, int]:
 
 
 def _selections(run: Report) -> list[dict[str, Any]]:
-    """What was selected and why, rounds of equal decisions taken together."""
+    """Return the selections and their reasons; rounds with the same decisions are combined."""
     groups: list[dict[str, Any]] = []
     for one in run["rounds"]:
         alike = next((group for group in groups if group["round"]["decisions"] == one["decisions"]), None)
@@ -103,6 +103,6 @@ def _selections(run: Report) -> list[dict[str, Any]]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean of what is known."""
+    """Return the mean of the known values."""
     known = [value for value in values if value is not None]
     return mean(known) if known else None

@@ -1,4 +1,4 @@
-"""One simulated run, from the first process to the last round; every part but the boards is real."""
+"""One simulation, from the first process to the last round. Every part except the boards is real."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Snapshot:
     """The progress of a simulation.
 
     Attributes:
-        phase: the current step, in words.
+        phase: the current step, as text.
         run_number: the current run, from 1; 0 before the first.
-        devices: all devices, as the coordinator reports them.
+        devices: all devices, as reported by the coordinator.
         rounds: the rounds of the current run that are planned so far.
         workload: the workload of the current run; empty before the first.
-        initial_metrics: metrics before its first round.
+        initial_metrics: metrics before the run's first round.
         elapsed_s: seconds since the start.
     """
 
@@ -62,7 +62,7 @@ class Display(Protocol):
     """Displays the progress of a run."""
 
     def announce(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         ...
 
     def show(self, snapshot: Snapshot) -> None:
@@ -71,7 +71,7 @@ class Display(Protocol):
 
 
 def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict[str, VirtualBoard]:
-    """Open the same boards as the agents will, to read their true time and power.
+    """Open the boards that the agents will open, to read their true time and power.
 
     Raises:
         InvalidInputError: a board cannot be simulated or replayed.
@@ -90,14 +90,14 @@ def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict
     least_w = idle_w + min(extra_w)
     if site_budget_w < least_w:
         raise InfeasibleBudgetError(
-            f"{site_budget_w:g} W are too few for one training device beside {idle_w:.1f} W of idle power:"
+            f"{site_budget_w:g} W are too few for one training device in addition to {idle_w:.1f} W of idle power:"
             f" pass at least {math.ceil(least_w)} W as --site-budget-w"
         )
     return boards
 
 
 class Simulation:
-    """Starts the processes of a fleet, and waits for the end of its runs."""
+    """Starts the processes of a fleet, and waits until its runs have ended."""
 
     def __init__(self, settings: SimulationSettings, logs: Path, scratch: Path, display: Display) -> None:
         """Prepare a simulation.
@@ -106,7 +106,7 @@ class Simulation:
             settings: what to simulate.
             logs: a directory for the parts' logs.
             scratch: a directory with a short path, for keys, sockets and state.
-            display: shows every step.
+            display: displays every step.
         """
         self._settings = settings
         self._logs = logs
@@ -117,16 +117,16 @@ class Simulation:
         self._data_file = scratch / "digits.pt"
 
     def complete(self, boards: Mapping[str, str]) -> list[Snapshot]:
-        """Run to the end; all processes are ended, also after an error.
+        """Run to the end. All processes are ended, even after an error.
 
         Args:
-            boards: each device's kind of board, by the device's name.
+            boards: each device's kind of board, by device id.
 
         Returns:
             The last snapshot of each run.
 
         Raises:
-            PartFailedError: a part failed or took too long; the text names it.
+            PartFailedError: a part has failed or taken too long; the text names it.
         """
         save_digits(self._data_file)
         with Parts(self._logs) as parts:
@@ -170,7 +170,7 @@ class Simulation:
     def _complete_runs(
         self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, apps: Apps
     ) -> list[Snapshot]:
-        """Run these apps at the same time; return the last snapshot of each."""
+        """Run apps at the same time, and return the last snapshot of each."""
         what = " and ".join(
             f"{app.network} network, minibatches of {' or '.join(map(str, app.batch_sizes))}" for app in apps
         )
@@ -207,7 +207,7 @@ class Simulation:
     def _await_rounds(
         self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, run_id: str, together: Sequence[str]
     ) -> Snapshot:
-        """Wait for a run, unless it or one of those that train `together` fails."""
+        """Wait until a run has completed, or until it or one of the runs that train `together` fails."""
 
         def poll(seen: RunSeen) -> None:
             self._show(f"training in run {self._run_number}", view, seen)
@@ -215,7 +215,7 @@ class Simulation:
                 raise PartFailedError(f"the Flower run failed: {error} (log: {self._logs / 'superlink.log'})")
             parts.check()
 
-        # They share the boards.
+        # The runs share the boards.
         within_s = len(together) * (_RUN_WITHIN_S + self._settings.rounds * _ROUND_WITHIN_S)
         try:
             last = await_run(view, run_id, flower.completed, within_s, _POLL_S, poll, check=require_observed)

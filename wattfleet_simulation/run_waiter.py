@@ -1,4 +1,4 @@
-"""Waits for a fleet to be ready and for a Flower run to complete, asking the coordinator and Flower."""
+"""Waits for a fleet to be ready and for a Flower run to complete, by polling the coordinator and Flower."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ def await_run(
     ask_flower_every_s: float = 10.0,
     check: Callable[[RunSeen], None] | None = None,
 ) -> RunSeen:
-    """Return the run once Flower calls it completed.
+    """Return the run once Flower reports it as completed.
 
     Args:
         view: the coordinator.
         run_id: Flower's id of the run.
-        flower_completed: asks Flower; it raises if the run failed or was stopped. After a `NoAnswerError` it is asked
-            again.
+        flower_completed: returns whether Flower reports the run as completed. It raises if the run failed or was
+            stopped. After a `NoAnswerError` it is called again.
         within_s: time limit.
         poll_s: time between two polls of the coordinator.
         on_poll: called with the run after each poll; it may raise to stop the wait.
-        ask_flower_every_s: time between two questions to Flower while the run goes on.
-        check: refuses a completed run that failed all the same; None for `require_trained`.
+        ask_flower_every_s: seconds between two calls of `flower_completed` while the run goes on.
+        check: raises if a completed run has not trained properly; None for `require_trained`.
 
     Raises:
         NotInTimeError: the time limit has passed.
-        PartFailedError: the run failed, was stopped, or is refused by `check`.
+        PartFailedError: the run failed or was stopped, or `check` raised it.
     """
     check = check or require_trained
     give_up_s = time.monotonic() + within_s
@@ -80,14 +80,15 @@ def await_run(
         run = view.run(run_id)
         on_poll(run)
         completed = False
-        # Flower's answer decides. It is rarely asked otherwise, since each question starts a process of some seconds.
+        # Flower's answer decides. While the run goes on, Flower is rarely asked, since each call starts a process for
+        # seconds.
         if run.run.finished or run.run.error or time.monotonic() > ask_flower_s:
             try:
                 completed = flower_completed(run_id)
             except NoAnswerError as error:
                 print_line(f"{error}; asking again")
             except PartFailedError:
-                on_poll(view.run(run_id))  # the coordinator may know the reason by now
+                on_poll(view.run(run_id))  # the coordinator may know the reason meanwhile
                 raise
             ask_flower_s = time.monotonic() + ask_flower_every_s
         if completed:
@@ -101,7 +102,7 @@ def await_run(
 
 
 def require_trained(run: RunSeen) -> None:
-    """Refuse a run that Flower calls completed although no device trained in some round.
+    """Raise if no device trained in some round of a completed run.
 
     Raises:
         PartFailedError: there is such a round.
@@ -114,9 +115,9 @@ def require_trained(run: RunSeen) -> None:
 
 
 def require_observed(run: RunSeen) -> None:
-    """Refuse a run that Flower calls completed although some round was unplanned, or no device trained in it.
+    """Raise if some round of a completed run was unplanned, or if no device trained in it.
 
-    A round in which modes are measured may leave too little of its trainings to observe. At least half of the rounds
+    If modes are measured in a round, the rest of its trainings may be too short to observe. So only half of the rounds
     must be observed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a simulated fleet is and trains."""
+"""Settings of a simulation: the fleet and what it trains."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from wattfleet.planning.policies import policy_named
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.digits_app.task import NETWORKS
 
-_MOST_AT_ONCE = 4  # each run has a ServerApp process of its own, and a ClientApp process for each training
+_MOST_AT_ONCE = 4  # each run has a ServerApp process, and a ClientApp process for each training
 LOCAL_EPOCHS = 2
-"""Passes over its data that each chosen device makes in a round."""
+"""Local epochs of a chosen device in a round."""
 PATIENCE_S = 120.0
 """How long Flower's server waits for the SuperNodes and for a feasible first plan, seconds."""
 
 
 @dataclass(frozen=True)
 class SimulatedApp:
-    """What one run trains.
+    """The app of one run.
 
     Attributes:
         network: one of the digits app's networks.
         batch_size: samples in a minibatch.
         further_batches: other minibatch sizes that the plan may choose for a device.
-        local_epochs: the numbers of local epochs that the plan may choose; one number if it chooses none.
+        local_epochs: the numbers of local epochs that the plan may choose; a single number if it has no choice.
     """
 
     network: str
@@ -49,7 +49,7 @@ class SimulatedApp:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """All minibatch sizes; the learning rate is that of the first."""
+        """All minibatch sizes. The learning rate is set for the first one."""
         return self.batch_size, *self.further_batches
 
     def __str__(self) -> str:
@@ -60,18 +60,18 @@ class SimulatedApp:
 
 
 Apps = tuple[SimulatedApp, ...]
-"""The apps of runs that train at the same time."""
+"""Apps whose runs train at the same time."""
 
 
 def apps_named(text: str) -> Apps:
-    """Read apps such as `perceptron:32`, or `convolutional:16+perceptron:32` to train at the same time.
+    """Parse apps such as `perceptron:32`, or `convolutional:16+perceptron:32` to train at the same time.
 
-    The plan chooses among several minibatch sizes, such as `perceptron:16/32/64`; the learning rate is that of the
+    The plan chooses among several minibatch sizes, such as `perceptron:16/32/64`; the learning rate is set for the
     first. It chooses among several numbers of local epochs, such as `perceptron:32:2/4/8`.
 
     Raises:
-        InvalidInputError: there is no such network, a minibatch size or number of epochs is not a whole number above 0,
-            or there are more apps than runs can train at the same time.
+        InvalidInputError: a network is unknown, a minibatch size or number of epochs is not a whole number above 0, or
+            there are more apps than can train at the same time.
     """
     found = []
     for each in text.split("+"):
@@ -91,7 +91,7 @@ def apps_named(text: str) -> Apps:
 
 
 DEFAULT_APPS: Sequence[Apps] = ((SimulatedApp("convolutional", 16),), (SimulatedApp("perceptron", 32),))
-"""Two runs that follow each other on the same boards."""
+"""Two runs, one after the other on the same boards."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,17 @@ class SimulationSettings:
 
     Attributes:
         devices: the fleet.
-        apps: what the runs train: the apps of one entry at the same time, the entries one after the other.
+        apps: the apps of the runs. The apps of one entry train at the same time, the entries one after the other.
         rounds: federated rounds of each run.
         site_budget_w: watts for the whole fleet.
         profile_modes: largest number of modes that each agent measures.
         policy: name of the client-selection policy.
         clients: devices in a round, for the policies that take a number.
         deadline_s: seconds that a round's training may take, for the policy deadline.
-        seed: of data split, boards, profiles and training.
+        seed: random seed of data split, boards, profiles and training.
         reference: name or directory of the reference predictor.
-        metrics_port: of the coordinator's `/metrics`; 0 picks a free port.
-        own_epochs: devices of one round may train different numbers of epochs, where the plan chooses them.
+        metrics_port: port of the coordinator's `/metrics`; 0 picks a free port.
+        own_epochs: whether the plan may choose a different number of epochs for each device of a round.
         patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
     """
 
@@ -132,14 +132,15 @@ class SimulationSettings:
         if self.rounds < 1:
             raise InvalidInputError(f"--rounds must be at least 1, not {self.rounds}")
         if not 5 <= self.profile_modes:
-            raise InvalidInputError(f"--modes must be at least 5, not {self.profile_modes}: a predictor needs as many")
+            raise InvalidInputError(
+                f"--modes must be at least 5, not {self.profile_modes}: a predictor needs at least 5 measured modes"
+            )
         if self.own_epochs and not any(len(app.local_epochs) > 1 for together in self.apps for app in together):
             raise InvalidInputError(
                 "--own-epochs needs an app whose plan chooses epochs, such as --app perceptron:32:2/4/8"
             )
         if self.policy == "deadline" and self.deadline_s is None:
             raise InvalidInputError(
-                "policy 'deadline' selects the devices that train in time: pass the time as --deadline-s, such as"
-                " --deadline-s 60"
+                "the policy 'deadline' needs a time limit for a round: pass it as --deadline-s, such as --deadline-s 60"
             )
         policy_named(self.policy, count=self.clients, seed=self.seed, deadline_s=self.deadline_s)

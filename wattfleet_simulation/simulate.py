@@ -1,4 +1,4 @@
-"""The main job behind `wattfleet simulate`: check, run, report."""
+"""The work of `wattfleet simulate`: check the input, run the simulation, write the report."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def run_simulation(
     """Check the input, run the simulation, and write the report.
 
     Raises:
-        InvalidInputError: an option cannot be used; nothing was started or written.
-        PartFailedError: a part of the run failed; the logs are kept, no report is written.
+        InvalidInputError: an option is not valid; nothing was started or written.
+        PartFailedError: a part of the run has failed. The logs are kept, but no report is written.
     """
-    open_reference(reference)  # a reference that the coordinator would refuse is refused here
+    open_reference(reference)  # refuse a reference here if the coordinator would refuse it later
     duties_named(duties)
     specs = device_specs(kinds, csv_files)
     settings = SimulationSettings(
@@ -102,7 +102,7 @@ def run_simulation(
 
 def _require_free(port: int) -> None:
     with socket.socket() as probe:
-        # As servers do, so that an ended connection does not block the port.
+        # As servers do, so that a closed connection does not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -111,7 +111,7 @@ def _require_free(port: int) -> None:
 
 
 def _prepared(out: Path) -> Path:
-    """The directory for logs, below the one for the report."""
+    """Create and return the directory for logs, in the report's directory."""
     logs = out / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _prepared(out: Path) -> Path:
 
 
 def _write(report: dict[str, Any], out: Path) -> None:
-    """Write both files under temporary names, then rename them, so that a report is never incomplete."""
+    """Write both files under temporary names, then rename them, so that no report is ever incomplete."""
     files = {REPORT_JSON: write_json, REPORT_HTML: write_html}
     drafts = {name: out / f".{name}.tmp" for name in files}
     for name, write in files.items():
@@ -132,7 +132,7 @@ def _write(report: dict[str, Any], out: Path) -> None:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    # Not below --out, since the path of a unix socket may have at most 107 characters.
+    # Not in --out, since the path of a unix socket may have at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="wattfleet-") as path:
         yield Path(path)
 
@@ -148,7 +148,7 @@ def _display(console: Console) -> Iterator[Display]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Within this context, SIGTERM and a closed terminal end the run and its processes as Ctrl-C does."""
+    """Make SIGTERM and a closed terminal end the run and its processes within this context, as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

@@ -1,1 +1,1 @@
-"""Federated learning on 50 simulated boards under a site's budget: Wattfleet's plans and other methods."""
+"""Compares Wattfleet's plans with other methods for federated learning on 50 simulated boards under a site budget."""

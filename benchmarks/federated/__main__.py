@@ -34,7 +34,7 @@ RESULT = "result.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, or show what an earlier run found; 0."""
+    """Run the benchmark, or show an earlier result; return 0."""
     options = _parser().parse_args(arguments)
     result = _run(options) if options.show is None else json.loads(options.show.read_text(encoding="utf-8"))
     if options.png is not None:
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--task", choices=sorted(TASKS), default="digits", help="set what the devices learn")
     parser.add_argument(
-        "--tune", choices=list(TUNES), default="modes", help="set what is chosen besides the devices of a round"
+        "--tune", choices=list(TUNES), default="modes", help="set what is tuned in addition to the devices of a round"
     )
     parser.add_argument(
         "--methods", type=_methods, help=f"run these instead of the methods of --tune: {', '.join(METHODS)}"
@@ -75,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, default=10, help="set the number of devices in a round")
     parser.add_argument("--rounds", type=int, default=120, help="set the number of rounds in every run")
     parser.add_argument(
-        "--overhead-s", type=_overhead, default=OVERHEAD_S, help="set the seconds of a round besides its training"
+        "--overhead-s",
+        type=_overhead,
+        default=OVERHEAD_S,
+        help="set the seconds of a round in addition to its training",
     )
     parser.add_argument("--seeds", type=int, default=5, help="set the number of seeds")
     parser.add_argument("--jobs", type=int, default=2, help="set the number of processes")
@@ -104,7 +107,7 @@ def _run(options: argparse.Namespace) -> Result:
     seeds = range(options.seeds)
     with Processes(options.jobs) as processes:
         list(processes.map(partial(facts, folder=experiment.boards), experiment.units))
-        proxied(experiment)  # once, before the seeds use it
+        proxied(experiment)  # once, before the seeds need it
         result = result_of(experiment, list(processes.map(partial(run_seed, experiment), seeds)))
     (options.out / RESULT).write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     return result

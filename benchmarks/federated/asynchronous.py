@@ -1,7 +1,7 @@
-"""Asynchronous training in virtual time: plans for the devices that are free, with the watts that are left.
+"""Asynchronous training in virtual time: the free devices are planned with the watts that are left.
 
-As in `wattfleet_flower.server.fedbuff`, the server steps while other trainings go on, and then plans for the devices
-that have become free. Devices that train count with the watts that their plans set aside for them.
+As in `wattfleet_flower.server.fedbuff`, the server aggregates while other trainings go on, and then plans the devices
+that have become free. Devices that still train keep the watts that their plans have set aside.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Asynchronous:
     """An asynchronous method.
 
     Attributes:
-        offers: fronts that are planned with, of all devices.
+        offers: the fronts of all devices that plans are made from.
         policy: the client-selection policy, applied to the free devices.
         site_budget_w: watts of the site.
         overhead_s: seconds between a plan, which an arriving update causes, and the start of its trainings.
-        stepping: when the server steps.
+        stepping: decides when the server aggregates the updates that have arrived.
     """
 
     offers: Sequence[Offer]
@@ -43,12 +43,12 @@ class Asynchronous:
     stepping: Stepping
 
     def plan(self, free: Sequence[Offer], elsewhere_w: float, number: int, history: History) -> list[Job]:
-        """The jobs of the free devices that are selected.
+        """Select among the free devices, and return their jobs.
 
         Args:
             free: fronts of the devices that do not train.
-            elsewhere_w: watts that are set aside for the others.
-            number: of the plan, from 1.
+            elsewhere_w: watts that are set aside for the other devices.
+            number: number of the plan, from 1.
             history: earlier plans.
 
         Raises:
@@ -60,7 +60,7 @@ class Asynchronous:
 
 
 def asynchronous(name: str, offers: FleetOffers, site_budget_w: float, overhead_s: float) -> Asynchronous:
-    """One of the asynchronous `METHODS`.
+    """Return one of the asynchronous `METHODS`.
 
     Args:
         name: name of the method.
@@ -77,11 +77,11 @@ class Worker(Protocol):
     """A device that trains; see `rounds.Station`."""
 
     def train(self, job: Job) -> tuple[float, float, float]:
-        """Seconds of the start, seconds of minibatches at their steady pace, and mean watts during these."""
+        """Train; return the seconds of the start and of the other minibatches, and the mean watts of the latter."""
         ...
 
     def true_w(self, job: Job) -> float:
-        """Watts of training in a job's mode and batch, without noise."""
+        """Return the watts of training in a job's mode and with its batch size, without noise."""
         ...
 
 
@@ -93,15 +93,15 @@ def run_asynchronously(
     steps: int,
     enough: Callable[[Sequence[Round]], bool] = lambda found: False,
 ) -> list[Round]:
-    """A run from the first parameters on; each server step is a round of the result.
+    """Run from the initial parameters. Each server step is a round of the result.
 
     Args:
-        method: what is run.
+        method: the method to run.
         fleet: the devices.
-        workers: the same devices at work.
-        federation: what they learn.
-        steps: how many server steps at most.
-        enough: whether the run may end after some steps.
+        workers: the same devices, able to train.
+        federation: the devices' data, and the training of models.
+        steps: maximum number of server steps.
+        enough: returns whether the run may end, given the steps so far.
 
     Raises:
         InfeasibleBudgetError: the budget is too small to train any device.
@@ -131,7 +131,7 @@ class _InFlight:
 
 
 class _Run:
-    """The server's state; events are the ends of trainings."""
+    """The server's state. The events are the ends of trainings."""
 
     def __init__(
         self, method: Asynchronous, fleet: Sequence[Member], workers: Sequence[Worker], federation: Federation
@@ -165,7 +165,7 @@ class _Run:
         return found
 
     def _send(self) -> None:
-        """Plan for the free devices and start them, unless trainings in flight hold the watts."""
+        """Plan the free devices and start their trainings, unless trainings in flight hold the watts."""
         busy = {flight.device: flight.job.assignment.power_limit_w for flight in self._in_flight}
         free = [offer for offer in self._method.offers if self._number[offer.device_id] not in busy]
         if not free:
@@ -186,7 +186,7 @@ class _Run:
             heapq.heappush(self._in_flight, flight)
 
     def _train(self, device: int, job: Job) -> float:
-        """The end of a device's training, whose watts are noted."""
+        """Train a device, record its watts, and return the training with its end."""
         warmup_s, steady_s, observed_w = self._workers[device].train(job)
         begin_s = self._now_s + self._method.overhead_s + warmup_s
         idle_w = self._fleet[device].idle_w

@@ -1,6 +1,6 @@
 """The fleet's boards: their profiles, measured by the agent's own code, and their true values.
 
-Profiling a board takes seconds, so that what is found is kept in a folder, one file per board.
+Profiling a board takes seconds, so the results are cached in a folder, one file per board.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ REFERENCE = "agx_orin_resnet18"
 _MINIBATCHES = 1000
 
 BASE_BATCH = 16
-"""Samples in a batch unless it is tuned; profiles are taken with it."""
+"""The batch size unless it is tuned; profiles are measured with it."""
 
 BATCHES = (8, 16, 32, 64)
-"""Batches among which a tuned one is chosen."""
+"""The batch sizes to choose from if the batch size is tuned."""
 
 PRESET_BATCHES = (BASE_BATCH,)
-"""Batches with which NVIDIA's presets are used."""
+"""The batch sizes that are combined with NVIDIA's presets."""
 
 Values = NDArray[np.float64]
 
@@ -59,8 +59,8 @@ class Unit:
     Attributes:
         device_id: its name.
         kind: kind of board.
-        seed: which unit of this kind.
-        modes: modes that its agent measures at most.
+        seed: seed that identifies the unit among those of its kind.
+        modes: maximum number of modes that its agent measures.
     """
 
     device_id: str
@@ -71,12 +71,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Modes among which the best are for an epoch of any length, and what is known or true of them.
+    """The modes that can be on the front for an epoch of some length, with their predicted or true values.
 
     Attributes:
         modes: `[n, 4]` modes.
-        batch: `[n]` samples in a batch at each of them; a mode may occur with several batches.
-        prediction: of each of them.
+        batch: `[n]` batch size of each row; a mode may occur with several batch sizes.
+        prediction: time and power of each row.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9.
     """
 
@@ -87,11 +87,11 @@ class Candidates:
 
     @classmethod
     def of(cls, modes: ModeArray, predictions: Mapping[int, Prediction], first_gcycles: float) -> Candidates:
-        """Those of `[n, 4]` modes that no other at the same batch and CPU clock, and so after a like start, beats.
+        """Drop modes that another one with the same batch size and CPU clock, so the same start, dominates.
 
         Args:
-            modes: the modes.
-            predictions: of all of them, by batch.
+            modes: `[n, 4]` modes.
+            predictions: predictions for all modes, by batch size.
             first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9.
         """
         found = []
@@ -110,17 +110,17 @@ class Candidates:
         )
 
     def front(self, minibatches: int) -> Front:
-        """The front for epochs of so many minibatches of `BASE_BATCH` samples."""
+        """Return the front for epochs of the given number of minibatches of `BASE_BATCH` samples."""
         own = self.batch == BASE_BATCH
         return predicted_front(self.modes[own], self.prediction.among(own), minibatches, self.first_gcycles)
 
     def batch_front(self, samples: float, largest: int, efficiency: BatchEfficiency) -> Front:
-        """The front over modes and batches for epochs that are equally good with every batch.
+        """Return the front over modes and batch sizes, for epochs that bring the same progress with every batch size.
 
         Args:
-            samples: of an epoch with batches of `BASE_BATCH`.
-            largest: batch that the device's data allow.
-            efficiency: samples needed with each batch; batches that it does not know are left out.
+            samples: samples of an epoch with batches of `BASE_BATCH`.
+            largest: largest batch size that the device's data allow.
+            efficiency: samples needed with each batch size; batch sizes without a value are left out.
         """
         epochs = {
             batch: passes(batch, efficiency)
@@ -134,21 +134,21 @@ class Candidates:
 
 
 def passes(batch: int, efficiency: BatchEfficiency) -> float:
-    """Passes over the data that are worth one with `BASE_BATCH`."""
+    """Return how many passes over the data bring the progress of one pass with `BASE_BATCH`."""
     return 1.0 if batch == BASE_BATCH else efficiency.of(batch) / efficiency.of(BASE_BATCH)
 
 
 @dataclass(frozen=True)
 class BoardFacts:
-    """What is known of a board by its agent, and what is true of it.
+    """The predictions of a board's agent, and the board's true values.
 
     Attributes:
         idle_w: watts while parked, as its agent measured them.
         profiled_modes: modes that its agent measured.
-        predicted: what its agent knows.
-        true: its mean times and its powers without noise.
-        presets: the same of NVIDIA's presets.
-        maxn: the same of its highest mode.
+        predicted: the agent's predictions.
+        true: true mean times and powers, without noise.
+        presets: true values of NVIDIA's presets.
+        maxn: true values of the highest mode.
     """
 
     idle_w: float
@@ -160,18 +160,18 @@ class BoardFacts:
 
 
 def units(fleet: Mapping[str, int], modes: int) -> list[Unit]:
-    """The boards of a fleet, each a unit of its own.
+    """Return the boards of a fleet; each is a different unit.
 
     Args:
         fleet: number of boards by kind.
-        modes: modes that each agent measures at most.
+        modes: maximum number of modes that each agent measures.
     """
     found = [(kind, number) for kind, count in fleet.items() for number in range(count)]
     return [Unit(f"{kind}-{number:02}", kind, number, modes) for kind, number in found]
 
 
 class Board(SimulatedDevice):
-    """A simulated board that trains ResNet-18 with batches of any size; a workload only states the batch."""
+    """A simulated board that trains ResNet-18 with any batch size; workloads differ only in the batch size."""
 
     def __init__(self, board_kind: str, seed: int) -> None:
         self._loads: dict[tuple[PowerMode, Workload | None], Load] = {}
@@ -187,23 +187,23 @@ class Board(SimulatedDevice):
         return super()._physics(None)
 
     def mean_minibatch_ms_of(self, modes: ModeArray, batch: int) -> Values:
-        """The noiseless mean at `[n, 4]` modes with a batch, `[n]` ms."""
+        """Return the mean minibatch time without noise at `[n, 4]` modes with a batch size, `[n]` ms."""
         workload = with_batch(batch)
         return np.asarray(self.truth(modes, workload)[0] * mean_stretch(self._jitter(modes, workload)))
 
 
 def with_batch(batch: int) -> Workload:
-    """ResNet-18 with a batch."""
+    """Return ResNet-18 with a batch size."""
     return Workload("resnet18", WorkloadFacts(batch=batch))
 
 
 def open_board(unit: Unit) -> Board:
-    """The board itself."""
+    """Open the simulated board."""
     return Board(unit.kind, unit.seed)
 
 
 def facts(unit: Unit, folder: Path) -> BoardFacts:
-    """What is known and true of a board: from the folder, or found now and kept there."""
+    """Return the facts of a board from the folder; if they are missing, measure and store them."""
     kept = _file(unit, folder)
     if not kept.exists():
         keep(unit, profiled(unit), folder)
@@ -211,7 +211,7 @@ def facts(unit: Unit, folder: Path) -> BoardFacts:
 
 
 def keep(unit: Unit, found: BoardFacts, folder: Path) -> None:
-    """Keep what was found of a board, whole or not at all."""
+    """Store the facts of a board atomically."""
     kept = _file(unit, folder)
     folder.mkdir(parents=True, exist_ok=True)
     draft = kept.with_suffix(".tmp")
@@ -224,7 +224,7 @@ def _file(unit: Unit, folder: Path) -> Path:
 
 
 def profiled(unit: Unit) -> BoardFacts:
-    """The results of the agent's profile of a board, and the board's true values."""
+    """Profile a board as its agent does; return its predictions and the board's true values."""
     device = open_board(unit)
     with tempfile.TemporaryDirectory() as state:
         settings = AgentSettings(
@@ -237,7 +237,7 @@ def profiled(unit: Unit) -> BoardFacts:
         ready = make_ready(settings, device, workload, [load(REFERENCE)], unit.modes, lambda progress: None, never)
         modes = ready.workloads.profiled_modes
         ready.workloads.close()
-        fitted = read_fitted(Path(state), device)  # a simulated board is overloaded by none of its modes
+        fitted = read_fitted(Path(state), device)  # no mode overloads a simulated board
     n = len(device.modes)
     predictions = {batch: fitted.predictor.predict(device.modes, np.full(n, batch)) for batch in BATCHES}
     predicted = Candidates.of(device.modes, predictions, fitted.measured.first_gcycles)
@@ -245,7 +245,7 @@ def profiled(unit: Unit) -> BoardFacts:
 
 
 def with_truth(device: Board, idle_w: float, profiled_modes: int, predicted: Candidates) -> BoardFacts:
-    """The predictions for a board, together with its true values."""
+    """Return the predictions for a board with its true values."""
     known = board_named(device.board_kind)
     return BoardFacts(
         idle_w=idle_w,
@@ -262,7 +262,7 @@ def with_truth(device: Board, idle_w: float, profiled_modes: int, predicted: Can
 
 
 def truth(device: Board, modes: ModeArray, batches: Sequence[int] = BATCHES) -> Candidates:
-    """The true values of `[n, 4]` modes with each batch."""
+    """Return the true values of `[n, 4]` modes with each batch size."""
     none = np.zeros(len(modes))
     predictions = {
         batch: Prediction(

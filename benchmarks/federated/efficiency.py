@@ -1,7 +1,7 @@
-"""What a server measures on a proxy: the efficiency of batches, and the progress of a round by its local epochs.
+"""Measures on a server's proxy data how efficient batch sizes are, and how much progress local epochs bring.
 
-The server divides data of its own over imagined devices, and counts the rounds to an accuracy. So it learns what local
-training does to an average, which training in one place does not show.
+The server splits its own data over imagined devices, and counts the rounds to an accuracy. This shows the effect of
+local training on the average, which centralised training does not show.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from wattfleet.choosing import BatchEfficiency
 from wattfleet.planning import EpochChoice
 
 EPOCHS = (2, 4, 6, 8)
-"""Local epochs among which a tuned round chooses."""
+"""The numbers of local epochs to choose from if they are tuned."""
 
 _DEVICES = 50
 _COUNTS = 5, 20
-"""Devices of a round, few and many."""
+"""The number of devices in a round: few and many."""
 _LEAST_HALF, _MOST_HALF = 1.0, 20.0
 _SEEDS = range(100, 106)
 _ROUNDS = 100
@@ -35,11 +35,11 @@ _ROUNDS = 100
 
 @dataclass(frozen=True)
 class Measured:
-    """What the proxy has shown.
+    """The measurements on the proxy.
 
     Attributes:
-        batches: samples needed with each batch.
-        epochs: the local epochs to choose from, with what a round brings by them.
+        batches: samples needed with each batch size.
+        epochs: the numbers of local epochs to choose from, with the progress of a round with each.
     """
 
     batches: BatchEfficiency
@@ -47,7 +47,7 @@ class Measured:
 
 
 def measured(task: str, folder: Path) -> Measured:
-    """What the proxy of a task shows: from the folder, or found now and kept there."""
+    """Return the measurements on a task's proxy from the folder; if they are missing, measure and store them."""
     kept = folder / f"proxy-{task}.json"
     if not kept.exists():
         proxy, whole = PROXIES[task](), TASKS[task]()
@@ -73,13 +73,13 @@ def measured(task: str, folder: Path) -> Measured:
 
 
 def epoch_choice_of(rounds: Mapping[int, tuple[float, float]]) -> EpochChoice:
-    """The choice of epochs behind rounds to a target with a few and with many devices.
+    """Return the choice of epochs that explains the rounds to a target with few and with many devices.
 
-    With `k` devices, the rounds are `c * (1 + h / k)`, as `Progress` has it. Two numbers of devices give `c` and `h`.
-    Epochs that bring no more progress than fewer ones are left out.
+    With `k` devices, the rounds are `c * (1 + h / k)`, as in `Progress`. Two numbers of devices determine `c` and `h`.
+    Numbers of epochs that bring no more progress than a smaller number are left out.
 
     Args:
-        rounds: by the local epochs, with each of the two numbers of devices.
+        rounds: rounds by local epochs, for each of the two numbers of devices.
     """
     few, many = _COUNTS
     progress, half = dict[int, float](), dict[int, float]()
@@ -94,7 +94,7 @@ def epoch_choice_of(rounds: Mapping[int, tuple[float, float]]) -> EpochChoice:
 
 
 def rounds_to_target(proxy: LearningTask, devices: int, count: int, work: LocalWork) -> list[int | None]:
-    """Rounds of a uniform draw to the first target, for each of a few seeds; None if they are too many."""
+    """Return the rounds to the first target with uniformly drawn devices, by seed; None if there are too many."""
     found = []
     for seed in _SEEDS:
         federation, draw = Federation(proxy, devices, seed), np.random.default_rng(seed)
@@ -114,5 +114,5 @@ def _mean(rounds: Sequence[int | None]) -> float:
 
 
 def no_measurement() -> Measured:
-    """Where nothing is tuned."""
+    """Return placeholder measurements for methods that tune nothing."""
     return Measured(BatchEfficiency("none", (BASE_BATCH,), (1.0,), (0.0,), "nothing"), FIXED_EPOCHS)

@@ -1,4 +1,4 @@
-"""All methods at all budgets for one seed, over one fleet."""
+"""Runs all methods at all budgets for one seed, with one fleet."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Experiment:
         methods: names from `METHODS`.
         count: number of devices wanted in a round.
         rounds: number of rounds, or of server steps, in every run.
-        boards: folder where profiled boards are kept.
-        overhead_s: seconds of a round besides its training, of every method alike.
+        boards: folder in which the profiles of boards are stored.
+        overhead_s: seconds of a round in addition to its training, the same for every method.
         task: what the devices learn, one of `TASKS`.
         until_reached: whether runs end once they have reached the second accuracy.
     """
@@ -65,14 +65,14 @@ class Experiment:
 
 
 def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
-    """Every method at every budget: `[method][budget]`.
+    """Run every method at every budget; return `[method][budget]`.
 
     Args:
-        experiment: what is run.
-        seed: of the data split, the training, the draws and the boards' noise.
+        experiment: the settings.
+        seed: random seed of the data split, the training, the draws and the boards' noise.
 
     Returns:
-        For each the figures and their series, or under `infeasible` why it could not be run.
+        For each run its figures and series, or under `infeasible` the reason why it could not be run.
     """
     torch.set_num_threads(1)
     known = [facts(unit, experiment.boards) for unit in experiment.units]
@@ -114,12 +114,12 @@ def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
 
 
 def proxied(experiment: Experiment) -> Measured:
-    """What the task's proxy shows, where a method uses it."""
+    """Return the measurements on the task's proxy, if a method uses them."""
     return measured(experiment.task, experiment.boards) if any(map(is_tuned, experiment.methods)) else no_measurement()
 
 
 def minibatches_per_epoch(samples: Sequence[int]) -> list[int]:
-    """Each device's share of the reference workload's epoch, as in `wattfleet simulate`."""
+    """Return each device's share of the reference workload's epoch, in minibatches, as in `wattfleet simulate`."""
     epoch = load("agx_orin_resnet18").details.workload.minibatches_per_epoch
     return [max(1, round(epoch * count / sum(samples))) for count in samples]
 

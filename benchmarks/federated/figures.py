@@ -1,4 +1,4 @@
-"""Figures computed from rounds: time to an accuracy, energy, participation, and use of the site's budget."""
+"""Computes figures from rounds: time to an accuracy, energy, participation, and use of the site's budget."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from benchmarks.federated.jobs import OVERHEAD_S
 from benchmarks.federated.rounds import Round
 
 OVERHEADS_S = (0.0, 10.0, 30.0)
-"""Further overheads per round, in seconds, that the time to an accuracy is reported for."""
+"""Additional overheads per round, in seconds, for which the time to an accuracy is reported."""
 
 Figures = dict[str, Any]
 
 
 def seconds(rounds: Sequence[Round], overhead_s: float | None = OVERHEAD_S, steady: bool = False) -> np.ndarray:
-    """`[r]` seconds from the start until each round was over; `steady` leaves first minibatches out.
+    """Return `[r]` seconds from the start to the end of each round; `steady` leaves first minibatches out.
 
     Args:
         rounds: the rounds.
-        overhead_s: seconds of a round besides its training; None for server steps, whose seconds are whole.
+        overhead_s: seconds of a round in addition to its training; None for server steps, whose seconds include it.
         steady: see above.
     """
     each_s = [(one.steady_s if steady else one.training_s) + (overhead_s or 0.0) for one in rounds]
@@ -37,15 +37,15 @@ def run_figures(
     overhead_s: float | None = OVERHEAD_S,
     targets: Sequence[float] = (0.90, 0.93),
 ) -> Figures:
-    """All figures of one run.
+    """Return all figures of one run.
 
     Args:
-        rounds: its rounds or server steps.
+        rounds: the run's rounds or server steps.
         devices: number of devices of the fleet.
         idle_w: watts of all devices while none trains.
         budget_w: watts of the site.
-        overhead_s: seconds of a round besides its training; None for server steps, whose times with other overheads or
-            without first minibatches are unknown.
+        overhead_s: seconds of a round in addition to its training; None for server steps, whose times with other
+            overheads or without first minibatches are unknown.
         targets: the accuracies to reach.
     """
     at_s = seconds(rounds, overhead_s)
@@ -83,7 +83,7 @@ def run_figures(
 
 
 def series(rounds: Sequence[Round], overhead_s: float | None = OVERHEAD_S) -> Figures:
-    """What a run's plots are drawn from, round by round."""
+    """Return the values of a run's plots, round by round."""
     return {
         "at_s": [round(float(value), 2) for value in seconds(rounds, overhead_s)],
         "accuracy": [round(one.accuracy, 5) for one in rounds],
@@ -94,7 +94,7 @@ def series(rounds: Sequence[Round], overhead_s: float | None = OVERHEAD_S) -> Fi
 
 
 def median_figures(runs: Sequence[Figures]) -> Figures:
-    """The medians of the runs' figures; a target counts as reached where more than half of the runs reached it."""
+    """Return the medians of the runs' figures. A target counts as reached if more than half of the runs reached it."""
     first = runs[0]
     if any(isinstance(value, Mapping) for value in first.values()):
         return {
@@ -107,13 +107,13 @@ def median_figures(runs: Sequence[Figures]) -> Figures:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    # What was never reached counts as later than anything that was.
+    # A target that was never reached counts as later than all that were.
     middle = statistics.median(float("inf") if value is None else value for value in values)
     return None if middle == float("inf") else middle
 
 
 def reached(accuracy: Sequence[float], target: float) -> int | None:
-    """The first round after which the mean accuracy of the last three is high enough: one lucky round is none."""
+    """Return the first round at which the mean accuracy of the last three is high enough, so not a lucky one."""
     if len(accuracy) < 3:
         return None
     smooth = np.convolve(accuracy, np.ones(3) / 3, mode="valid")

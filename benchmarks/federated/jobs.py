@@ -1,4 +1,4 @@
-"""What the methods of filling rounds have in common: a device's job in a round, and the interface of a method."""
+"""The interface of methods that select devices and modes for a round, and a device's job in a round."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from wattfleet.planning import Assignment, EpochChoice, History
 Values = NDArray[np.float64]
 
 OVERHEAD_S = 1.5
-"""Seconds of a round besides its training, about as `benchmarks.round_overhead` measures it for warm processes.
+"""Seconds of a round in addition to its training, about as `benchmarks.round_overhead` measures for warm processes.
 
 Flower alone needs 6 to 9 s for the messages of a small round.
 """
 
 
 LOCAL_EPOCHS = 2
-"""As in `wattfleet simulate`."""
+"""Local epochs of a round, as in `wattfleet simulate`."""
 
 FIXED_EPOCHS = EpochChoice.fixed(LOCAL_EPOCHS)
-"""No choice of the epochs."""
+"""Local epochs for methods that do not choose them."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a device does in a round.
+    """The work of a device in a round.
 
     Attributes:
-        assignment: its mode, batch and watts.
-        epochs: local epochs, each as good as one with `BASE_BATCH`.
+        assignment: the device's mode, batch size and watts.
+        epochs: local epochs, each with the progress of an epoch with `BASE_BATCH`.
     """
 
     assignment: Assignment
@@ -43,30 +43,30 @@ class Job:
 
     @property
     def device_id(self) -> str:
-        """The device."""
+        """The device's id."""
         return self.assignment.device_id
 
     @property
     def batch(self) -> int:
-        """Samples in a batch."""
+        """The batch size."""
         return self.assignment.batch or BASE_BATCH
 
 
 def training_s(front: Front, epochs: float) -> Values:
-    """`[k]` median seconds of a training in each mode of a front, including the warm-up."""
+    """Return `[k]` median seconds of a training in each mode of a front, including the warm-up."""
     return front.warmup_s + epochs * front.epoch_s
 
 
 class Method(Protocol):
-    """A way to fill rounds."""
+    """A method that selects devices and modes for a round."""
 
     @property
     def is_normalised(self) -> bool:
-        """Whether the devices' updates are averaged as by FedNova; otherwise as by FedAvg."""
+        """Whether the devices' updates are averaged as in FedNova; otherwise as in FedAvg."""
         ...
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
-        """The devices that train, each with its mode, watts and work.
+        """Return the devices that train, each with its mode, watts and work.
 
         Raises:
             InfeasibleBudgetError: the site's budget is too small for any device.

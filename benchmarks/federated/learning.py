@@ -1,7 +1,7 @@
-"""Real federated averaging: the devices of a round train side by side, each with its own batch and number of steps.
+"""Federated averaging with real training; devices may differ in batch size and number of steps.
 
-What a round gives depends on nothing but the devices that were chosen so far and their work, so that methods which
-choose alike share their training.
+The devices of a round are trained together as one vectorised computation. A round's result depends only on the devices
+chosen so far and their work, so methods that make the same choices share the computation.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from wattfleet.choosing import scaled_learning_rate
 from wattfleet_simulation.digits_app.task import partitions
 
 MOMENTUM = 0.9
-"""As in the app that `wattfleet simulate` runs."""
+"""Momentum of SGD, as in the app of `wattfleet simulate`."""
 
 
 @dataclass(frozen=True, order=True)
 class LocalWork:
-    """What a device does in a round.
+    """A device's local training in a round.
 
     Attributes:
-        epochs: passes over its own data; a part of one ends after as many minibatches.
-        batch: samples in a minibatch.
+        epochs: passes over its own data; may be fractional.
+        batch: the batch size.
     """
 
     epochs: float
     batch: int = BASE_BATCH
 
     def steps(self, samples: int) -> int:
-        """Minibatches that a device with so many samples trains, at least 1."""
+        """Return how many minibatches a device with the given number of samples trains, at least 1."""
         return max(1, round(self.epochs * -(-samples // self.batch)))
 
 
@@ -44,11 +44,11 @@ class Model:
     """A state of the global model.
 
     Attributes:
-        parameters: of the network.
-        accuracy: on the test data.
-        losses: of the devices that trained last, by number.
-        server_round: rounds that led to it.
-        followers: the models that came of it so far, by the work that was done.
+        parameters: the network's parameters, flattened.
+        accuracy: accuracy on the test data.
+        losses: training loss of the devices of the last round, by device number.
+        server_round: number of rounds that led to this model.
+        followers: cached models after one more round, by the work of that round.
     """
 
     parameters: Parameters
@@ -60,11 +60,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a device made of a model.
+    """The result of a device's local training.
 
     Attributes:
-        parameters: of its network.
-        loss: its mean loss in the last epoch.
+        parameters: the trained parameters, flattened.
+        loss: mean training loss in the last epoch.
     """
 
     parameters: Parameters
@@ -72,12 +72,12 @@ class Trained:
 
 
 class Federation:
-    """Devices that hold the data of a task, split unevenly, and train one network.
+    """Devices that each hold an uneven part of a task's data, and train one network.
 
     Args:
-        task: what they learn.
+        task: the learning task.
         devices: number of devices.
-        seed: of the split, of the first parameters and of the order of minibatches.
+        seed: random seed of the split, the initial parameters and the order of minibatches.
     """
 
     def __init__(self, task: LearningTask, devices: int, seed: int) -> None:
@@ -89,21 +89,21 @@ class Federation:
 
     @property
     def samples(self) -> list[int]:
-        """How many training samples each device holds."""
+        """Return how many training samples each device holds."""
         return [len(part) for part in self._parts]
 
     def model(self, parameters: Parameters, losses: Mapping[int, float] | None = None, server_round: int = 0) -> Model:
-        """A model with its accuracy."""
+        """Return a model with these parameters and its accuracy."""
         return Model(parameters, self._task.accuracy(parameters), losses or {}, server_round)
 
     def after(self, model: Model, work: Mapping[int, LocalWork], normalised: bool = False) -> Model:
-        """The model after one more round; averaged by the devices' samples.
+        """Return the model after one more round: the average of the devices' models, weighted by their samples.
 
         Args:
             model: the model before.
-            work: what each device that takes part does, by number.
-            normalised: average the devices' updates per epoch instead of the updates, as FedNova does with steps (Wang
-                et al., arXiv 2007.07481): devices that train fewer epochs then count as much as others.
+            work: the local training of each participating device, by device number.
+            normalised: average the updates per epoch, as FedNova does per step (Wang et al., arXiv 2007.07481, section
+                4). Devices that train fewer epochs then count as much as others.
         """
         key = (normalised, *sorted(work.items()))
         if key not in model.followers:
@@ -124,12 +124,12 @@ class Federation:
         return model.followers[key]
 
     def updates(self, model: Model, work: Mapping[int, LocalWork], order_seed: int) -> dict[int, Trained]:
-        """What each of some devices that start together makes of a model, by number.
+        """Train a model locally on several devices, and return each device's result by device number.
 
         Args:
-            model: what they start from.
-            work: what each device does, by number.
-            order_seed: another number, another order of each device's minibatches.
+            model: the model that all of them start from.
+            work: the local training of each device, by device number.
+            order_seed: seed of the order of each device's minibatches.
         """
         found = {}
         for same, trained, losses in self._trained_by_batch(model, work, order_seed):
@@ -140,7 +140,7 @@ class Federation:
     def _trained_by_batch(
         self, model: Model, work: Mapping[int, LocalWork], order_seed: int
     ) -> Iterator[tuple[Sequence[int], Parameters, Sequence[float]]]:
-        """The devices with each batch, and what `_trained` gives for them."""
+        """Yield the devices with the same batch size, and the result of `_trained` for them."""
         for batch in sorted({each.batch for each in work.values()}):
             same = [device for device in sorted(work) if work[device].batch == batch]
             yield same, *self._trained(model, same, [work[device] for device in same], batch, order_seed)
@@ -151,10 +151,11 @@ class Federation:
     def _trained(
         self, model: Model, devices: Sequence[int], work: Sequence[LocalWork], batch: int, order_seed: int
     ) -> tuple[Parameters, list[float]]:
-        """`[d, ...]` parameters of `d` devices after local training, and their mean losses in its last epoch."""
+        """Return `[d, ...]` parameters of `d` devices after local training, and their mean losses of the last epoch."""
         minibatches = [self._minibatches(device, each, order_seed) for device, each in zip(devices, work, strict=True)]
         steps = np.array([len(each) for each in minibatches])
-        order = np.argsort(-steps, kind="stable")  # those that are done first are last, and left out then
+        # Devices with fewer steps come last, and are left out once they are done.
+        order = np.argsort(-steps, kind="stable")
         rows, weight, last = self._padded(
             [minibatches[k] for k in order], [work[k] for k in order], [len(self._parts[devices[k]]) for k in order]
         )
@@ -168,7 +169,8 @@ class Federation:
             active = int((steps > step).sum())
             now = {name: value[:active].requires_grad_() for name, value in parameters.items()}
             loss = self._losses(now, rows[step, :active], weight[step, :active])
-            # No device's loss depends on another's parameters, so that the sum's gradient is that of each.
+            # A device's loss does not depend on the others' parameters, so the gradient of the sum contains each one's
+            # gradient.
             gradients = torch.autograd.grad(loss.sum(), list(now.values()))
             losses[:active] += loss.detach() * last[step, :active]
             with torch.no_grad():
@@ -179,7 +181,7 @@ class Federation:
         return {name: value.detach()[back] for name, value in parameters.items()}, losses[back].tolist()
 
     def _minibatches(self, device: int, work: LocalWork, order_seed: int) -> list[Tensor]:
-        """The samples of each minibatch of a device."""
+        """Return the sample indices of each minibatch of a device."""
         part = self._parts[device]
         order = torch.Generator().manual_seed((self._seed * 10_007 + order_seed) * 1_009 + device)
         found: list[Tensor] = []
@@ -191,7 +193,7 @@ class Federation:
     def _padded(
         self, minibatches: Sequence[Sequence[Tensor]], work: Sequence[LocalWork], samples: Sequence[int]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples and their weights, `[s, d, batch]`, and the share of the last epoch of each, `[s, d]`."""
+        """Return samples and their weights, `[s, d, batch]`, and each minibatch's share of the last epoch, `[s, d]`."""
         shape = (max(map(len, minibatches)), len(minibatches))
         rows = torch.zeros((*shape, work[0].batch), dtype=torch.long)
         weight, last = torch.zeros(rows.shape), torch.zeros(shape)
@@ -205,7 +207,7 @@ class Federation:
         return rows, weight, last
 
     def _losses(self, parameters: Parameters, rows: Tensor, weight: Tensor) -> Tensor:
-        """`[d]` losses of `d` devices, each of its own network on its own minibatch."""
+        """Return `[d]` losses of `d` devices, each of its own network on its own minibatch."""
         logits = self._task.logits(parameters, self._inputs[rows])
         each = nn.functional.cross_entropy(logits.flatten(0, 1), self._labels[rows].flatten(), reduction="none")
         return (each.view_as(weight) * weight).sum(dim=1)

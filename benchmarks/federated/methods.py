@@ -1,4 +1,4 @@
-"""The compared methods: which devices each trains in a round, and in which mode."""
+"""The compared methods, which select the devices of a round and their modes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Planned:
     """Wattfleet's planner: the shortest round within the site's budget for the devices that the policy selects.
 
     Attributes:
-        offers: fronts that are planned with.
+        offers: the fronts that plans are made from.
         policy: the client-selection policy.
         site_budget_w: watts of the site.
-        epochs: local epochs, or those that the plan may choose.
+        epochs: the number of local epochs, or the numbers that the plan may choose.
     """
 
     offers: Sequence[Offer]
@@ -37,7 +37,7 @@ class Planned:
         return isinstance(self.epochs, EpochChoice) and self.epochs.is_per_device
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
-        """The plan's assignments."""
+        """Return the jobs of the plan's assignments."""
         allowance = Allowance.of_site(self.site_budget_w)
         plan = plan_round(self.offers, self.policy, allowance, self.epochs, server_round, history)
         return [Job(each, each.epochs) for each in plan.assignments]
@@ -45,14 +45,15 @@ class Planned:
 
 @dataclass(frozen=True)
 class EqualShares:
-    """A uniform draw. Each drawn device gets an equal share of the watts above idle power, and its fastest mode in it.
+    """A uniform draw of devices that share the watts equally.
 
-    A device without a mode within its share stays idle.
+    Each drawn device gets an equal share of the watts above idle power, and trains in its fastest mode within it. A
+    device without a mode within its share stays idle.
 
     Attributes:
-        offers: fronts that modes are chosen from.
+        offers: the fronts that modes are chosen from.
         count: number of devices to draw.
-        seed: seed of the draw. The draw is that of the policy `random`.
+        seed: seed of the draw. It is the same draw as that of the policy `random`.
         site_budget_w: watts of the site.
     """
 
@@ -63,14 +64,14 @@ class EqualShares:
     is_normalised: ClassVar[bool] = False
 
     def plan(self, server_round: int, history: History) -> Sequence[Job]:
-        """The drawn devices, in modes within their shares."""
+        """Return the jobs of the drawn devices, in modes within their shares."""
         number = range(len(self.offers))
         drawn = sorted(random.Random(f"{self.seed}/{server_round}").sample(number, min(self.count, len(number))))
         share_w = (self.site_budget_w - sum(offer.idle_w for offer in self.offers)) / len(drawn)
         found = []
         for offer in (self.offers[k] for k in drawn):
             front = offer.front
-            # A device parks as soon as it is done, so every mode takes at least the idle watts.
+            # A device is parked when it is done, so every mode needs at least the idle watts.
             within = np.maximum(front.planned_w - offer.idle_w, 0.0) <= share_w
             if within.any():
                 point = int(np.where(within, training_s(front, LOCAL_EPOCHS), np.inf).argmin())
@@ -87,15 +88,15 @@ class EqualShares:
 
 @dataclass(frozen=True)
 class FleetOffers:
-    """The fleet as each method knows it; every list has all devices in the same order.
+    """The fleet's fronts, as each method knows them. Every list has all devices in the same order.
 
     Attributes:
-        predicted: fronts that agents report.
-        true: fronts of the boards' true values.
+        predicted: fronts as the agents report them.
+        true: fronts from the boards' true values.
         presets: NVIDIA's presets, with their true times and watts.
         maxn: the highest modes, with their true times and watts.
-        predicted_batches: fronts over modes and batches that agents report.
-        true_batches: the same with the boards' true values.
+        predicted_batches: fronts over modes and batch sizes, as the agents report them.
+        true_batches: the same from the boards' true values.
     """
 
     predicted: Sequence[Offer]
@@ -151,17 +152,17 @@ def method(
     overhead_s: float = OVERHEAD_S,
     epochs: EpochChoice = FIXED_EPOCHS,
 ) -> Method:
-    """One of `METHODS`, except for those of `asynchronous`.
+    """Return one of `METHODS`, except for those in `asynchronous`.
 
     Args:
         name: name of the method.
         offers: the fleet.
-        count: devices wanted in a round.
+        count: number of devices wanted in a round.
         deadline_s: seconds of training in a round, for FedCS.
         site_budget_w: watts of the site.
         seed: seed of the draws. It is the same for all methods, so all uniform draws select the same devices.
-        overhead_s: seconds of a round besides its training.
-        epochs: those that methods which choose them may choose.
+        overhead_s: seconds of a round in addition to its training.
+        epochs: the local epochs to choose from, for methods that choose them.
     """
     equal = {"presets-equal": offers.presets, "uniform": offers.predicted}
     if name in equal:

@@ -1,4 +1,4 @@
-"""The result as a picture: time to accuracy by watts, accuracy over time, and the watts of every round."""
+"""Draws the result: time to accuracy by watts, accuracy over time, and the watts of every round."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from matplotlib.figure import Figure
 from benchmarks.federated.result import Result
 
 
-class Look(NamedTuple):
-    """How a method is drawn wherever it appears."""
+class Style(NamedTuple):
+    """The label, colour and marker of a method in all panels."""
 
     colour: str
     line: str
     marker: str
 
 
-_LOOKS = {
-    "progress": Look("#0072b2", "-", "o"),
-    "progress-batch": Look("#56b4e9", "-", "<"),
-    "progress-epochs": Look("#cc79a7", "-", ">"),
-    "progress-work": Look("#e69f00", "-", "D"),
-    "progress-all": Look("#009e73", "-", "d"),
-    "fedbuff": Look("#8f7ae5", "-", "h"),
-    "quorum": Look("#117733", "-", "8"),
-    "fastest-k": Look("#cc79a7", "-", "D"),
-    "fair": Look("#009e73", "-", "s"),
-    "oort": Look("#56b4e9", "-", "v"),
-    "fedcs": Look("#8f7ae5", "-", "^"),
-    "presets": Look("#d55e00", "--", "X"),
-    "uniform": Look("#e69f00", "--", "P"),
-    "maxn": Look("#8a8f98", "--", "*"),
-    "presets-4": Look("#e69f00", "--", "p"),
-    "oracle-progress": Look("#0072b2", ":", ""),
-    "oracle-progress-all": Look("#009e73", ":", ""),
-    "oracle-fair": Look("#009e73", ":", ""),
+_STYLES = {
+    "progress": Style("#0072b2", "-", "o"),
+    "progress-batch": Style("#56b4e9", "-", "<"),
+    "progress-epochs": Style("#cc79a7", "-", ">"),
+    "progress-work": Style("#e69f00", "-", "D"),
+    "progress-all": Style("#009e73", "-", "d"),
+    "fedbuff": Style("#8f7ae5", "-", "h"),
+    "quorum": Style("#117733", "-", "8"),
+    "fastest-k": Style("#cc79a7", "-", "D"),
+    "fair": Style("#009e73", "-", "s"),
+    "oort": Style("#56b4e9", "-", "v"),
+    "fedcs": Style("#8f7ae5", "-", "^"),
+    "presets": Style("#d55e00", "--", "X"),
+    "uniform": Style("#e69f00", "--", "P"),
+    "maxn": Style("#8a8f98", "--", "*"),
+    "presets-4": Style("#e69f00", "--", "p"),
+    "oracle-progress": Style("#0072b2", ":", ""),
+    "oracle-progress-all": Style("#009e73", ":", ""),
+    "oracle-fair": Style("#009e73", ":", ""),
 }
-"""The methods that are drawn; more lines would not be distinguishable."""
+"""The methods that are drawn. More lines could not be told apart."""
 
 
 def write_picture(result: Result, path: Path) -> None:
     """Draw all panels into a PNG file."""
     figure = Figure(figsize=(13, 8), dpi=110, layout="constrained")
     axes = figure.subplot_mosaic([["time", "accuracy"], ["watts", "watts"]])
-    names = [name for name in _LOOKS if name in result["runs"]]
+    names = [name for name in _STYLES if name in result["runs"]]
     _time_by_watts(axes["time"], result, names)
     budgets = [f"{watts:g}" for watts in result["settings"]["budgets_w"]]
     feasible = [b for b in budgets if any("seeds" in result["runs"][name][b] for name in names)]
@@ -62,14 +62,14 @@ def write_picture(result: Result, path: Path) -> None:
 def _time_by_watts(axes: Axes, result: Result, names: Sequence[str]) -> None:
     target = f"{result['settings']['targets'][0]:g}"
     for name in names:
-        look = _LOOKS[name]
+        style = _STYLES[name]
         known = [
             (watts, run["median"]["time_s"][target] / 60)
             for watts, run in ((w, result["runs"][name][f"{w:g}"]) for w in result["settings"]["budgets_w"])
             if "median" in run and run["median"]["time_s"][target] is not None
         ]
         watts, minutes = zip(*known, strict=True) if known else ((), ())
-        axes.plot(watts, minutes, color=look.colour, linestyle=look.line, marker=look.marker, label=name)
+        axes.plot(watts, minutes, color=style.colour, linestyle=style.line, marker=style.marker, label=name)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
@@ -88,8 +88,8 @@ def _accuracy_over_time(axes: Axes, result: Result, names: Sequence[str], budget
         end_s = min(run["at_s"][-1] for run in runs)
         at_s = np.linspace(0, end_s, 200)
         curves = [np.interp(at_s, [0.0, *run["at_s"]], [0.1, *run["accuracy"]]) for run in runs]
-        look = _LOOKS[name]
-        axes.plot(at_s / 60, np.median(curves, axis=0), color=look.colour, linestyle=look.line, linewidth=1.3)
+        style = _STYLES[name]
+        axes.plot(at_s / 60, np.median(curves, axis=0), color=style.colour, linestyle=style.line, linewidth=1.3)
         ends.append(end_s / 60)
     for target in result["settings"]["targets"]:
         axes.axhline(target, color="#8a8f98", linewidth=0.8)
@@ -116,7 +116,9 @@ def _watts(axes: Axes, result: Result, names: Sequence[str], budgets: Sequence[s
                 patch_artist=True,
             )
             for part in box["boxes"]:
-                part.set(facecolor=_LOOKS[name].colour, alpha=0.35 if _LOOKS[name].line == ":" else 0.9, linewidth=0.5)
+                part.set(
+                    facecolor=_STYLES[name].colour, alpha=0.35 if _STYLES[name].line == ":" else 0.9, linewidth=0.5
+                )
             for part in (*box["whiskers"], *box["caps"], *box["medians"]):
                 part.set(color="#24292f", linewidth=0.8)
     axes.axhline(100, color="#d1242f", linewidth=1)

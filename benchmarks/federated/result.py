@@ -17,15 +17,15 @@ from benchmarks.federated.tasks import TASKS
 Result = dict[str, Any]
 
 PRESETS, ORACLE = "presets", "oracle-"
-"""What Wattfleet's policies are compared with: `presets`, and the oracle of the same policy."""
+"""The baselines of Wattfleet's policies: `presets`, and the oracle of the same policy."""
 
 
 def result_of(experiment: Experiment, seeds: Sequence[Mapping[str, Any]]) -> Result:
-    """The JSON document of an experiment.
+    """Return the JSON document of an experiment.
 
     Args:
-        experiment: what was run.
-        seeds: what `run_seed` returned for each seed, from 0.
+        experiment: the settings.
+        seeds: the results of `run_seed` for each seed, from 0.
     """
     targets = TASKS[experiment.task]().targets
     settings = {name: value for name, value in asdict(experiment).items() if name != "boards"}
@@ -57,7 +57,7 @@ def _budgets(experiment: Experiment) -> list[str]:
 
 
 def _runs(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The seeds of one method at one budget; where one of them cannot be run, none counts."""
+    """Return the runs of one method at one budget over all seeds; none if one of the seeds could not be run."""
     words = next((seed["infeasible"] for seed in seeds if "infeasible" in seed), None)
     if words is not None:
         return {"infeasible": words}
@@ -66,7 +66,7 @@ def _runs(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _compared(runs: Mapping[str, Any], name: str, budget: str, targets: Sequence[float]) -> dict[str, Any]:
-    """Medians over seeds: how many times sooner than with presets a target is reached, and later than by the oracle."""
+    """Return how many times sooner than with presets, and later than with the oracle, a target is reached; medians."""
 
     def ratio(other: str, quantity: str, inverted: bool) -> dict[str, float | None]:
         both = [runs.get(each, {}).get(budget, {}).get("seeds") for each in (name, other)]

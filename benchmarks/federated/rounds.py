@@ -1,4 +1,4 @@
-"""One method's rounds: planned, trained on the boards, and learned from."""
+"""Runs the rounds of one method: plan, training on the boards, and learning."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Member:
 
     Attributes:
         device_id: its name.
-        board: it is left as it is.
-        parked: its mode between trainings.
+        board: its board, which is not changed.
+        parked: the mode between trainings.
         idle_w: watts while parked.
-        minibatches: of an epoch over its own data, with batches of `BASE_BATCH`.
+        minibatches: minibatches in an epoch over its own data, with batches of `BASE_BATCH`.
     """
 
     device_id: str
@@ -39,19 +39,20 @@ class Member:
 
 @dataclass(frozen=True)
 class Round:
-    """What came of a round, or of a server step where the trainings of several rounds overlap.
+    """The result of a round, or of a server step if the trainings of several rounds overlap.
 
     Attributes:
-        chosen: devices that trained, by number; of a step, those whose updates it uses.
-        training_s: seconds until the slowest was done; of a step, seconds since the one before.
-        steady_s: the same, had every minibatch taken as long as those after the first; of a step, `training_s`.
-        training_kj: energy of the selected devices above idle power; a first minibatch adds little to it.
-        planned_w: watts of the site that the method set aside; of a step, as `true_w`, the most since the one before.
+        chosen: numbers of the devices that trained; for a step, those whose updates it uses.
+        training_s: seconds until the slowest device was done; for a step, seconds since the last one.
+        steady_s: the same without the extra time of first minibatches; for a step, `training_s`.
+        training_kj: energy of the selected devices above idle power, without first minibatches, which add little.
+        planned_w: watts of the site that the method set aside; for a step, the maximum since the last one. The same
+            holds for `true_w`.
         true_w: watts of the site while all chosen devices train, without noise.
-        observed_w: the same as their agents report them.
-        accuracy: of the model after the round, on the test data.
+        observed_w: the same as reported by the agents.
+        accuracy: accuracy of the model after the round, on the test data.
         epochs: mean local epochs of the selected devices.
-        batch: mean samples in their batches.
+        batch: mean batch size of the selected devices.
     """
 
     chosen: tuple[int, ...]
@@ -67,11 +68,11 @@ class Round:
 
 
 class Station:
-    """A device at work: its board, and the agent's own watch over its trainings.
+    """A device that can train: its board, and the agent's observation of trainings.
 
     Args:
-        member: whose.
-        noise: another word, another noise of the board.
+        member: the device.
+        noise: text that seeds the board's noise.
     """
 
     def __init__(self, member: Member, noise: str, efficiency: BatchEfficiency) -> None:
@@ -81,7 +82,7 @@ class Station:
         self._true_w: dict[tuple[PowerMode, int], float] = {}
 
     def train(self, job: Job) -> tuple[float, float, float]:
-        """Seconds of the start, seconds of minibatches at their steady pace, and mean watts during these."""
+        """Train; return the seconds of the start and of the other minibatches, and the mean watts of the latter."""
         minibatches = self._minibatches * BASE_BATCH / job.batch * passes(job.batch, self._efficiency)
         trained = _Trained(max(1, round(minibatches)), with_batch(job.batch))
         begin_s = self._board.clock.now_s()
@@ -93,7 +94,7 @@ class Station:
         return warmup_s, observed.epoch_s * job.epochs, observed.power_w
 
     def true_w(self, job: Job) -> float:
-        """Watts of training in a job's mode and batch, without noise."""
+        """Return the watts of training in a job's mode and with its batch size, without noise."""
         key = job.assignment.mode, job.batch
         if key not in self._true_w:
             power_mw = self._board.truth(modes_to_array([key[0]]), with_batch(job.batch))[1]
@@ -110,19 +111,19 @@ def run_rounds(
     efficiency: BatchEfficiency,
     enough: Callable[[Sequence[Round]], bool] = lambda found: False,
 ) -> list[Round]:
-    """A run from the first parameters on.
+    """Run from the initial parameters, and return the rounds.
 
     Args:
-        method: fills the rounds.
-        fleet: the devices; all idle but those that train.
-        stations: the same devices at work.
-        federation: what they learn.
-        rounds: how many at most.
-        efficiency: of batches.
-        enough: whether the run may end after some rounds.
+        method: selects devices and modes.
+        fleet: the devices. Those that do not train are idle.
+        stations: the same devices, able to train.
+        federation: the devices' data, and the training of models.
+        rounds: maximum number of rounds.
+        efficiency: samples needed with each batch size.
+        enough: returns whether the run may end, given the rounds so far.
 
     Raises:
-        InfeasibleBudgetError: the method can fill no round.
+        InfeasibleBudgetError: the budget is too small for any device of the method.
     """
     number = {member.device_id: k for k, member in enumerate(fleet)}
     model, history, found = federation.start, History(), list[Round]()
@@ -163,7 +164,7 @@ def _round(
 
 @dataclass(frozen=True)
 class _Trained:
-    """The workload that the board stands for; no app reports minibatches here."""
+    """The workload of a simulated training, without an app that reports minibatches."""
 
     minibatches_per_epoch: int
     paced: Workload

@@ -1,4 +1,4 @@
-"""When an asynchronous server steps, and how it averages the updates that have arrived."""
+"""Rules for when an asynchronous server aggregates the updates that have arrived, and with which weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from wattfleet_flower.server.buffered_aggregation import Arrays, Update, step
 
 @dataclass(frozen=True)
 class Arrival:
-    """An update that waits for the server's next step.
+    """An update that waits for the server's next aggregation.
 
     Attributes:
-        device: the device, by number.
-        samples: its training samples.
+        device: number of the device.
+        samples: number of the device's training samples.
         base: the model that it started from.
-        trained: what it made of that model.
+        trained: the result of its training.
     """
 
     device: int
@@ -31,67 +31,68 @@ class Arrival:
     trained: Trained
 
     def update(self, current: Model) -> Update:
-        """The update as Wattfleet's FedBuff has it, with the steps since its start."""
+        """Convert it to an update of Wattfleet's FedBuff, whose staleness is the number of steps since its start."""
         staleness = current.server_round - self.base.server_round
         return Update(_arrays(self.base.parameters), _arrays(self.trained.parameters), staleness)
 
 
 class Stepping(Protocol):
-    """A rule for the server's steps."""
+    """A rule for the server's aggregation steps."""
 
     @property
     def ends_rounds(self) -> bool:
-        """Whether a step ends the round that was sent last; otherwise a round ends with its last update."""
+        """Whether a step ends the round that was sent last. Otherwise a round ends with its last update."""
         ...
 
     def is_due(self, waiting: int, expected: int, replied: int) -> bool:
-        """Whether the server steps now.
+        """Whether the server should aggregate now.
 
         Args:
-            waiting: updates that wait for a step.
-            expected: devices of the round that was sent last; 0 if it has ended.
-            replied: how many of them have sent their updates.
+            waiting: number of updates in the buffer.
+            expected: number of devices of the round that was sent last; 0 if it has ended.
+            replied: how many of these devices have sent their updates.
         """
         ...
 
     def sends_early(self, waiting: int, training: int, expected: int) -> bool:
-        """Whether free devices get work before the next step.
+        """Whether free devices should start training before the next aggregation.
 
         Args:
-            waiting: updates that wait for a step.
-            training: devices that train.
-            expected: devices of the round that was sent last; 0 if it has ended.
+            waiting: number of updates in the buffer.
+            training: number of devices that train.
+            expected: number of devices of the round that was sent last; 0 if it has ended.
         """
         ...
 
     def merged(self, current: Model, arrivals: Sequence[Arrival]) -> Parameters:
-        """The parameters after a step."""
+        """Return the global parameters after aggregating the updates."""
         ...
 
 
 @dataclass(frozen=True)
 class BufferedSteps:
-    """FedBuff: a step after every `size` updates, which differ in weight only by their staleness.
+    """FedBuff: aggregate after every `size` updates, which differ in weight only by their staleness.
 
-    The conditions and the arithmetic are those of `wattfleet_flower.server.fedbuff`, with its default learning rate.
+    The rules and the arithmetic are those of `wattfleet_flower.server.fedbuff` (Nguyen et al. 2022, arXiv 2106.06639),
+    with its default learning rate.
 
     Attributes:
-        size: updates of a step.
+        size: number of updates in the full buffer.
     """
 
     size: int
     ends_rounds: ClassVar[bool] = False
 
     def is_due(self, waiting: int, expected: int, replied: int) -> bool:
-        """Once the buffer is full."""
+        """Whether the buffer is full."""
         return waiting >= self.size
 
     def sends_early(self, waiting: int, training: int, expected: int) -> bool:
-        """Where the trainings in flight are too few to fill the buffer."""
+        """Whether the trainings in flight are too few to fill the buffer."""
         return waiting + training < self.size
 
     def merged(self, current: Model, arrivals: Sequence[Arrival]) -> Parameters:
-        """The step of Wattfleet's FedBuff."""
+        """Return the parameters after a step of Wattfleet's FedBuff."""
         updates = [each.update(current) for each in arrivals]
         after = step(_arrays(current.parameters), updates, learning_rate=1.0)
         return {name: torch.from_numpy(array) for name, array in after.items()}
@@ -99,28 +100,28 @@ class BufferedSteps:
 
 @dataclass(frozen=True)
 class QuorumSteps:
-    """Rounds that end once a share of their devices has replied; late updates count in the next step.
+    """Rounds that end once a share of their devices has replied. Late updates are used in the next aggregation.
 
-    An update weighs as much as its device's samples, divided by `sqrt(1 + staleness)`. Without late updates this is
-    federated averaging.
+    The weight of an update is the number of its device's samples, divided by `sqrt(1 + staleness)`. Without late
+    updates this is federated averaging (FedAvg).
 
     Attributes:
-        share: of the devices of a round whose replies end it.
+        share: share of a round's devices whose replies end it.
     """
 
     share: float
     ends_rounds: ClassVar[bool] = True
 
     def is_due(self, waiting: int, expected: int, replied: int) -> bool:
-        """Once enough devices of the round have replied."""
+        """Whether enough devices of the round have replied."""
         return expected > 0 and replied >= least_whole(self.share * expected)
 
     def sends_early(self, waiting: int, training: int, expected: int) -> bool:
-        """Where no round could be planned after the last step, since late trainings held the watts."""
+        """Whether no round is in flight, because late trainings held the watts after the last aggregation."""
         return expected == 0
 
     def merged(self, current: Model, arrivals: Sequence[Arrival]) -> Parameters:
-        """The weighted mean of what the devices have changed, added to the current parameters."""
+        """Return the current parameters plus the weighted mean of the devices' updates."""
         weights = [each.samples * each.update(current).weight for each in arrivals]
         return {
             name: value
@@ -133,11 +134,11 @@ class QuorumSteps:
 
 
 STEPPINGS: Mapping[str, Stepping] = {"fedbuff": BufferedSteps(5), "quorum": QuorumSteps(0.8)}
-"""The rules of the asynchronous methods by name."""
+"""The rules of the asynchronous methods, by name of the method."""
 
 
 def is_asynchronous(name: str) -> bool:
-    """Whether the trainings of a method's rounds overlap."""
+    """Whether a method is asynchronous, so that the trainings of its rounds overlap."""
     return name.removeprefix("oracle-") in STEPPINGS
 
 

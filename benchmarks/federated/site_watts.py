@@ -1,4 +1,4 @@
-"""The watts of a site over time while trainings begin and end one by one."""
+"""Tracks the watts of a site over time while trainings begin and end independently."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Draw:
-    """What a training draws above its device's idle power.
+    """The power that a training draws above its device's idle power.
 
     Attributes:
-        since_s: when its plan was made. Its watts are set aside from then on, and it counts as drawing them.
-        steady_s: when its first minibatch was done. It takes energy from then on, as in rounds.
+        since_s: when its plan was made. From this time its watts are set aside and count as drawn.
+        steady_s: when its first minibatch was done. Its energy is counted from this time, as in rounds.
         until_s: when it ended.
         planned_w: watts above idle power that the plan set aside.
         true_w: watts above idle power without noise.
-        observed_w: the same as the device's agent reports them.
+        observed_w: the same as reported by the device's agent.
     """
 
     since_s: float
@@ -28,19 +28,19 @@ class Draw:
     observed_w: float
 
     def energy_kj(self, begin_s: float, end_s: float) -> float:
-        """Energy above idle power between two moments."""
+        """Return the energy above idle power between two times."""
         return self.observed_w * max(0.0, min(self.until_s, end_s) - max(self.steady_s, begin_s)) / 1e3
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of time at a site.
+    """The energy and the maximum watts of a site in an interval of time.
 
     Attributes:
         training_kj: energy of all devices above idle power.
-        planned_w: most watts of the site that were set aside at any moment.
-        true_w: most watts of the site at any moment, without noise.
-        observed_w: the same as the agents report them.
+        planned_w: maximum watts of the site that were set aside.
+        true_w: maximum watts of the site, without noise.
+        observed_w: the same as reported by the agents.
     """
 
     training_kj: float
@@ -53,7 +53,7 @@ class SiteWatts:
     """The watts of a site.
 
     Args:
-        idle_w: of all devices while none trains.
+        idle_w: watts of all devices while none trains.
     """
 
     def __init__(self, idle_w: float) -> None:
@@ -62,14 +62,14 @@ class SiteWatts:
         self._from_s = 0.0
 
     def add(self, draw: Draw) -> None:
-        """Add a training that is planned at the present end of the time, or later."""
+        """Add a training whose plan is made at the end of the last interval, or later."""
         self._draws.append(draw)
 
     def until(self, end_s: float) -> Stretch:
-        """The stretch from the end of the one before to a moment."""
+        """Return the interval from the end of the last one to the given time."""
         begin_s, self._from_s = self._from_s, end_s
         training_kj = sum(draw.energy_kj(begin_s, end_s) for draw in self._draws)
-        # The watts rise only when a plan is made, so no other moment has the most.
+        # The watts rise only when a plan is made, so the maximum is at such a time.
         moments = {begin_s, *(draw.since_s for draw in self._draws if begin_s < draw.since_s < end_s)}
         above_w = [
             np.sum(

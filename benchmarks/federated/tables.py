@@ -1,4 +1,4 @@
-"""The result as tables in the terminal."""
+"""Prints the result as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RATIOS = {
     "times_less_energy_than_presets": "presets' energy / own",
     "time_over_oracle": "time / oracle's",
 }
-"""The ratios that are shown, by their names in the result."""
+"""Column titles of the ratios, by their names in the result."""
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """One table for each budget; what could not be run is left out, with the reason below."""
+    """Yield a table for each budget. Methods that could not be run are listed below it with the reason."""
     settings = result["settings"]
     targets = [f"{target:g}" for target in settings["targets"]]
     for budget in (f"{watts:g}" for watts in settings["budgets_w"]):

@@ -1,4 +1,4 @@
-"""The learning tasks: data, how unevenly it is split, the network, and the accuracies to reach."""
+"""The learning tasks: data, unevenness of the split, network, and target accuracies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Parameters = Mapping[str, Tensor]
 CLASSES = 10
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
-"""Folder of the data sets, beside the repository."""
+"""The folder of the data sets, beside the repository."""
 
 _HIDDEN = 64
 _FASHION_TRAIN, _FASHION_TEST = 6_000, 2_000
@@ -28,17 +28,18 @@ _FASHION_TRAIN, _FASHION_TEST = 6_000, 2_000
 
 @dataclass(frozen=True)
 class LearningTask:
-    """What the devices learn.
+    """The task that the devices learn.
 
     Attributes:
-        name: on command lines.
+        name: the name on command lines.
         train: `[n, ...]` inputs of the network and `[n]` labels.
-        test: the same for measuring the accuracy.
-        start: the network's first parameters for a seed.
-        logits: `[d, b, CLASSES]` of `d` networks, each for its own `[d, b, ...]` inputs; parameters have `d` in front.
+        test: the same, for measuring the accuracy.
+        start: returns the network's initial parameters for a seed.
+        logits: returns `[d, b, CLASSES]` logits of `d` networks, each for its own part of the `[d, b, ...]` inputs.
+            Parameters have `d` as their first dimension.
         concentration: parameter of the Dirichlet draw that splits each class over the devices.
         targets: two accuracies on the test data, the first of which ranks the methods.
-        learning_rate: of SGD with momentum and a batch of 16.
+        learning_rate: learning rate of SGD with momentum and a batch size of 16.
     """
 
     name: str
@@ -51,7 +52,7 @@ class LearningTask:
     learning_rate: float
 
     def accuracy(self, parameters: Parameters) -> float:
-        """The share of the test data that a network classifies correctly."""
+        """Return the share of the test data that a network classifies correctly."""
         inputs, labels = self.test
         with torch.no_grad():
             logits = self.logits({name: value[None] for name, value in parameters.items()}, inputs[None])
@@ -82,7 +83,7 @@ def fashion() -> LearningTask:
 
 @cache
 def digits_proxy() -> LearningTask:
-    """Half of the digits: what a server could hold to measure the efficiency of batches."""
+    """Half of the digits, as proxy data on which a server measures the efficiency of batch sizes."""
     whole = digits()
     return replace(whole, name="half of the digits", train=(whole.train[0][::2], whole.train[1][::2]))
 
@@ -97,7 +98,7 @@ TASKS: Mapping[str, Callable[[], LearningTask]] = {"digits": digits, "fashion": 
 """The tasks by name."""
 
 PROXIES: Mapping[str, Callable[[], LearningTask]] = {"digits": digits_proxy, "fashion": fashion_proxy}
-"""The tasks on which a server measures the efficiency of batches, by the name of the task."""
+"""The proxy tasks on which a server measures the efficiency of batch sizes, by the name of the task."""
 
 
 def _small_images(name: str, stem: str, targets: tuple[float, float]) -> LearningTask:
@@ -125,12 +126,12 @@ def _small_images(name: str, stem: str, targets: tuple[float, float]) -> Learnin
 
 
 def _unit(images: NDArray[np.uint8]) -> np.ndarray:
-    """Grey values from 0 to 1."""
+    """Scale grey values to 0 to 1."""
     return images.astype(np.float32) / 255
 
 
 def patches(images: np.ndarray) -> Tensor:
-    """`[n, 64, 16]` patches of 4 x 4 pixels at stride 2, of `[n, 28, 28]` images averaged to 14 x 14.
+    """Return `[n, 64, 16]` patches of 4 x 4 pixels at stride 2, of `[n, 28, 28]` images averaged to 14 x 14.
 
     With them the first convolution is a matrix product.
     """

@@ -1,4 +1,4 @@
-"""The levers that a run may compare, and the methods of each."""
+"""What a run may tune, and the methods that are compared for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.federated.methods import METHODS
 from benchmarks.federated.server_steps import STEPPINGS, is_asynchronous
 
 LEVERS = ("batch", "work", "epochs")
-"""What can be chosen besides the modes."""
+"""What can be tuned in addition to the modes."""
 
 _TUNED = frozenset(f"progress-{lever}" for lever in (*LEVERS, "all"))
 _MORE_EPOCHS = ("presets-4", "presets-8")

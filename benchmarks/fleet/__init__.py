@@ -1,1 +1,1 @@
-"""Many agents on one coordinator: latency, memory, throughput, and a storm of reconnects."""
+"""Measures many agents on one coordinator: latency, memory, throughput, and a storm of reconnects."""

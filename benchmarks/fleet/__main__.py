@@ -34,7 +34,7 @@ _DESCRIPTORS_BESIDE = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print; 0 whether or not the goals are met, 143 if it was terminated."""
+    """Run the benchmark and print the result; return 0 even if goals are missed, 143 if terminated."""
     parser = _parser()
     options = parser.parse_args(arguments)
     _allow_connections(max(options.agents), parser)
@@ -116,7 +116,7 @@ def _count(text: str) -> int:
 
 
 def _allow_connections(count: int, parser: argparse.ArgumentParser) -> None:
-    """Let this process and its children have a descriptor for every agent."""
+    """Raise the limit of open files of this process and its children to one for every agent."""
     needed = count + _DESCRIPTORS_BESIDE
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < needed:
@@ -125,7 +125,7 @@ def _allow_connections(count: int, parser: argparse.ArgumentParser) -> None:
 
 
 async def _all(counts: Sequence[int], with_tls: bool, settings: Settings, reference_bytes: int, cores: int) -> Result:
-    # Whoever ends this process ends its servers, too, also where a shell has it ignore SIGINT in the background.
+    # Ending this process ends its servers, too, even if a shell made it ignore SIGINT in the background.
     own = asyncio.current_task()
     assert own is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)

@@ -18,13 +18,13 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
 WELCOME_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_S = 15.0
 SILENT_LEASES = 3
-"""Equal to those of `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet_io.backoff`."""
+"""The same values as in `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet_io.backoff`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _STATE = requests.state(1)
 _LEASE_SHARES = (0.5, 0.8)
 TRAINS_WITHIN_S = 5.0
-"""A granted training begins at a random moment within this time, and ends at once."""
+"""A granted training begins at a random time within this limit, and ends at once."""
 
 
 class Observer(Protocol):
@@ -41,18 +41,18 @@ class Agent:
     """One agent with its own connection. It reconnects with the real agent's backoff until it is stopped.
 
     Args:
-        number: which one.
-        connect: opens its connection.
+        number: number of the agent.
+        connect: opens the agent's connection.
         pace: the server's lease and reconnection times; None if the server states them.
         observer: receives the agent's events.
-        fronts: the reports of its fronts.
+        fronts: the messages that report its fronts.
 
     Attributes:
-        settled: whether this session has been welcomed and a lease of it acknowledged; kept by the observer.
+        settled: whether the current session was welcomed and one of its leases acknowledged; set by the observer.
     """
 
     __slots__ = (
-        "_attempt", "_backoff_s", "_connect", "_connection", "_fronts", "_grant", "_heard_s", "_hello", "_leases",
+        "_attempt", "_backoff_s", "_connect", "_connection", "_fronts", "_grant", "_received_s", "_hello", "_leases",
         "_loop", "_number", "_observer", "_pace", "_phase", "_send", "_sent", "_stated_pace", "_timer", "_training",
         "_welcomed", "settled",
     )  # fmt: skip
@@ -79,7 +79,7 @@ class Agent:
         self._phase = GrantPhase.OVER
         self._training: asyncio.TimerHandle | None = None
         self._backoff_s = FIRST_BACKOFF_S
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._welcomed = False
         self.settled = False
         self._connection: Connection | None = None
@@ -109,7 +109,7 @@ class Agent:
     def come_back(self) -> None:
         """Drop the connection now, and reconnect after a backoff."""
         self.stop()
-        # Full jitter, as the agent's.
+        # full jitter, like the agent
         self._timer = self._loop.call_later(random.uniform(0, self._backoff_s), self.start)
         longest_s = MAX_BACKOFF_OF_A_SMALL_FLEET_S if self._pace.reconnect_s else MAX_BACKOFF_S
         self._backoff_s = max(self._pace.reconnect_s, min(longest_s, 2 * self._backoff_s))
@@ -122,64 +122,64 @@ class Agent:
         except OSError as error:
             return self._fail(error.strerror or "no connection")
         self._connection = connection
-        call = connection.call(_HEADERS, self._take, self._end)
+        call = connection.call(_HEADERS, self._receive, self._end)
         self._send = call.send
         call.send(self._hello)
 
-    def _take(self, response: bytes) -> None:
-        self._heard_s = self._loop.time()
-        # An echo of the bare server states no pace.
-        taken = self._stated_pace or requests.taken(response)
-        if isinstance(taken, session_pb2.Grant):
-            return self._granted(taken)
-        if taken is None:
+    def _receive(self, response: bytes) -> None:
+        self._received_s = self._loop.time()
+        # the bare server's echo contains no pace
+        reaction = self._stated_pace or requests.reaction_to(response)
+        if isinstance(reaction, session_pb2.Grant):
+            return self._granted(reaction)
+        if reaction is None:
             return
-        self._pace = taken
+        self._pace = reaction
         if not self._welcomed:
             self._welcomed = True
-            self._say_lease()
-            self._say(_STATE)
+            self._send_lease()
+            self._report(_STATE)
             for front in self._fronts:
-                self._say(front)
+                self._report(front)
             self._next_lease()
             return
         sent_s, is_lease = self._sent.popleft()
         self._backoff_s = max(FIRST_BACKOFF_S, self._pace.reconnect_s)
         if is_lease:
-            self._observer.leased(self, self._heard_s - sent_s)
+            self._observer.leased(self, self._received_s - sent_s)
 
     def _granted(self, grant: session_pb2.Grant) -> None:
-        """Confirm a grant at once; its training follows."""
+        """Confirm a grant at once; its training follows later."""
         is_trained = self._grant is not None and self._grant.plan_id == grant.plan_id and self._phase is GrantPhase.OVER
         self._grant = grant
         if self._training is not None:
             self._training.cancel()
         self._phase = GrantPhase.OVER if is_trained or not grant.HasField("mode") else GrantPhase.WAITING
-        self._say_lease()
+        self._send_lease()
         if self._phase is GrantPhase.WAITING:
             self._training = self._loop.call_later(random.uniform(0, TRAINS_WITHIN_S), self._train)
 
     def _train(self) -> None:
         for phase in (GrantPhase.TRAINING, GrantPhase.OVER):
             self._phase = phase
-            self._say_lease()
+            self._send_lease()
 
     def _end(self, status: int, text: str) -> None:
-        if self._connection is not None:  # else it is this side that ended it
+        if self._connection is not None:  # otherwise this side has ended it
             self._fail(f"status {status}: {text}")
 
     def _fail(self, reason: str) -> None:
         self._observer.ended_by_itself(self, reason)
         self.come_back()
 
-    def _say(self, message: bytes, is_lease: bool = False) -> None:
+    def _report(self, message: bytes, is_lease: bool = False) -> None:
         assert self._send is not None
         self._sent.append((self._loop.time(), is_lease))
         self._send(message)
 
-    def _say_lease(self) -> None:
+    def _send_lease(self) -> None:
         self._leases += 1
-        self._say(requests.lease(self._leases, self._grant, self._phase), is_lease=True)
+        self._report(requests.lease(self._leases, self._grant, self._phase), is_lease=True)
 
     def _next_lease(self) -> None:
         if self._timer is not None:
@@ -188,7 +188,7 @@ class Agent:
         self._timer = self._loop.call_later(every_s, self._lease)
 
     def _lease(self) -> None:
-        if self._loop.time() - self._heard_s > max(SILENCE_TIMEOUT_S, SILENT_LEASES * self._pace.lease_s):
+        if self._loop.time() - self._received_s > max(SILENCE_TIMEOUT_S, SILENT_LEASES * self._pace.lease_s):
             return self._fail("no answer any more")
-        self._say_lease()
+        self._send_lease()
         self._next_lease()

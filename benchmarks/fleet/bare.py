@@ -24,15 +24,15 @@ async def serve(
     announce: Path,
     identity: Path | None,
 ) -> None:
-    """Serve until ended.
+    """Serve until the process ends.
 
     Args:
-        service: whose methods it has.
-        answer_bytes: size of an answer in a session: so much of the message is sent back.
-        chunks: messages of a download.
-        chunk_bytes: size of each.
-        options: of the server.
-        announce: where the address is written.
+        service: name of the service whose methods it offers.
+        answer_bytes: size of an answer in a session; this many bytes of the message are sent back.
+        chunks: number of messages in a download.
+        chunk_bytes: size of each message.
+        options: gRPC options of the server.
+        announce: file that the address is written to.
         identity: folder with the server's key, its certificate and the authorities that it trusts; None for plaintext.
     """
     chunk = bytes(chunk_bytes)

@@ -1,4 +1,4 @@
-"""One gRPC call: messages with their prefixes, in the frames of one stream."""
+"""A gRPC call: length-prefixed messages in the frames of one HTTP/2 stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.fleet import frames
 from benchmarks.fleet.frames import frame
 
 WINDOW = 4 * 1024 * 1024
-"""Bytes that a server may send ahead, as grpcio allows them once it has measured the path."""
+"""Bytes that a server may send without acknowledgement, as grpcio allows once it has measured the path."""
 
 WINDOW_RENEWED_AT = WINDOW // 4
 
@@ -17,26 +17,26 @@ _PREFIX_BYTES = 5
 
 
 class Carrier(Protocol):
-    """What a call runs over."""
+    """The connection that a call runs over."""
 
     @property
     def initial_window(self) -> int:
-        """Bytes that a new call may send."""
+        """Bytes that a new call may send at once."""
 
     def send(self, call: Call, data: bytes) -> None:
-        """Send a DATA frame, or hold it until the server gives room."""
+        """Send a DATA frame, or hold it until the server's flow-control window allows it."""
 
     def renew(self, stream: int, received: int) -> None:
-        """Allow the server as many bytes as have been taken."""
+        """Enlarge the server's flow-control window by the bytes that were received."""
 
 
 class Call:
-    """One call.
+    """One gRPC call.
 
     Args:
-        connection: what it runs over.
-        stream: its number there.
-        on_message: called with every message that comes.
+        connection: the connection that it runs over.
+        stream: its stream number.
+        on_message: called with every received message.
         on_end: called once, with the status and its text.
     """
 
@@ -58,13 +58,13 @@ class Call:
         self._received = 0
 
     def send(self, message: bytes, last: bool = False) -> None:
-        """Send a message, as soon as the server takes it."""
+        """Send a message as soon as the server's flow-control window allows it."""
         payload = b"\0" + len(message).to_bytes(4, "big") + message
         assert len(payload) <= frames.MAX_PAYLOAD
         self._connection.send(self, frame(frames.DATA, frames.END_STREAM if last else 0, self.stream, payload))
 
     def take(self, payload: bytes) -> None:
-        """Take a DATA frame's payload."""
+        """Process a DATA frame's payload."""
         self._received += len(payload)
         if self._received >= WINDOW_RENEWED_AT:
             self._connection.renew(self.stream, self._received)

@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet.background_load import BackgroundLoad
 from benchmarks.fleet.identities import FleetIdentities
 from benchmarks.fleet.load import Load, percentiles_ms
 from benchmarks.fleet.servers import HOST, Server, bare, coordinator
 from benchmarks.fleet.swarm import Swarm
 from benchmarks.fleet.throughput import downloads, reports, sessions
-from benchmarks.fleet.use import Use
 from coordinator.state.leases import pace_of
 from wattfleet.prediction import Artefact, write_artefact
 from wattfleet_simulation.processes import Parts
 
 SESSIONS_AT_ONCE = 32
-"""Agents that begin a session, drop it and begin the next one, in a closed loop."""
+"""The number of agents that begin a session, drop it and begin the next one, in a closed loop."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how hard a fleet is driven.
+    """Duration and load of the phases.
 
     Attributes:
-        rate_per_s: agents that connect in a second during the ramp.
+        rate_per_s: agents that connect per second during the ramp.
         steady_s: how long leases are measured, s.
-        limit_s: the longest that is waited until all are there, after the last has come or been cut off, s.
+        limit_s: maximum wait until all agents are connected, after the last one was started or cut off, s.
         streams: agents that report in a closed loop.
-        downloads: downloads of the reference at once.
+        downloads: concurrent downloads of the reference.
         window_s: how long each turn of reports or downloads is measured, s.
-        repeats: turns of each server.
-        workloads: fronts of each agent, and runs that are planned in turn.
+        repeats: number of turns of each server.
+        workloads: number of fronts of each agent, and of runs that are planned in turn.
     """
 
     rate_per_s: float = 300.0
@@ -50,14 +50,14 @@ class Settings:
 async def run(
     count: int, settings: Settings, folder: Path, artefact: Artefact, with_tls: bool = False
 ) -> dict[str, Any]:
-    """Drive a fleet of one size at a coordinator with an empty store, and at a bare server.
+    """Run all phases with a fleet of one size, on a coordinator with an empty store and on a bare server.
 
     Args:
-        count: agents.
-        settings: how hard.
-        folder: for stores and logs, empty.
-        artefact: what is downloaded.
-        with_tls: whether all connections are mutual TLS, each agent with a certificate of its own.
+        count: number of agents.
+        settings: duration and load of the phases.
+        folder: an empty folder for stores and logs.
+        artefact: the reference that is downloaded.
+        with_tls: whether all connections use mutual TLS, with one certificate for each agent.
     """
     identities = FleetIdentities(count, folder / "identity", HOST) if with_tls else None
     reference = folder / "reference"
@@ -95,14 +95,14 @@ async def run(
 
 
 async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
-    """All agents come, and stay for a while."""
+    """Let all agents connect and stay connected for a while."""
     ramp_s = await swarm.ramp(settings.rate_per_s, settings.limit_s)
     settled = swarm.settled
-    # What a generator holds for good needs not be looked through again and again while it measures.
+    # The garbage collector need not scan the load generator's permanent objects while it measures.
     gc.collect()
     gc.freeze()
     with Load(server) as load:
-        swarm.measure_anew()
+        swarm.reset_measurements()
         await asyncio.sleep(settings.steady_s)
         latencies_s = swarm.latencies_s
     gc.unfreeze()
@@ -123,17 +123,17 @@ async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, A
 
 
 async def _in_use(swarm: Swarm, server: Server, settings: Settings, count: int) -> dict[str, Any]:
-    """Rounds are planned and metrics scraped while leases are renewed."""
-    async with Use(server, count, settings.workloads) as use:
-        swarm.measure_anew()
+    """Plan rounds and scrape metrics while leases are renewed."""
+    async with BackgroundLoad(server, count, settings.workloads) as background:
+        swarm.reset_measurements()
         await asyncio.sleep(settings.steady_s)
         latencies_s = swarm.latencies_s
-        await use.measured(settings.limit_s)
-    return {"lease_ms": percentiles_ms(latencies_s), "peak_rss_mb": server.peak_rss_mb(), **use.figures}
+        await background.measured(settings.limit_s)
+    return {"lease_ms": percentiles_ms(latencies_s), "peak_rss_mb": server.peak_rss_mb(), **background.figures}
 
 
 async def _storm(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
-    """All connections are cut at once."""
+    """Cut all connections at once."""
     swarm.cut()
     with Load(server) as load:
         storm_s = await swarm.settle(settings.limit_s)
@@ -141,11 +141,11 @@ async def _storm(swarm: Swarm, server: Server, settings: Settings) -> dict[str, 
 
 
 async def _restart(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
-    """The server is killed, and started again on what it stored."""
+    """Kill the server, and start it again with its store."""
     peak_rss_mb = server.peak_rss_mb()
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
-    swarm.count_anew()
+    swarm.reset_settled()
     server.kill()
     await server.start()
     down_s = loop.time() - begun_s
@@ -161,7 +161,7 @@ async def _restart(swarm: Swarm, server: Server, settings: Settings) -> dict[str
 
 
 def _return_cpu(phase: str, swarm: Swarm, load: Load) -> dict[str, float]:
-    """Processor time for each agent that came back, of the server and of this process, ms."""
+    """Return the CPU time of the server and of this process for each agent that came back, ms."""
     back = max(1, swarm.settled)
     return {
         f"{phase}_cpu_ms": 1e3 * load.server_s / back,

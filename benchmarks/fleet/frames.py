@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113), as far as the client side of gRPC calls needs them."""
+"""The HTTP/2 frames (RFC 9113) that a gRPC client needs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ HEAD_BYTES = 9
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One frame as it travels."""
+    """Encode one frame."""
     return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"), payload)
 
 
 def setting(name: int, value: int) -> bytes:
-    """One entry of a SETTINGS frame."""
+    """Encode one entry of a SETTINGS frame."""
     return name.to_bytes(2, "big") + value.to_bytes(4, "big")
 
 
 def settings(payload: bytes) -> dict[int, int]:
-    """The entries of a SETTINGS frame."""
+    """Decode the entries of a SETTINGS frame."""
     return {
         int.from_bytes(payload[at : at + 2], "big"): int.from_bytes(payload[at + 2 : at + 6], "big")
         for at in range(0, len(payload), 6)
@@ -41,7 +41,7 @@ def settings(payload: bytes) -> dict[int, int]:
 
 
 class FrameReader:
-    """Cuts what arrives into frames."""
+    """Splits received bytes into frames."""
 
     __slots__ = ("_rest",)
 
@@ -49,7 +49,7 @@ class FrameReader:
         self._rest = b""
 
     def frames(self, data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-        """Kind, flags, stream and payload of every frame that is whole now."""
+        """Add received bytes; yield kind, flags, stream and payload of every complete frame."""
         data = self._rest + data if self._rest else data
         begin, end = 0, len(data)
         while end - begin >= HEAD_BYTES:

@@ -1,4 +1,4 @@
-"""Certificates of simulated agents, and of the Flower app that plans their rounds."""
+"""Certificates for simulated agents, and for the Flower app that plans their rounds."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _LIFETIME = timedelta(days=30)
 
 
 class FleetIdentities:
-    """An authority, and what it has issued to a fleet.
+    """An authority, and the certificates that it has issued to a fleet.
 
-    All agents share one key, as making a key is the work of a board. Each has a certificate and an id of its own.
+    All agents share one key, since creating keys would be the work of boards. Each has its own certificate and id.
 
     Attributes:
         folder: the authority's folder, which a server needs.
-        flower: the identity of a Flower app.
+        flower: folder with the identity of a Flower app.
     """
 
     def __init__(self, count: int, folder: Path, host: str) -> None:
         """Issue a certificate to each agent.
 
         Args:
-            count: agents.
-            folder: where the authority is made.
-            host: the server's.
+            count: number of agents.
+            folder: folder for the new authority.
+            host: host name of the server.
         """
         self.folder = folder
         now = utc_now()
@@ -61,7 +61,7 @@ class FleetIdentities:
         pair.unlink()
 
     def store(self, file: Path) -> None:
-        """Note the certificates in a coordinator's store, as if the agents had enrolled with it."""
+        """Write the certificates to a coordinator's store, as if the agents had enrolled."""
         store = Store(file)
         try:
             store.save(*self._records)
@@ -69,7 +69,7 @@ class FleetIdentities:
             store.close()
 
     def context(self, number: int) -> ssl.SSLContext:
-        """What an agent connects with. No session is resumed, as real agents do not resume any either."""
+        """Return an agent's TLS context. It does not resume TLS sessions, like real agents."""
         return self._contexts[number]
 
 

@@ -1,4 +1,4 @@
-"""Measures the load of the generator and of a server, and how late the generator wakes up."""
+"""Measures the CPU load of the generator and of a server, and how late the generator wakes up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAKE_EVERY_S = 0.01
 
 
 def percentiles_ms(times_s: array[float]) -> Figures:
-    """The middle, the 99th percentile and the worst of some times, ms; empty where there are none."""
+    """Return the median, the 99th percentile and the maximum of times, ms; empty without times."""
     if not times_s:
         return {}
     p50, p99, worst = 1e3 * np.percentile(times_s, (50, 99, 100))
@@ -25,15 +25,15 @@ def percentiles_ms(times_s: array[float]) -> Figures:
 
 
 class Load:
-    """A context that watches both sides while it is open.
+    """A context that measures the load of a server and of this process while it is open.
 
     Args:
-        server: the other side.
+        server: the server.
 
     Attributes:
-        server_s: processor seconds that the server used, known afterwards.
-        generator_s: those of this process.
-        took_s: how long it was open, s.
+        server_s: CPU seconds that the server used, set at the end.
+        generator_s: CPU seconds that this process used.
+        took_s: how long the context was open, s.
         generator_late_ms: how late this process's event loop woke up.
     """
 
@@ -65,12 +65,12 @@ class Load:
 
     @property
     def server_cores(self) -> float:
-        """Processor seconds a second that the server used."""
+        """The cores that the server used: CPU seconds per second."""
         return self.server_s / self.took_s
 
     @property
     def generator_cores(self) -> float:
-        """Processor seconds a second that this process used."""
+        """The cores that this process used: CPU seconds per second."""
         return self.generator_s / self.took_s
 
     def _wake_later(self) -> None:

@@ -1,6 +1,6 @@
-"""TLS of a simulated agent's connection.
+"""TLS for a simulated agent's connection.
 
-asyncio's own TLS clears a buffer of 256 KiB for every connection, which is 2.6 GB for ten thousand agents.
+asyncio's own TLS allocates 256 KiB for every connection, which is 2.6 GB for ten thousand agents.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Protected(asyncio.Transport, asyncio.Protocol):
     """Encrypts what a protocol writes, and decrypts what it receives.
 
     Args:
-        protocol: connected once the handshake is over.
-        context: its own certificate, and whom it trusts.
+        protocol: the protocol to protect; connected once the handshake is over.
+        context: TLS context with the agent's certificate and the trusted authorities.
     """
 
     __slots__ = ("_error", "_incoming", "_is_open", "_is_over", "_outgoing", "_protocol", "_tls", "_transport")
@@ -37,7 +37,7 @@ class Protected(asyncio.Transport, asyncio.Protocol):
         """Wait until the handshake is over.
 
         Raises:
-            OSError: it failed.
+            OSError: the handshake failed.
         """
         await self._is_over.wait()
         if self._error is not None:
@@ -52,7 +52,7 @@ class Protected(asyncio.Transport, asyncio.Protocol):
         self._shake()
 
     def data_received(self, data: bytes) -> None:
-        """Go on with the handshake, or decrypt."""
+        """Continue the handshake, or decrypt data."""
         self._incoming.write(data)
         if not self._is_open and not self._shake():
             return
@@ -86,11 +86,11 @@ class Protected(asyncio.Transport, asyncio.Protocol):
             self._transport.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the connection's transport knows."""
+        """Return information from the connection's transport."""
         return default if self._transport is None else self._transport.get_extra_info(name, default)
 
     def _shake(self) -> bool:
-        """Go on with the handshake; returns whether it is over."""
+        """Continue the handshake; return whether it is over."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:

@@ -16,7 +16,7 @@ from wattfleet_proto.version import own_version
 SERVICE = "/wattfleet.v1.SessionService"
 BOARD = "agx-orin"
 
-# As many settings as a Jetson AGX Orin has.
+# The number of knob values of a Jetson AGX Orin.
 _KNOBS = (
     np.arange(1, 13),
     np.linspace(115_200, 2_201_600, 29),
@@ -39,7 +39,7 @@ ACK_BYTES = len(
 
 
 def state(sequence: int) -> bytes:
-    """What one agent is doing, another thing with every number."""
+    """Return a state report of an agent; it differs with every sequence number."""
     return session_pb2.SessionRequest(
         sequence=sequence,
         state=session_pb2.StateReport(
@@ -49,17 +49,17 @@ def state(sequence: int) -> bytes:
 
 
 def device_id(number: int) -> str:
-    """The name of one agent's device."""
+    """Return the device id of an agent."""
     return f"device-{number:06}"
 
 
 def installation(number: int) -> str:
-    """The name of one agent's installation."""
+    """Return the installation id of an agent."""
     return f"{number:032x}"
 
 
 def hello(number: int) -> bytes:
-    """The first message of an agent, which identifies it."""
+    """Return the first message of an agent, which identifies it."""
     return session_pb2.SessionRequest(
         hello=session_pb2.Hello(
             device_id=device_id(number),
@@ -73,12 +73,12 @@ def hello(number: int) -> bytes:
 
 
 def workload(number: int) -> Workload:
-    """What the runs of one number train."""
+    """Return the name of the workload with this number."""
     return Workload(f"workload-{number}", WorkloadFacts(batch=16, parameters=11e6))
 
 
 def fronts(workloads: int) -> list[bytes]:
-    """A front of each workload, of as many points as one may have, to follow the first state."""
+    """Return a front of each workload with the maximum number of points, to send after the first state."""
     return [_front(number) for number in range(workloads)]
 
 
@@ -102,15 +102,15 @@ def _front(number: int) -> bytes:
 
 
 def lease(number: int, grant: session_pb2.Grant | None, phase: GrantPhase) -> bytes:
-    """A lease, which says which grant is in force and how far its training is."""
+    """Return a lease, which states the grant in force and the progress of its training."""
     said = session_pb2.Lease(number=number, phase=phase_to_message(phase))
     if grant is not None:
         said.grant_id, said.plan_id = grant.id, grant.plan_id
     return session_pb2.SessionRequest(lease=said).SerializeToString()
 
 
-def taken(response: bytes) -> Pace | session_pb2.Grant | None:
-    """What a Welcome or an acknowledgement asks for, or the grant that came; None for what needs no answer."""
+def reaction_to(response: bytes) -> Pace | session_pb2.Grant | None:
+    """Return the part of a server message that needs a reaction: a pace or a grant; None if it needs none."""
     parsed = session_pb2.SessionResponse.FromString(response)
     if parsed.HasField("grant"):
         return parsed.grant

@@ -19,17 +19,17 @@ GOALS: dict[str, tuple[str, float, str]] = {
     "reports, of a bare echo": ("at least", 0.6, "reports_per_s.ratio"),
     "reference download, of a bare stream": ("at least", 0.7, "reference_bytes_per_s.ratio"),
 }
-"""Goals for a fleet of any size: the maximum or minimum of each figure."""
+"""The goals for a fleet of any size: a maximum or minimum for each figure."""
 
 _RSS_WITH_TLS_MB = 1000.0
 
 
 def result_of(fleets: Sequence[dict[str, Any]], settings: Settings, cores: int) -> Result:
-    """The JSON document.
+    """Return the JSON document of the result.
 
     Args:
-        fleets: what each size gave.
-        settings: how they were driven.
+        fleets: the figures of each fleet size.
+        settings: duration and load of the phases.
         cores: processor cores that all processes shared.
     """
     return {
@@ -51,12 +51,12 @@ def _goals(fleet: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _met(value: float | None, bound: str, limit: float) -> bool:
-    """Whether a goal is met; what never came about meets none."""
+    """Whether a goal is met; a missing figure does not meet it."""
     return value is not None and (value <= limit if bound == "at most" else value >= limit)
 
 
 def figure(fleet: dict[str, Any], path: str) -> float | None:
-    """A figure by the names that lead to it; None where it did not come about."""
+    """Return a figure by its path of names; None if it was not measured."""
     found: Any = fleet
     for name in path.split("."):
         found = found.get(name)

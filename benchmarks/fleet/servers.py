@@ -31,11 +31,11 @@ class Server:
     """A process that serves the agents' protocol on a port of loopback.
 
     Args:
-        parts: the run's children.
-        name: of this one.
-        command: what starts it; `{port}` and `{announce}` are filled in.
-        folder: where it announces its address.
-        identities: what its clients connect with; None for plaintext.
+        parts: the run's child processes.
+        name: name of the server.
+        command: the command that starts it; `{port}` and `{announce}` are filled in.
+        folder: folder of the file to which the server writes its address.
+        identities: the identities of its clients; None for plaintext.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Server:
         return HOST, self._port
 
     async def start(self) -> None:
-        """Start it, on the port that it had before.
+        """Start the server, on its earlier port if it had one.
 
         Raises:
-            PartFailedError: it does not come up.
+            PartFailedError: the server does not start.
         """
         self._announced.unlink(missing_ok=True)
         filled = [part.format(port=self._port, announce=self._announced) for part in self._command]
@@ -77,31 +77,31 @@ class Server:
         self.metrics_url = f"http://{announced.get('metrics_address')}/metrics"
 
     async def connect(self, number: int) -> Connection:
-        """Open an agent's connection; errors as for `connect`."""
+        """Open an agent's connection; raises the errors of `connect`."""
         return await connect(self.address, None if self.identities is None else self.identities.context(number))
 
     def kill(self) -> None:
-        """End it without notice."""
+        """Kill the server."""
         assert self._part is not None
         self._part.process.kill()
         self._part.process.wait()
 
     def cpu_s(self) -> float:
-        """Processor seconds that it has used."""
+        """Return the CPU seconds that it has used."""
         times = self._process().cpu_times()
         return float(times.user + times.system)
 
     def rss_mb(self) -> float:
-        """Resident memory now, MB."""
+        """Return its current resident memory, MB."""
         return float(self._process().memory_info().rss) / 1e6
 
     def peak_rss_mb(self) -> float:
-        """The most resident memory that it ever had, MB."""
+        """Return its maximum resident memory so far, MB."""
         status = Path("/proc", str(self._process().pid), "status").read_text()
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024 / 1e6
 
     async def quiet(self, limit_s: float) -> None:
-        """Wait until it has nothing left to do, but not for longer than the limit."""
+        """Wait until it is idle, but not for longer than the limit."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + limit_s
         before_s = self.cpu_s()
@@ -118,7 +118,7 @@ class Server:
 
 
 def coordinator(parts: Parts, folder: Path, reference: Path, identities: FleetIdentities | None) -> Server:
-    """The coordinator, with a store of its own in the folder."""
+    """Return a coordinator with its store in the folder."""
     store = folder / "coordinator.db"
     command = [
         program("wattfleet"),
@@ -135,13 +135,13 @@ def coordinator(parts: Parts, folder: Path, reference: Path, identities: FleetId
 
 
 def bare(parts: Parts, folder: Path, reference_bytes: int, identities: FleetIdentities | None) -> Server:
-    """A server that does nothing of its own with what it gets.
+    """Return a bare gRPC server without any logic.
 
     Args:
-        parts: the run's children.
-        folder: where it announces its address.
-        reference_bytes: size of what it hands out, in chunks as the coordinator's.
-        identities: what its clients connect with; None for plaintext.
+        parts: the run's child processes.
+        folder: folder of the file to which the server writes its address.
+        reference_bytes: size of a download, in chunks of the coordinator's size.
+        identities: the identities of its clients; None for plaintext.
     """
     command = [
         *(sys.executable, "-m", "benchmarks.fleet.bare", "--service", requests.SERVICE[1:]),
@@ -154,7 +154,7 @@ def bare(parts: Parts, folder: Path, reference_bytes: int, identities: FleetIden
 
 
 def reference_of_size(size: int) -> Artefact:
-    """A reference of this many bytes: the shipped manifest, with weights that are never restored."""
+    """Return a reference of this size: the shipped manifest with random weights that are never used."""
     manifest = json.loads(reference_models.load(_REFERENCE).manifest)
     weights = np.random.default_rng(0).bytes(size)
     manifest["files"][WEIGHTS_FILE] = {"sha256": hashlib.sha256(weights).hexdigest(), "size": size}

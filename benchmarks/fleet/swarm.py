@@ -1,4 +1,4 @@
-"""All simulated agents of a server: they connect, stay, are disconnected, and reconnect."""
+"""All simulated agents of a server, which connect, are disconnected, and reconnect together."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _TICK_S = 0.01
 
 
 class Swarm:
-    """Agents of one server.
+    """The simulated agents of one server.
 
     Args:
-        count: how many.
-        connect: opens the connection of an agent, by its number.
+        count: number of agents.
+        connect: opens the connection of the agent with a given number.
         pace: the server's lease and reconnection times; None if the server states them.
-        workloads: fronts that each agent reports.
+        workloads: number of fronts that each agent reports.
 
     Attributes:
-        latencies_s: of leases, send to acknowledgement, since `measure_anew`.
-        ended: how many sessions and attempts ended, by the reason.
+        latencies_s: seconds from sending a lease to its acknowledgement, since `reset_measurements`.
+        ended: number of sessions and attempts that ended, by reason.
     """
 
     def __init__(
@@ -46,22 +46,22 @@ class Swarm:
 
     @property
     def settled(self) -> int:
-        """Agents that have been welcomed and had a lease acknowledged since they connected."""
+        """Number of agents that were welcomed and had a lease acknowledged since they connected."""
         return len(self._agents) - self._unsettled
 
-    def measure_anew(self) -> None:
-        """Forget what was measured so far."""
+    def reset_measurements(self) -> None:
+        """Discard the measurements so far."""
         self.latencies_s = array("d")
 
     async def ramp(self, rate_per_s: float, limit_s: float) -> float | None:
-        """Let all connect, evenly spread.
+        """Let all agents connect, evenly spread over time.
 
         Args:
-            rate_per_s: how many a second.
-            limit_s: the longest to wait after the last one, s.
+            rate_per_s: agents per second.
+            limit_s: maximum wait after the last one, s.
 
         Returns:
-            Seconds until all were settled; None if they were not within the limit.
+            Seconds until all agents were settled; None if that took longer than the limit.
         """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
@@ -78,20 +78,20 @@ class Swarm:
         return None if settled_s is None else ramped_s + settled_s
 
     def cut(self) -> None:
-        """Cut all connections; every agent comes back with its backoff."""
-        self.count_anew()
+        """Cut all connections. Every agent reconnects after its backoff."""
+        self.reset_settled()
         for agent in self._agents:
             agent.come_back()
 
-    def count_anew(self) -> None:
-        """From now on an agent is settled once another lease was acknowledged."""
+    def reset_settled(self) -> None:
+        """Count every agent as settled again only after its next acknowledged lease."""
         for agent in self._agents:
             agent.settled = False
         self._unsettled = len(self._agents)
         self._all_settled.clear()
 
     async def settle(self, limit_s: float) -> float | None:
-        """Seconds from now until all are settled; None if they are not within the limit."""
+        """Wait until all agents are settled; return the seconds, or None if that took longer than the limit."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
@@ -101,7 +101,7 @@ class Swarm:
         return loop.time() - begun_s
 
     def leave(self) -> None:
-        """Let all go for good."""
+        """Disconnect all agents for good."""
         for agent in self._agents:
             agent.stop()
 
@@ -116,7 +116,7 @@ class Swarm:
 
     def ended_by_itself(self, agent: Agent, reason: str) -> None:
         """A session, or an attempt at one, ended without being cut."""
-        # Device ids and ports would make every reason another one.
+        # With device ids and ports, every reason would be different.
         self.ended[re.sub(r"\d{2,}", "N", reason)] += 1
         if agent.settled:
             self._unsettled += 1

@@ -1,4 +1,4 @@
-"""The result as tables in the terminal."""
+"""Prints the result as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ROWS = {
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """The figures of every size, and the goals."""
+    """Yield the figures of every fleet size, and the goals."""
     fleets = result["fleets"]
     for title, rows in (("A fleet on one coordinator", _figures(result)), ("Goals", _goals(result))):
         table = Table(title=f"{title}, {result['provenance']}, {result['settings']['cores']} cores")

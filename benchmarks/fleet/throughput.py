@@ -1,4 +1,4 @@
-"""Throughput of new sessions, reports and reference downloads, on the coordinator and on a bare server."""
+"""Measures the throughput of new sessions, reports and reference downloads on the coordinator and on a bare server."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ _POLL_S = 0.01
 
 
 class CallEndedError(Exception):
-    """A server ended what it should have gone on with."""
+    """A server ended a call that should have continued."""
 
 
 @dataclass
 class Tally:
-    """What the connections of one turn have brought.
+    """The counts of all connections in one turn.
 
     Attributes:
-        taken: answers, or bytes of them.
-        failure: why a call ended, where one did.
+        taken: number of answers, or their bytes.
+        failure: why a call ended; empty if none did.
     """
 
     taken: int = 0
     failure: str | None = None
 
     def ended(self, status: int, text: str) -> None:
-        """A call is over that should have gone on."""
+        """Record that a call ended that should have continued."""
         self.failure = f"status {status}: {text}"
 
 
 class Worker(Protocol):
-    """What goes on with its work until it is stopped."""
+    """An agent that repeats its work until it is stopped."""
 
     def drop(self) -> None:
         """Stop, and cut the connection."""
 
 
 class Beginner:
-    """An agent that begins a session, cuts its connection once it is welcomed, and begins anew.
+    """An agent that begins a session, cuts its connection once it is welcomed, and starts over.
 
     Args:
-        server: the other side.
-        number: which agent.
+        server: the server.
+        number: number of the agent.
         tally: counts sessions.
     """
 
@@ -87,16 +87,16 @@ class Beginner:
         self._attempt = asyncio.get_running_loop().create_task(self._begin())
 
     def _ended(self, status: int, text: str) -> None:
-        if self._connection is not None:  # else it is this side that ended it
+        if self._connection is not None:  # otherwise this side has ended it
             self._tally.ended(status, text)
 
 
 class Reporter:
-    """An agent that reports its state again as soon as the last report was acknowledged.
+    """An agent that reports its state again as soon as the last report is acknowledged.
 
     Args:
-        connection: its own.
-        number: which one.
+        connection: the agent's connection.
+        number: number of the agent.
         tally: counts acknowledgements.
     """
 
@@ -114,11 +114,11 @@ class Reporter:
 
 
 class Downloader:
-    """An agent that fetches the reference anew as soon as it has it.
+    """An agent that downloads the reference repeatedly.
 
     Args:
-        connection: its own.
-        request: which reference.
+        connection: the agent's connection.
+        request: request for the reference.
         tally: counts bytes.
     """
 
@@ -144,11 +144,11 @@ class Downloader:
 
 @dataclass(frozen=True)
 class Contest:
-    """One kind of work that two servers do in turns.
+    """One kind of load that is applied to two servers alternately.
 
     Attributes:
-        begin: starts the work of an agent, by its number.
-        connections: how many at once.
+        begin: starts the work of the agent with a given number.
+        connections: number of concurrent connections.
         window_s: how long each turn is measured, s.
         repeats: turns of each server.
     """
@@ -159,7 +159,7 @@ class Contest:
     repeats: int
 
     async def run(self, ours: Server, bare: Server) -> dict[str, float]:
-        """The medians of both, a second, the cores that each used, and those that the generator used.
+        """Run all turns; return both servers' median rates per second, and the cores that servers and generator used.
 
         Raises:
             CallEndedError: a server ended a call.
@@ -202,13 +202,13 @@ class Contest:
         finally:
             for worker in opened:
                 worker.drop()
-        # That sessions are over is stored, too, which is not what the next turn is to measure.
+        # The coordinator also stores the ends of sessions. The next turn must not measure that.
         await server.quiet(_QUIET_WITHIN_S)
         return rate, load.server_cores, load.generator_cores
 
 
 def sessions(agents: int, window_s: float, repeats: int) -> Contest:
-    """Sessions begun a second, each on a new connection; one on its way for every agent."""
+    """Return the contest of sessions begun per second, each on a new connection, one at a time per agent."""
 
     async def begin(server: Server, number: int, tally: Tally) -> Worker:
         return Beginner(server, number, tally)
@@ -217,7 +217,7 @@ def sessions(agents: int, window_s: float, repeats: int) -> Contest:
 
 
 def reports(connections: int, window_s: float, repeats: int) -> Contest:
-    """State reports, acknowledged, a second; one on its way on every connection."""
+    """Return the contest of acknowledged state reports per second, one at a time on every connection."""
 
     async def begin(server: Server, number: int, tally: Tally) -> Worker:
         return Reporter(await server.connect(number), number, tally)
@@ -226,11 +226,11 @@ def reports(connections: int, window_s: float, repeats: int) -> Contest:
 
 
 def downloads(digest: str, connections: int, window_s: float, repeats: int) -> Contest:
-    """Bytes of a reference a second; one download on every connection.
+    """Return the contest of downloaded bytes per second, one download at a time on every connection.
 
     Args:
-        digest: of the reference.
-        connections: downloads at once.
+        digest: digest of the reference.
+        connections: number of concurrent downloads.
         window_s: how long each turn is measured, s.
         repeats: turns of each server.
     """

@@ -1,1 +1,1 @@
-"""Choosing mode and batch size together on two simulated boards, compared with the published baselines."""
+"""Compares choosing mode and batch size together, on two simulated boards, with the published baselines."""

@@ -27,11 +27,11 @@ from wattfleet_io.console import print_line, terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train if asked to, compare, and print the tables; 0, or 1 if something is missing."""
+    """Train if requested, compare, and print the tables; return 0, or 1 if something is missing."""
     options = _parser().parse_args(arguments)
     try:
         runs = read_runs(train_all(options.data, options.out, _report) if options.train else COMMITTED)
-        with threadpool_limits(1):  # one core's time, also on larger machines
+        with threadpool_limits(1):  # the time of one core, also on larger machines
             result = result_of(runs, *compare(runs, _report))
     except WattfleetError as error:
         _report(f"error: {error}")

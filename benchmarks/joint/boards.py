@@ -1,4 +1,4 @@
-"""Simulated boards: time and power of every mode with every batch size, and the limits that they are judged at."""
+"""Simulated boards: time and power of every mode with every batch size, and the power limits of the comparison."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from wattfleet.prediction import RooflinePredictor, restore_predictor
 
 KINDS = ("agx-orin", "orin-nano")
 LEVELS = (0.1, 0.25, 0.5, 0.75, 1.0)
-"""The limits: 0 is the least power at which baseline 1 can train every network, 1 the most that any training takes."""
+"""The power limits on a scale from 0, the least with which baseline 1 can train every network, to 1, the maximum."""
 
 _REFERENCE = "agx_orin_resnet18"
 _LOADER_WORKERS = 4
 _RESNET18_FLOPS = 3 * 2 * 1.8e9
-# Scatter of repeated measurements: log standard deviations of the time and of the power.
+# Noise of repeated measurements: log standard deviations of the time and of the power.
 _TIME_SD, _POWER_SD = 0.005, 0.01
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the published kind, which the board trains in place of the small one that was trained on the CPU.
+    """A network of the published kind, which the board trains instead of the small network that was trained on the CPU.
 
     Attributes:
-        name: names it; the simulated board derives from the name what the other facts leave open.
+        name: the workload's name. The simulated board derives from it what the other facts do not determine.
         relative_work: work of a sample on the GPU, relative to ResNet-18 on images of 224 x 224 pixels.
     """
 
@@ -57,13 +57,13 @@ class Network:
     relative_work: float
 
     def facts(self, batch: int) -> WorkloadFacts:
-        """What is known of its training with a batch size."""
+        """Return the facts of its training with a batch size."""
         return WorkloadFacts(
             batch=batch, loader_workers=_LOADER_WORKERS, step_flops=self.relative_work * _RESNET18_FLOPS * batch
         )
 
     def workload(self, batch: int) -> Workload:
-        """Its training with a batch size."""
+        """Return the workload of its training with a batch size."""
         return Workload(self.name, self.facts(batch))
 
 
@@ -71,21 +71,21 @@ NETWORKS: Mapping[str, Network] = {
     "resnet": Network("resnet18", 1.0),
     # At MAXN of an AGX Orin, a measured minibatch of MobileNetV3 takes 96.2 ms, and one of ResNet-18 59.2 ms.
     "mobilenet": Network("mobilenetv3", 96.2 / 59.2),
-    # No measurement is at hand. In the publication, its time depends on the clock as that of ResNet-18.
+    # There is no measurement. In the publication, its time depends on the clock like that of ResNet-18.
     "transformer": Network("char-transformer", 1.0),
 }
-"""The networks on the boards, by those of the tasks."""
+"""The networks that the boards train, by the network of the task."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """The true time and power of a network's training on one unit.
+    """The true time and power of training a network on one unit.
 
     Attributes:
         gpu_clock: every GPU frequency with every batch size, all other knobs at their maximum.
-        all_modes: every mode with every batch size, without those that another mode with the same batch size beats in
-            both time and power: no choice takes them.
-        everything: the same with them.
+        all_modes: every mode with every batch size, without modes that another mode with the same batch size beats in
+            both time and power, since they are never chosen.
+        everything: the same including these modes.
     """
 
     gpu_clock: JointTable
@@ -110,7 +110,7 @@ class Unit:
         self.trainings = {name: self._training(network) for name, network in NETWORKS.items()}
 
     def power_range_mw(self) -> tuple[float, float]:
-        """The most power of any training at the lowest GPU frequency, and at all of them."""
+        """Return the maximum power of any training at the lowest GPU frequency, and at all frequencies, mW."""
         low_mw, high_mw = [], []
         for training in self.trainings.values():
             known = training.gpu_clock.known
@@ -119,18 +119,18 @@ class Unit:
         return max(low_mw), max(high_mw)
 
     def truth(self, network: str, mode: PowerMode, batch: int) -> tuple[float, float]:
-        """The true ms of a minibatch, and the true mW."""
+        """Return the true ms of a minibatch, and the true mW."""
         minibatch_ms, power_mw = self._device.truth(modes_to_array([mode]), NETWORKS[network].workload(batch))
         return float(minibatch_ms[0]), float(power_mw[0])
 
     def measured(self, network: str, mode: PowerMode, batch: int) -> tuple[float, float]:
-        """One measurement: ms of a minibatch and mW, which scatter as repeated measurements do."""
+        """Return one measurement with noise: ms of a minibatch, and mW."""
         minibatch_ms, power_mw = self.truth(network, mode, batch)
         time_error, power_error = np.exp(self._scatter.normal(0, (_TIME_SD, _POWER_SD))).tolist()
         return minibatch_ms * time_error, power_mw * power_error
 
     def profiled(self, network: str, limit: PowerLimit) -> JointProfile:
-        """What the published order measures below a limit; measurements are exact."""
+        """Return what the published profiling order measures below a limit; measurements are exact."""
 
         def measure(mode: PowerMode, batch: int) -> JointMeasurement:
             return JointMeasurement(mode, batch, *self.truth(network, mode, batch))
@@ -138,7 +138,7 @@ class Unit:
         return profile_jointly(self._ladder, BATCHES, limit, measure)
 
     def predicted(self, network: str, measurements: int) -> JointTable:
-        """Every mode with every batch size, predicted from a few measurements."""
+        """Predict every mode with every batch size from a few measurements."""
         known = self.trainings[network].everything.known
         chosen = spread_modes(known.modes, measurements, self._seed, known.stated_batch())
         modes, batches = chosen[:, :4], chosen[:, 4].astype(np.int64)
@@ -146,7 +146,7 @@ class Unit:
         minibatch_ms, power_mw = np.array([self.measured(network, mode, batch) for mode, batch in rows]).T
         measured = Profile(modes, minibatch_ms, power_mw, batches)
         reference = restore_predictor(load(_REFERENCE), BOARDS[self._kind])
-        assert isinstance(reference, RooflinePredictor), "the shipped reference is one"
+        assert isinstance(reference, RooflinePredictor), "the shipped reference is a roofline predictor"
         fitted = RooflinePredictor.fit(measured, reference, WorkloadFacts(loader_workers=_LOADER_WORKERS))
         prediction = fitted.predict(known.modes, known.stated_batch())
         return JointTable(KnownModes.of(known.modes, prediction, measured, known.stated_batch()))
@@ -162,13 +162,13 @@ class Unit:
 
 
 def true_table(modes: ModeArray, minibatch_ms: np.ndarray, power_mw: np.ndarray, batch: np.ndarray) -> JointTable:
-    """A table of `n` modes with batch sizes whose time and power are known exactly."""
+    """Return a table of `n` modes with batch sizes whose time and power are known exactly."""
     zero = np.zeros(len(modes))
     return JointTable(KnownModes(modes, minibatch_ms, power_mw, zero, zero, np.ones(len(modes), dtype=bool), batch))
 
 
 def undominated(table: JointTable) -> JointTable:
-    """The rows of a table that no other row with the same batch size beats in both time and power."""
+    """Return the rows of a table that no other row with the same batch size beats in both time and power."""
     kept = np.zeros(len(table.known.modes), dtype=bool)
     batches = table.known.stated_batch()
     for batch in np.unique(batches):
@@ -178,12 +178,12 @@ def undominated(table: JointTable) -> JointTable:
 
 
 def frequencies(kind: str) -> int:
-    """The number of a board's GPU frequencies."""
+    """Return the number of a board's GPU frequencies."""
     return len(BOARDS[kind].space.gpu_hz)
 
 
 def limits_mw(units: Sequence[Unit]) -> list[float]:
-    """The limits of a kind of board in ascending order, mW, rounded to 0.1 W; every unit can train below each."""
+    """Return the power limits of a kind of board, ascending, mW, rounded to 0.1 W; every unit can train below each."""
     ranges = [unit.power_range_mw() for unit in units]
     low_mw, high_mw = (max(column) for column in zip(*ranges, strict=True))
     return [float(np.ceil((low_mw + level * (high_mw - low_mw)) / 100) * 100) for level in LEVELS]

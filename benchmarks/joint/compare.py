@@ -1,4 +1,4 @@
-"""Chooses mode and batch by every method at every limit, and judges each choice by the true time and power."""
+"""Chooses mode and batch size with every method at every power limit, and judges the choices by true time and power."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ FASTEST_ALL_MODES = "fastest, all modes"
 THRIFTIEST = "thriftiest, GPU clock"
 THRIFTIEST_ALL_MODES = "thriftiest, all modes"
 PREDICTED: Mapping[str, int] = {f"joint, all modes, {count} measured": count for count in (20, 50)}
-"""Choices from predictions, and how many modes with a batch size are measured for them."""
+"""Methods that choose from predictions, and the number of modes with a batch size that are measured for them."""
 
 MEASURED_MORE, MORE = "joint, all modes, 20 + 10 measured", 10
-"""The choice after the most promising predictions were measured, too, and how many at most."""
+"""The method that also measures the most promising predictions, and the maximum number of these measurements."""
 
 EXHAUSTIVE = "joint, GPU clock, everything measured"
 
@@ -50,7 +50,7 @@ BEST_OF: Mapping[str, str] = {
     ENERGY: THRIFTIEST,
     ENERGY_ALL_MODES: THRIFTIEST_ALL_MODES,
 }
-"""The methods, and what each is compared with: the best choice from the target's own samples and the true values."""
+"""The methods, each with its benchmark: the best choice by the target's own samples and the true values."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class Case:
     Attributes:
         kind: the kind of board.
         task: the target task's name.
-        seed: number of the unit and of the training run.
-        level: place of the limit in `LEVELS`.
+        seed: index of the unit and of the training run.
+        level: index of the limit in `LEVELS`.
         limit_w: the limit, W.
-        method: what chose.
+        method: the method that made the choice.
         mode: label of the chosen mode.
         batch: chosen batch size.
         time_s: time to the target accuracy, s.
-        energy_j: energy to it, J.
+        energy_j: energy to the target accuracy, J.
         power_w: true power, W.
-        measurements: measured modes with a batch size; None if every one is known.
+        measurements: number of measured modes with a batch size; None if all are known.
     """
 
     kind: str
@@ -88,12 +88,12 @@ class Case:
 
 @dataclass(frozen=True)
 class ProxyCase:
-    """How much longer training takes than with the fastest choice if another task is the proxy.
+    """How much longer training takes than with the fastest choice if another task is used as the proxy.
 
     Attributes:
-        proxy: the task that the batch efficiency is of.
-        target: the task that is trained.
-        slower_pct: more time than the fastest choice, %.
+        proxy: the task on which the efficiency of batch sizes was measured.
+        target: the task that the board trains.
+        slower_pct: additional time compared with the fastest choice, %.
     """
 
     proxy: str
@@ -102,7 +102,7 @@ class ProxyCase:
 
 
 def time_energy_power(minibatch_ms: float, power_mw: float, batch: int, samples: int) -> tuple[float, float, float]:
-    """Time (s), energy (J) and power (W) of training with a number of samples."""
+    """Return time (s), energy (J) and power (W) of a training with a number of samples."""
     time_s = minibatch_ms / batch * samples / 1e3
     return time_s, time_s * power_mw / 1e3, power_mw / 1e3
 
@@ -112,14 +112,14 @@ def compare(runs: Mapping[str, TaskRuns], report: Callable[[str], None]) -> tupl
 
     Args:
         runs: the runs of all tasks by name.
-        report: takes a line when a unit begins.
+        report: called with a line of text when a unit begins.
 
     Raises:
-        InvalidInputError: no task has the runs of its proxy.
+        InvalidInputError: no task has runs of its proxy.
     """
     tasks = [task for task in TASKS if task.name in runs and task.proxy in runs]
     if not tasks:
-        raise InvalidInputError("no task has runs on both of its data sets: train again with --train")
+        raise InvalidInputError("no task has runs on both of its data sets: train them with --train")
     cases: list[Case] = []
     proxies: list[ProxyCase] = []
     for kind in KINDS:
@@ -147,7 +147,7 @@ def _choices(
     limit: PowerLimit,
     predicted: Mapping[str, JointTable],
 ) -> Iterator[tuple[str, JointChoice, int | None]]:
-    """The choice of each method, with the number of measurements."""
+    """Yield the choice of each method, with the number of measurements."""
     training = unit.trainings[task.network]
     proxy, own = runs[task.proxy].efficiency, runs[task.name].efficiency
     clock, every = training.gpu_clock, training.all_modes
@@ -160,7 +160,7 @@ def _choices(
     yield EXHAUSTIVE, choose_jointly(clock, proxy, limit), None
     yield OURS_ALL_MODES, choose_jointly(every, proxy, limit), None
     for method, table in predicted.items():
-        with suppress(InfeasibleBudgetError):  # no predicted mode is certain enough to keep the limit
+        with suppress(InfeasibleBudgetError):  # no predicted mode keeps the limit with enough certainty
             yield method, choose_jointly(table, proxy, limit), PREDICTED[method]
     few = min(PREDICTED, key=PREDICTED.__getitem__)
     with suppress(InfeasibleBudgetError):
@@ -180,9 +180,9 @@ def _choices(
 def _judged(
     unit: Unit, task: BenchmarkTask, runs: TaskRuns, seed: int, choice: JointChoice
 ) -> tuple[str, int, float, float, float]:
-    """Mode, batch, time (s), energy (J) and power (W) of a choice in the run of a seed."""
+    """Return mode, batch size, time (s), energy (J) and power (W) of a choice in the run of a seed."""
     mode, batch = choice.chosen.mode, choice.chosen.batch
-    assert batch is not None, "a joint choice states its batch"
+    assert batch is not None, "a joint choice has a batch size"
     true = unit.truth(task.network, mode, batch)
     return mode.label(), batch, *time_energy_power(*true, batch, runs.samples[batch][seed])
 
@@ -190,7 +190,7 @@ def _judged(
 def _proxy_cases(
     unit: Unit, task: BenchmarkTask, runs: Mapping[str, TaskRuns], limit: PowerLimit, seed: int
 ) -> Iterator[ProxyCase]:
-    """Each task as the proxy, with the GPU clock as the only knob."""
+    """Return the cases with each task as the proxy, and the GPU clock as the only knob."""
     clock = unit.trainings[task.network].gpu_clock
 
     def time_s(proxy: str) -> float:

@@ -1,4 +1,4 @@
-"""The small networks that are trained: a residual one, a depthwise-separable one, and a causal transformer."""
+"""The small networks of the benchmark: a residual network, a depthwise-separable one, and a causal transformer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, channels, height, width]` features."""
+        """Return `[n, channels, height, width]` features."""
         return nn.functional.relu(self._convolutions(x) + self._shortcut(x))
 
 
@@ -36,7 +36,7 @@ class CausalTransformer(nn.Module):
         characters: size of the vocabulary.
         length: characters in a sequence.
         width: size of an embedding.
-        heads: attention heads of a layer.
+        heads: number of attention heads per layer.
         layers: number of layers.
     """
 
@@ -53,14 +53,14 @@ class CausalTransformer(nn.Module):
         self.register_buffer("_hidden", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, length, characters]` logits."""
+        """Return `[n, length, characters]` logits."""
         features = self._characters(x) + self._positions
         logits: Tensor = self._head(self._norm(self._layers(features, mask=self._hidden, is_causal=True)))
         return logits
 
 
 def residual_network(classes: int) -> nn.Module:
-    """Two residual blocks for images of one channel."""
+    """Return a network of two residual blocks for images with one channel."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, 1, 1, bias=False),
         _norm(8),
@@ -74,7 +74,7 @@ def residual_network(classes: int) -> nn.Module:
 
 
 def separable_network(classes: int) -> nn.Module:
-    """Three depthwise-separable convolutions, as in MobileNet, for images of one channel."""
+    """Return a network of three depthwise-separable convolutions, as in MobileNet, for images with one channel."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, 1, 1, bias=False),
         _norm(16),
@@ -89,7 +89,7 @@ def separable_network(classes: int) -> nn.Module:
 
 
 def _norm(channels: int) -> nn.Module:
-    """Batch normalisation that follows its inputs faster than by default: a run has only a hundred large batches."""
+    """Return batch normalisation with more momentum than by default, since a run has only a hundred large batches."""
     return nn.BatchNorm2d(channels, momentum=0.3)
 
 

@@ -1,4 +1,4 @@
-"""The result as a picture: the time relative to baseline 1 by limit, for each board and task."""
+"""Draws the result: time relative to baseline 1 by power limit, for each board and task."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from benchmarks.joint.compare import BASELINE, MEASURED_MORE, OURS, OURS_ALL_MOD
 from benchmarks.joint.summary import Result
 
 
-class Look(NamedTuple):
-    """How a method is drawn."""
+class Style(NamedTuple):
+    """The label, colour and marker of a method."""
 
     colour: str
     line: str
     marker: str
 
 
-_LOOKS = {
-    BASELINE: Look("#8a8f98", "--", ""),
-    "baseline 2": Look("#e69f00", "--", "P"),
-    "fastest batch": Look("#d55e00", "--", "X"),
-    OURS: Look("#0072b2", "-", "o"),
-    OURS_ALL_MODES: Look("#009e73", "-", "s"),
-    MEASURED_MORE: Look("#cc79a7", "-", "D"),
+_STYLES = {
+    BASELINE: Style("#8a8f98", "--", ""),
+    "baseline 2": Style("#e69f00", "--", "P"),
+    "fastest batch": Style("#d55e00", "--", "X"),
+    OURS: Style("#0072b2", "-", "o"),
+    OURS_ALL_MODES: Style("#009e73", "-", "s"),
+    MEASURED_MORE: Style("#cc79a7", "-", "D"),
 }
 
 
@@ -45,19 +45,19 @@ def write_picture(result: Result, path: Path) -> None:
     for axes in panels[-1]:
         axes.set_xlabel("power limit, W")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(_LOOKS), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(_STYLES), frameon=False)
     figure.savefig(path, format="png")
 
 
 def _panel(axes: Axes, result: Result, kind: str, task: str) -> None:
-    for method, look in _LOOKS.items():
+    for method, style in _STYLES.items():
         rows = [r for r in result["by_task"] if (r["kind"], r["task"], r["method"]) == (kind, task, method)]
         axes.plot(
             [r["limit_w"] for r in rows],
             [1 / r["sooner"]["mean"] for r in rows],
-            color=look.colour,
-            linestyle=look.line,
-            marker=look.marker,
+            color=style.colour,
+            linestyle=style.line,
+            marker=style.marker,
             markersize=4,
             label=method,
         )

@@ -1,4 +1,4 @@
-"""Measures the most promising of the predicted modes with a batch size, one after the other."""
+"""Measures the most promising predicted modes, each with its batch size, one after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.modes import PowerMode, modes_to_array
 
 Measure = Callable[[PowerMode, int], tuple[float, float]]
-"""Measures a mode with a batch size: ms of a minibatch, and mW."""
+"""Measures a mode with a batch size; returns ms of a minibatch, and mW."""
 
 _FIRST_PROBABILITY, _STEP, _LAST_PROBABILITY = 0.5, 0.1, 0.95
 
@@ -21,20 +21,21 @@ _FIRST_PROBABILITY, _STEP, _LAST_PROBABILITY = 0.5, 0.1, 0.95
 def measure_promising(
     table: JointTable, efficiency: BatchEfficiency, limit: PowerLimit, count: int, measure: Measure
 ) -> tuple[JointTable, int]:
-    """Measure what would be the fastest if it kept the limit.
+    """Measure the rows that would be fastest if they kept the limit.
 
-    The first has even odds to keep it. After each measurement above the limit, the next has to keep it with a higher
-    probability. Other predictions stay as they are.
+    The first row has to keep it with a probability of one half. After each measurement above the limit, the required
+    probability rises. Other predictions stay as they are.
 
     Args:
         table: measured and predicted rows.
         efficiency: the samples needed with each batch size.
         limit: the power limit.
-        count: most measurements.
+        count: maximum number of measurements.
         measure: measures one row.
 
     Returns:
-        The rows that are at least as fast as the choice from the table, and the number of measurements.
+        The table with the rows that are at least as fast as the choice from the original table, and the number of
+        measurements.
     """
     slowest_ms = np.inf
     with suppress(InfeasibleBudgetError):
@@ -58,7 +59,7 @@ def measure_promising(
 def _with_measurement(
     known: KnownModes, mode: PowerMode, batch: int, minibatch_ms: float, power_mw: float
 ) -> KnownModes:
-    """The same with one row measured."""
+    """Return a table in which one row is measured."""
     at = (known.modes == modes_to_array([mode])).all(axis=1) & (known.stated_batch() == batch)
     return replace(
         known,

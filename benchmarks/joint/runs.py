@@ -1,4 +1,4 @@
-"""The samples that each training run needs to its target accuracy: trained here, or read from `runs.json`."""
+"""The number of samples that each training run needs to its target accuracy, from training or from `runs.json`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BATCHES = (8, 16, 32, 64, 128)
 SEEDS = 5
 COMMITTED = Path(__file__).with_name("runs.json")
-"""The runs that the benchmark uses unless it trains them again."""
+"""The committed runs, which the benchmark uses unless it trains its own."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TaskRuns:
 
     Attributes:
         name: the task's name.
-        samples: samples to the target accuracy by batch, one for each seed.
+        samples: samples to the target accuracy by batch size, one number for each seed.
     """
 
     name: str
@@ -40,12 +40,12 @@ class TaskRuns:
 
     @property
     def efficiency(self) -> BatchEfficiency:
-        """The relative samples of each batch, by the median of the runs."""
+        """The relative number of samples with each batch size, by the median of the runs."""
         return BatchEfficiency.from_runs(self.name, self.samples, f"{SEEDS} runs of {self.name}")
 
 
 def read_runs(path: Path = COMMITTED) -> dict[str, TaskRuns]:
-    """The runs of all tasks by name.
+    """Return the runs of all tasks by name.
 
     Raises:
         InvalidInputError: a run is missing or did not reach the target.
@@ -64,12 +64,12 @@ def read_runs(path: Path = COMMITTED) -> dict[str, TaskRuns]:
 
 
 def train_all(data: Path, out: Path, report: Callable[[str], None]) -> Path:
-    """Train every run that the journals in a folder lack, and write all results to `runs.json` there.
+    """Train every run that is missing in a folder's journals, and write all results to `runs.json` there.
 
     Args:
         data: the folder of the images.
         out: the folder of the journals.
-        report: takes a line for each finished run, and for each task that cannot be trained.
+        report: called with a line of text for each finished run, and for each task that cannot be trained.
 
     Returns:
         The written file.
@@ -125,7 +125,7 @@ def _train(task: BenchmarkTask, data: Path, journal_file: Path, report: Callable
 
 
 def _document(results: Mapping[str, Any]) -> str:
-    """JSON with the runs of a batch on one line."""
+    """Return JSON with the runs of a batch size on one line."""
     document = {
         "made_by": "python -m benchmarks.joint --train",
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Ratios to baseline 1 and to the best choice, their means over tasks and seeds, and whether the goals are met."""
+"""Computes ratios to baseline 1 and to the best choice, their means over tasks and seeds, and whether goals are met."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Ratio:
 
     Attributes:
         case: the choice.
-        sooner: time of baseline 1, divided by its time.
-        energy: its energy, divided by that of baseline 1.
-        behind_pct: more time than the best choice takes, %; more energy if the choice is the one of least energy.
+        sooner: time of baseline 1, divided by the choice's time.
+        energy: the choice's energy, divided by that of baseline 1.
+        behind_pct: additional time compared with the best choice, %; additional energy for methods that choose the
+            least energy.
     """
 
     case: Case
@@ -48,7 +49,7 @@ class Ratio:
 
 
 def ratios(cases: Sequence[Case]) -> Iterator[Ratio]:
-    """The ratios of every method in `BEST_OF`."""
+    """Return the ratios of every method in `BEST_OF`."""
     known = {(c.kind, c.task, c.level, c.seed, c.method): c for c in cases}
     for case in cases:
         if case.method not in BEST_OF:
@@ -61,12 +62,12 @@ def ratios(cases: Sequence[Case]) -> Iterator[Ratio]:
 
 
 def result_of(runs: Mapping[str, TaskRuns], cases: Sequence[Case], proxies: Sequence[ProxyCase]) -> Result:
-    """The JSON document.
+    """Return the JSON document of the result.
 
     Args:
         runs: the runs of all tasks.
         cases: all judged choices.
-        proxies: every task as the proxy of every other.
+        proxies: the cases with every task as the proxy of every other.
     """
     found = list(ratios(cases))
     by_limit = figures(found, lambda case: (case.kind, case.level, case.method))
@@ -92,7 +93,7 @@ def result_of(runs: Mapping[str, TaskRuns], cases: Sequence[Case], proxies: Sequ
 
 
 def figures(found: Iterable[Ratio], group: Callable[[Case], tuple[object, ...]]) -> list[dict[str, Any]]:
-    """Means of the ratios of each group, and standard deviations over the seeds of their means over the tasks."""
+    """Return means of each group's ratios, and the standard deviations over seeds of their means over tasks."""
     groups: dict[tuple[object, ...], list[Ratio]] = defaultdict(list)
     for ratio in found:
         groups[group(ratio.case)].append(ratio)
@@ -128,7 +129,7 @@ def _spread(members: Sequence[Ratio], value: Callable[[Ratio], float]) -> dict[s
 
 
 def goals(by_limit: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Both goals on each board, from the means over tasks and seeds: one at the tightest limit, one over all limits."""
+    """Return both goals on each board, by means over tasks and seeds: at the tightest limit, and over all limits."""
     found = []
     for kind in KINDS:
         for method in (OURS, OURS_ALL_MODES, *PREDICTED, MEASURED_MORE):
@@ -151,9 +152,9 @@ def goals(by_limit: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def profiling(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """How many of all GPU frequencies and batch sizes the published order measures at each limit, and what it loses.
+    """Return how many GPU frequencies and batch sizes the published order measures at each limit, and its loss.
 
-    The loss is the time of its choice over that of the choice among all of them with the same proxy, %.
+    The loss is the additional time of its choice compared with the choice among all of them with the same proxy, %.
     """
     known = {(c.kind, c.task, c.level, c.seed): c for c in cases if c.method == EXHAUSTIVE}
     groups: dict[tuple[str, float], list[Case]] = defaultdict(list)
@@ -175,7 +176,7 @@ def profiling(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def proxy_matrix(proxies: Sequence[ProxyCase]) -> dict[str, dict[str, float]]:
-    """Mean percent slower than the fastest choice, by proxy and target."""
+    """Return by how many percent the choice is slower than the fastest one on average, by proxy and target."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for case in proxies:
         found[case.proxy][case.target].append(case.slower_pct)

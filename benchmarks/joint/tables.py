@@ -1,4 +1,4 @@
-"""The result as tables in the terminal."""
+"""Prints the result as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """All tables; times and powers are simulated."""
+    """Yield all tables. Times and powers are simulated."""
     yield _relative_samples(result)
     for kind in dict.fromkeys(row["kind"] for row in result["by_limit"]):
         own = [row for row in result["by_limit"] if row["kind"] == kind]

@@ -1,7 +1,7 @@
-"""What is trained: two small image networks on two data sets each, and a small transformer on two texts.
+"""The training tasks: two small image networks on two data sets each, and a small transformer on two texts.
 
-Images are those of Fashion-MNIST and MNIST, average-pooled to 14 x 14. The texts are Python's documentation, which
-every CPython has (`pydoc_data`), and licences, which every Debian has (`/usr/share/common-licenses`).
+The images are Fashion-MNIST and MNIST, average-pooled to 14 x 14. The texts are Python's documentation, which is part
+of CPython (`pydoc_data`), and licences, which are part of Debian (`/usr/share/common-licenses`).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _BASE_BATCH = 32
 
 @dataclass(frozen=True)
 class BenchmarkTask:
-    """A network on a data set, and when its training ends.
+    """A network, its data set, and when its training ends.
 
     Attributes:
         network: `resnet`, `mobilenet` or `transformer`.
         data: the data set.
         target_accuracy: the accuracy that a run has to reach.
-        evaluate_every: trained samples between two evaluations.
-        max_samples: the most samples that a run trains.
-        base_lr: the learning rate of AdamW for a batch of 32.
+        evaluate_every: number of trained samples between two evaluations.
+        max_samples: maximum number of samples that a run trains.
+        base_lr: the learning rate of AdamW for a batch size of 32.
     """
 
     network: str
@@ -65,7 +65,7 @@ class BenchmarkTask:
         return other
 
     def proxy_task(self, data: Path) -> ProxyTask:
-        """The task in the form that is trained.
+        """Return the task in the form that can be trained.
 
         Args:
             data: the folder of the images.
@@ -126,7 +126,7 @@ _NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {
 
 
 def _images(path: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The first images for training and for testing, each standardised, with their labels."""
+    """Return the first images for training and for testing, standardised, with their labels."""
     import torch
 
     held = read_images(path, f"{path} does not exist: give the folder of the images with --data")
@@ -138,14 +138,14 @@ def _images(path: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def pooled(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """`[n, 28, 28]` grey values as `[n, 14, 14]` means of 2 x 2 pixels, from -1 to 1."""
+    """Average `[n, 28, 28]` grey values to `[n, 14, 14]` means of 2 x 2 pixels, scaled to -1 to 1."""
     n, height, width = images.shape
     means = images.reshape(n, height // 2, 2, width // 2, 2).mean(axis=(2, 4))
     return np.asarray(means / 127.5 - 1, dtype=np.float32)
 
 
 def _texts(name: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Sequences of the first four fifths of a text for training, and of the rest for testing."""
+    """Return sequences of the first four fifths of a text for training, and of the rest for testing."""
     import torch
 
     text = _docs() if name == "docs" else _licences()
@@ -159,7 +159,7 @@ def _texts(name: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def sequences(text: NDArray[np.int64], count: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`[count, length]` characters at evenly spaced places of a text, and the character that follows each of them."""
+    """Return `[count, length]` characters at evenly spaced positions of a text, and the next character of each."""
     starts = np.linspace(0, len(text) - length - 1, count).astype(np.int64)
     places = starts[:, None] + np.arange(length)
     return text[places], text[places + 1]
@@ -173,5 +173,5 @@ def _docs() -> str:
 def _licences() -> str:
     missing = [name for name in _LICENCE_NAMES if not (LICENCES / name).is_file()]
     if missing:
-        raise InvalidInputError(f"{LICENCES} lacks {', '.join(missing)}: train this task on a Debian")
+        raise InvalidInputError(f"{LICENCES} lacks {', '.join(missing)}: train this task on a Debian system")
     return "\n".join((LICENCES / name).read_text(encoding="utf-8") for name in _LICENCE_NAMES)

@@ -1,1 +1,1 @@
-"""What a round of a real Flower deployment costs beside its training."""
+"""Measures the overhead of a round of a real Flower deployment, in addition to its training."""

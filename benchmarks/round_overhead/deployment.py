@@ -1,4 +1,4 @@
-"""A real SuperLink with SuperNodes that run the app without training."""
+"""Runs a real SuperLink with SuperNodes that run the app without training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOG_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to run the rounds.
+class Setup:
+    """A setup to run the rounds with.
 
     Attributes:
-        name: for the table.
+        name: name in the table.
         supernode: the command that runs a SuperNode.
-        waiting: who waits for the replies: `flower` or `wattfleet`.
+        waiting: whose grid waits for the replies: `flower` or `wattfleet`.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Way:
 
 
 def run_rounds(
-    way: Way, scratch: Path, rounds: int, devices: int, torch: bool
+    setup: Setup, scratch: Path, rounds: int, devices: int, torch: bool
 ) -> tuple[list[dict[str, Any]], list[Seen]]:
-    """Run the rounds of one way.
+    """Run the rounds of one setup.
 
     Returns:
         The ServerApp's times of each round, and what each SuperNode logged.
@@ -47,12 +47,12 @@ def run_rounds(
     result = scratch / "rounds.jsonl"
     nodes = [Node(f"node-{index}", index, scratch / "no-agent.sock") for index in range(devices)]
     with Parts(scratch / "logs") as parts:
-        deployment = FlowerDeployment(parts, scratch / "home", nodes, way.supernode)
+        deployment = FlowerDeployment(parts, scratch / "home", nodes, setup.supernode)
         deployment.start()
         logs = [scratch / "logs" / f"supernode-{node.device_id}.log" for node in nodes]
         with _watched(logs) as seen:
             config = {"rounds": rounds, "devices": devices, "torch": torch}
-            run_id = deployment.submit(_APP, {**config, "waiting": way.waiting, "result": str(result)})
+            run_id = deployment.submit(_APP, {**config, "waiting": setup.waiting, "result": str(result)})
             _wait(lambda: _lines(result) >= rounds, deployment, run_id, parts, rounds * _ROUND_WITHIN_S)
     return [json.loads(line) for line in result.read_text().splitlines()], seen
 
@@ -62,7 +62,7 @@ def _lines(path: Path) -> int:
 
 
 def _wait(done: Callable[[], bool], deployment: FlowerDeployment, run_id: str, parts: Parts, within_s: float) -> None:
-    """Wait until the rounds are done, and notice a run that fails: asking Flower for it takes processor time."""
+    """Wait until the rounds are done or the run fails. Flower is polled rarely, since this takes CPU time."""
     give_up_s, ask_s = time.monotonic() + within_s, time.monotonic() + 60
     while not done():
         parts.check()
@@ -76,7 +76,7 @@ def _wait(done: Callable[[], bool], deployment: FlowerDeployment, run_id: str, p
 
 @contextmanager
 def _watched(logs: list[Path]) -> Iterator[list[Seen]]:
-    """Note when each log gets a line on a message; Flower's own lines have no time."""
+    """Record when each log gets a line about a message, since Flower's lines have no time."""
     seen = [Seen([], []) for _ in logs]
     stop = threading.Event()
     thread = threading.Thread(target=_watch, args=(logs, seen, stop), name="log-watcher")

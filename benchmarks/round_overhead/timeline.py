@@ -1,4 +1,4 @@
-"""Where the seconds of a round went."""
+"""Splits the time of a round into stages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ STAGES = (
     "trained, until the SuperNode sends the reply",
     "reply sent, until it is pulled",
 )
-"""In order; each ends where the next begins."""
+"""The stages in order. Each ends where the next one begins."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a SuperNode logged.
+    """The times of a SuperNode's log lines.
 
     Attributes:
         received_s: when it logged a message that it received, in seconds since 1970.
@@ -32,22 +32,22 @@ class Seen:
 
 
 def round_seconds(rounds: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Seconds of each round, from its first push to its last pull."""
+    """Return the seconds of each round, from its first push to its last pull."""
     return [float(each["pulled_s"]) - float(each["pushed_s"]) for each in rounds]
 
 
 def stage_seconds(rounds: Sequence[Mapping[str, Any]], logs: Sequence[Seen]) -> dict[str, float]:
-    """The median seconds of each stage, over the node that was the last to train in each round.
+    """Return the median seconds of each stage, for the node that was the last to train in each round.
 
     Args:
         rounds: the ServerApp's times of each round, with those of the nodes.
-        logs: what each SuperNode logged.
+        logs: the times of each SuperNode's log lines.
     """
     spans: list[list[float]] = []
     for each in rounds:
         last = max(each["nodes"], key=lambda node: float(node["trained_s"]))
         began_s, ended_s = float(each["pushed_s"]), float(each["pulled_s"])
-        # The log of the node whose process started between its message and its reply, nearest to them.
+        # The log with the message and reply that enclose the start of the node's process most closely.
         received_s = max(s for log in logs for s in log.received_s if began_s <= s <= last["started_s"] + 0.05)
         sent_s = min(s for log in logs for s in log.sent_s if s >= last["trained_s"])
         moments = [began_s, received_s, last["started_s"], last["called_s"], last["trained_s"], sent_s, ended_s]

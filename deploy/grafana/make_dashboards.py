@@ -1,7 +1,8 @@
-"""Writes the Grafana dashboards, which are too repetitive to be kept in order by hand.
+"""Generates the Grafana dashboards, which are too repetitive to be written by hand.
 
 `python deploy/grafana/make_dashboards.py` writes `dashboards/*.json` from `panels.yml`, both beside this file. Each
-dashboard can be provisioned as it is, or imported into any other Grafana, which then asks for the Prometheus to read.
+dashboard can be provisioned unchanged, or imported into any other Grafana, which then asks for the Prometheus data
+source.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class Panel:
     """One panel.
 
     Attributes:
-        title: its heading.
-        queries: each an expression and the legend of its series.
+        title: heading of the panel.
+        queries: pairs of an expression and the legend of its series.
         kind: Grafana's type of panel.
-        unit: Grafana's unit of its values.
-        width: of 24 columns.
-        height: in rows of the grid.
-        text: what it shows, for its tooltip.
-        max: the largest value of a gauge or an axis; None leaves it open.
-        warn: from this value on it is orange; None never is.
+        unit: Grafana's unit of the values.
+        width: width in columns, of 24.
+        height: height in rows of the grid.
+        text: description for the tooltip.
+        max: largest value of a gauge or an axis; None for no limit.
+        warn: value from which the panel is orange; None for never.
     """
 
     title: str
@@ -50,7 +51,7 @@ class Panel:
     warn: float | None = None
 
     def as_json(self, number: int, x: int, y: int) -> dict[str, Any]:
-        """Grafana's panel at a place of the grid."""
+        """Return Grafana's panel at a position of the grid."""
         steps: list[dict[str, Any]] = [{"color": "blue", "value": None}]
         if self.warn is not None:
             steps.append({"color": "orange", "value": self.warn})
@@ -93,13 +94,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stat": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "none"},
     "bargauge": {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal", "displayMode": "basic"},
-    # Grafana 13 has the pages of a table beside its footer, and earlier versions in it.
+    # Grafana 13 has the paging option of a table outside of its footer, earlier versions inside.
     "table": {"showHeader": True, "enablePagination": True, "footer": {"enablePagination": True}},
 }
 
 
 def _joined(columns: Sequence[str]) -> dict[str, Any]:
-    """One row per device, with a column for each query of a table."""
+    """Return transformations that join a table's queries to one row per device, with a column for each query."""
     hidden = {name: True for name in ("Time", *(f"Time {index + 1}" for index in range(len(columns))))}
     names = {f"Value #{chr(ord('A') + index)}": column for index, column in enumerate(columns)}
     if len(columns) == 1:
@@ -113,7 +114,7 @@ def _joined(columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _panels(name: str) -> tuple[dict[str, Any], list[Panel]]:
-    """A dashboard's description, and its panels."""
+    """Return a dashboard's description, and its panels."""
     described = yaml.safe_load(_PANELS.read_text())[name]
     panels = []
     for each in described["panels"]:
@@ -125,7 +126,7 @@ def _panels(name: str) -> tuple[dict[str, Any], list[Panel]]:
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """One dashboard, as Grafana imports it."""
+    """Return one dashboard in Grafana's format for imports."""
     described, panels = _panels(name)
     return {
         "__inputs": [
@@ -174,7 +175,7 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def _variables() -> list[dict[str, Any]]:
-    # An import replaces the name by the chosen source. When provisioned, it is this variable.
+    # An import replaces the name by the chosen data source. In a provisioned dashboard, this variable has that name.
     source = {
         "name": "DS_PROMETHEUS",
         "label": "Prometheus",
@@ -212,7 +213,7 @@ def _choice(name: str, label: str, metric: str, values_of: str) -> dict[str, Any
 
 
 def _laid_out(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Panels in rows of 24 columns; all of a row have the height of its first."""
+    """Yield panels in rows of 24 columns. All panels of a row have the height of the first one."""
     laid_out, x, y, row_height = [], 0, 0, 0
     for number, panel in enumerate(panels, start=1):
         if x + panel.width > _COLUMNS:

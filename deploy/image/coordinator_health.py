@@ -1,7 +1,7 @@
-"""Exit 0 if the coordinator's gRPC health service says that it serves; the argument is its address for enrolment.
+"""Exit 0 if the coordinator's gRPC health service reports SERVING; the argument is its address for enrolment.
 
-Only this address answers without a certificate. The server's certificate is taken as it is, since the server is this
-container's own.
+Only this address answers without a certificate. The server's certificate is accepted without verification, since the
+server runs in this container.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_S = 5.0
 
 
 def check(address: str) -> None:
-    """Ask, or exit with what is wrong."""
+    """Check the coordinator, or exit with an error."""
     host, _, port = address.rpartition(":")
     try:
         certificate = ssl.get_server_certificate((host, int(port)), timeout=TIMEOUT_S).encode()
@@ -28,7 +28,7 @@ def check(address: str) -> None:
     except OSError as error:
         sys.exit(f"{address}: {error}")
     except grpc.RpcError as error:
-        sys.exit(f"{address}: {error.code().name}")  # type: ignore[attr-defined]  # each is a call, too
+        sys.exit(f"{address}: {error.code().name}")  # type: ignore[attr-defined]  # gRPC errors are calls, too
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         sys.exit(f"{address}: {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}")
 

@@ -1,9 +1,9 @@
-"""Enrol with the invite in the file that WATTFLEET_INVITE names, if there is one; then become the command.
+"""Enrol with the invite in the file named by WATTFLEET_INVITE, if it exists; then run the command in this process.
 
     python enrolled.py wattfleet agent run --device=simulated:agx-orin --device-id=orin-0 --state-dir=/var/lib/wattfleet
 
 The invite is removed once it is used, so a restart does not enrol again. It uses the standard library only, since the
-images differ in what they have.
+images contain different packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JOIN_OPTIONS = ("--device=", "--device-id=", "--state-dir=")
 
 
 def join_command(command: Sequence[str]) -> tuple[list[str], Path]:
-    """How whoever runs a command enrols, and the folder of its identity."""
+    """Return the command that enrols the role of a command, and the folder of its identity."""
     if list(command[:3]) != AGENT:
         return ["wattfleet", "join"], Path(os.environ["WATTFLEET_IDENTITY"])
     options = [word for word in command if word.startswith(JOIN_OPTIONS)]
@@ -28,7 +28,7 @@ def join_command(command: Sequence[str]) -> tuple[list[str], Path]:
 
 
 def enrol(invite: Path, command: Sequence[str]) -> None:
-    """Enrol, or exit as the enrolment does if there is no earlier identity to go on with."""
+    """Enrol. If this fails and there is no earlier identity to continue with, exit with the same status."""
     join, folder = join_command(command)
     with invite.open("rb") as line:
         status = subprocess.run(join, stdin=line, check=False).returncode
@@ -39,7 +39,7 @@ def enrol(invite: Path, command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Enrol if invited, and run the command in place of this process."""
+    """Enrol if there is an invite, and replace this process by the command."""
     command = sys.argv[1:]
     if not command:
         sys.exit("usage: enrolled.py COMMAND [ARGUMENT ...]")

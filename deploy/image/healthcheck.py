@@ -34,7 +34,7 @@ def check(address: str) -> None:
 
 
 def _unverified() -> ssl.SSLContext:
-    """TLS with whoever answers: the server is this container's own."""
+    """Return a TLS context without verification, since the server runs in this container."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2", "http/1.1"])

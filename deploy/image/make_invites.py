@@ -1,6 +1,6 @@
-"""Make an invite for each machine of the fleet that is not enrolled, and a certificate for Prometheus.
+"""Create an invite for each machine of the fleet that is not enrolled, and a certificate for Prometheus.
 
-It runs with the operator's identity at every start of the fleet, and changes nothing for those that are enrolled.
+It runs with the operator's identity at every start of the fleet. Enrolled machines are not changed.
 
     python make_invites.py --coordinator coordinator:7070 --invites DIR --prometheus DIR superlink:superlink
 """
@@ -26,16 +26,16 @@ from wattfleet_proto.v1 import identity_pb2
 
 INVITE_TTL_S = 3600.0
 PROMETHEUS_LIFETIME_S = 365 * 86400.0
-"""Prometheus does not renew its certificate; this script does, once two thirds of it are over."""
+"""The share of its validity after which this script renews the certificate of Prometheus, which cannot do so itself."""
 
 
 def make_invites(client: CoordinatorClient, machines: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-    """Write an invite for each machine without a valid certificate; returns their names.
+    """Write an invite for each machine without a valid certificate, and return the names of these machines.
 
     Args:
-        client: the coordinator, as its operator connects to it.
-        machines: role and name of each.
-        folder: gets a file with the machine's name for each invite, and loses the files of enrolled machines.
+        client: the operator's client of the coordinator.
+        machines: role and name of each machine.
+        folder: folder for the invites, each in a file with the machine's name. Files of enrolled machines are deleted.
     """
     enrolled = {(each.role, each.name) for each in client.certificates() if not each.HasField("revoked_unix_s")}
     unused = client.administer("ListInvites", identity_pb2.ListInvitesRequest()).invites
@@ -55,11 +55,11 @@ def make_invites(client: CoordinatorClient, machines: Iterable[tuple[str, str]],
 
 
 def make_prometheus_certificate(client: CoordinatorClient, folder: Path, trusted_pem: bytes) -> bool:
-    """Make the viewer's certificate of Prometheus, unless it has one for long enough; returns whether it was made.
+    """Create a viewer's certificate for Prometheus if it has none or it is due; return whether it was created.
 
     Args:
-        client: the coordinator, as its operator connects to it.
-        folder: where it goes; Prometheus is another user, of the same group.
+        client: the operator's client of the coordinator.
+        folder: folder for the certificate. Prometheus runs as another user of the same group.
         trusted_pem: the authorities in force.
     """
     if _is_current(folder, trusted_pem):
@@ -84,7 +84,7 @@ def _is_current(folder: Path, trusted_pem: bytes) -> bool:
 
 
 def main() -> None:
-    """Make what is missing."""
+    """Create what is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--coordinator", required=True, help="host:port of the coordinator")
     parser.add_argument("--invites", required=True, type=Path, help="folder for the invites")

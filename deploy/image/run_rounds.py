@@ -1,4 +1,4 @@
-"""Start the Flower run once all devices are ready; exit with 0 if it completes, else with 1 and a reason."""
+"""Start the Flower run once all devices are ready; exit with 0 if it completes, or else with 1 and a reason."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class RoundPrinter:
 
 
 def completed(flower: FlowerDeployment, view: CoordinatorView, run_id: str) -> bool:
-    """Whether Flower calls the run completed.
+    """Return whether Flower reports the run as completed.
 
     Raises:
-        PartFailedError: it failed or was stopped; the text says why.
+        PartFailedError: the run failed or was stopped; the text gives the reason.
         NoAnswerError: Flower did not answer in time.
     """
     try:
@@ -56,7 +56,7 @@ def completed(flower: FlowerDeployment, view: CoordinatorView, run_id: str) -> b
 
 
 def explained(failure: PartFailedError, view: CoordinatorView, run_id: str) -> PartFailedError:
-    """Flower's error with the reason that the ServerApp reported to the coordinator; else print its log."""
+    """Add the reason that the ServerApp has reported to the coordinator to an error; without one, print the log."""
     reason = view.run(run_id).run.error
     if not reason:
         print_log(run_id)
@@ -73,7 +73,7 @@ def print_log(run_id: str) -> None:
 
 
 def round_line(ended: view_pb2.RoundView) -> str:
-    """One line on a round: devices, watts, seconds and accuracy, as far as known."""
+    """Return one line about a round: devices, and the watts, seconds and accuracy if known."""
     if ended.unplanned:
         parts = ["unplanned: no budget was kept"]
     else:
@@ -100,7 +100,7 @@ def main() -> None:
     # Only for the `flwr` command: SuperLink and SuperNodes run in their own containers.
     home = Path(os.environ["FLWR_HOME"])
     try:
-        folder = named_folder(None)  # the one that WATTFLEET_IDENTITY names
+        folder = named_folder(None)  # the identity that WATTFLEET_IDENTITY names
         flower = FlowerDeployment(Parts(home), home, nodes=[], identity=folder)
         flower.connect()
         endpoint = Endpoint.of(arguments.coordinator, folder)

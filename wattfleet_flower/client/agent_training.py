@@ -32,18 +32,18 @@ class AgentTraining:
     If this process dies, the stream ends and the agent parks the device.
 
     Attributes:
-        deadline: of the training.
-        optimizer_steps: steps that torch's optimizers have made in it, as far as they are counted.
-        work: the work that the plan has chosen for it; None if it has chosen none.
-        taken_batch: the batch size that the app got when it asked for that work; None if it has not asked.
-        has_taken_epochs: whether the app has asked for the number of local epochs.
+        deadline: the training's deadline.
+        optimizer_steps: steps of torch's optimizers so far; counted only with automatic profiling.
+        work: the batch size and epochs that the plan has chosen; None if it has chosen neither.
+        taken_batch: the batch size that `planned_work` returned to the app; None if the app has not called it.
+        has_taken_epochs: whether the app has passed its epochs to `planned_work`.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
         """Open the stream to the agent.
 
         Args:
-            channel: to the agent's socket.
+            channel: a channel to the agent's socket.
         """
         self._requests: SimpleQueue[local_pb2.TrainRequest | None] = SimpleQueue()
         self._answers: SimpleQueue[local_pb2.TrainResponse | Exception] = SimpleQueue()
@@ -53,7 +53,7 @@ class AgentTraining:
         self.taken_batch: int | None = None
         self.has_taken_epochs = False
         self._protocol_minor = 0
-        self._has_told_loader = self._is_stopped = self._is_finished = False
+        self._has_reported_loader = self._is_stopped = self._is_finished = False
         self._profiled = threading.Lock()
         responses = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
         # The agent may stop the training at any time, also while the app computes.
@@ -79,13 +79,13 @@ class AgentTraining:
             deadline.stop()
         return deadline
 
-    def loader_begins(self, loader: Iterable[object]) -> None:
-        """Tell the agent what the app's loader says of itself: of the first loader that says anything."""
-        if self._protocol_minor < 1 or self._has_told_loader or self._is_finished:
+    def report_loader(self, loader: Iterable[object]) -> None:
+        """Report the batch size, workers and length of the app's data loader to the agent."""
+        if self._protocol_minor < 1 or self._has_reported_loader or self._is_finished:
             return
         seen = facts_of(loader)
         if seen.ListFields():
-            self._has_told_loader = True
+            self._has_reported_loader = True
             if self.taken_batch is not None:
                 if not seen.HasField("batch"):
                     seen.batch = self.taken_batch
@@ -116,12 +116,12 @@ class AgentTraining:
         """Report trained minibatches; return once the mode for the next ones is applied.
 
         Args:
-            times: of the minibatches since the last report.
-            paused: whether the loader is not read any further, so that the assigned mode has to be applied.
-            is_pass_over: whether it has ended, so that a measurement may last until its next pass.
+            times: the times of the minibatches since the last report.
+            paused: whether the app has stopped reading the loader, so that the assigned mode has to be applied.
+            is_pass_over: whether the loader has ended. A measurement may then go on in its next pass.
 
         Returns:
-            Whether the agent wants further reports; not if the training is over, and an iterator is still held.
+            Whether the agent wants further reports. False if the training is over but an iterator is still in use.
         """
         if self._is_finished:
             return False
@@ -154,7 +154,7 @@ class AgentTraining:
                 else:
                     self._answers.put(response)
         except grpc.RpcError as error:
-            # Nobody watches the device's power any more.
+            # The agent no longer limits the device's power.
             self._stop()
             self._answers.put(error)
         else:

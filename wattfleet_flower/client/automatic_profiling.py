@@ -1,7 +1,7 @@
-"""Profiles a planned training with torch, without a change of the app.
+"""Profiles planned trainings of torch apps without any change to the app.
 
-While the app trains, iterating a DataLoader is wrapped as by `profiled(loader)`. A pass counts as training from the
-first step of an optimizer in it, so that passes over data for evaluation or for statistics are never measured.
+While the app trains, every DataLoader behaves as if it was wrapped with `profiled(loader)`. A pass counts as training
+from the first step of an optimizer in it, so that passes over data for evaluation or for statistics are never measured.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 # The first minibatch of a pass is not reported. A measurement may last for several passes, but each begins and ends
-# with an answer of the agent, which would take too large a share of a shorter one. Agents before protocol 2.2 measure a
-# mode by 41 minibatches of one pass.
+# with an answer from the agent, which would take too large a share of a short pass. Agents before protocol 2.2 measure
+# a mode over 41 minibatches of one pass.
 _LEAST_MINIBATCHES, _LEAST_MINIBATCHES_BEFORE = 5, 42
 
-# Several trainings of one process may overlap, in Flower's simulation for example: the last one to end undoes it.
+# Several trainings of one process may overlap, in Flower's simulation for example. The last one to end undoes the
+# patches.
 _lock = threading.Lock()
 _trainings = 0
 _undo = ExitStack()
@@ -33,7 +34,7 @@ _undo = ExitStack()
 
 @contextmanager
 def automatic_profiling() -> Iterator[None]:
-    """Wrap the iteration of torch's DataLoaders in this context, if torch was imported before."""
+    """Profile every iteration of a torch DataLoader in this context, if the app has imported torch before."""
     global _trainings
     if not _is_possible():
         yield
@@ -53,10 +54,10 @@ def automatic_profiling() -> Iterator[None]:
 
 
 def _is_possible() -> bool:
-    """Whether the app has imported torch, in a version that tells of optimizers' steps."""
+    """Whether the app has imported a torch version that has hooks for optimizer steps."""
     if sys.modules.get("torch") is None:
         return False
-    # Torch has it since version 2.0.
+    # Torch 2.0 or newer.
     return hasattr(importlib.import_module("torch.optim.optimizer"), "register_optimizer_step_post_hook")
 
 
@@ -107,7 +108,7 @@ def _measured_from_first_step(
             break
     else:
         return
-    training.loader_begins(loader)
+    training.report_loader(loader)
     length = length_of(loader)
     least = _LEAST_MINIBATCHES if training.measures_over_passes else _LEAST_MINIBATCHES_BEFORE
     if length is not None and length < least:

@@ -13,7 +13,7 @@ from wattfleet_io.wrapped_loader import length_of
 
 Batch = TypeVar("Batch")
 
-# The next minibatch is predicted to take the median of so many last ones, so that one stall does not end a training.
+# The next minibatch is predicted to take the median time of the last 31, so that one stall does not end a training.
 _WINDOW = 31
 # A GPU works asynchronously. Near the deadline each minibatch is synchronized, so that only finished work counts.
 _SYNCHRONIZE_LAST_S = 5.0
@@ -29,7 +29,7 @@ class Deadline:
     """
 
     def __init__(self, epochs: float, deadline_s: float | None, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Start the training's time.
+        """Start the training's clock.
 
         Args:
             epochs: local epochs assigned.

@@ -1,4 +1,4 @@
-"""What a data loader says of itself: the batch size, its workers and its length."""
+"""Reads the batch size, the number of workers and the length of an app's data loader."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wattfleet_proto.v1 import local_pb2
 
 
 def facts_of(loader: Iterable[object]) -> local_pb2.LoaderSeen:
-    """Return what a loader says of itself; absent where it says nothing, or more than the agent accepts.
+    """Return a loader's batch size, workers and length; unset where unknown or above the agent's limits.
 
     Args:
-        loader: torch's DataLoader, or any iterable; one with the same attributes is understood as well.
+        loader: torch's DataLoader, or any iterable. The attributes of a DataLoader are read wherever they exist.
     """
     batch = getattr(loader, "batch_size", None)
-    if batch is None:  # of a DataLoader with a sampler of whole batches
+    if batch is None:  # a DataLoader with a batch sampler
         batch = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return local_pb2.LoaderSeen(
         batch=_count(batch, 1, LARGEST_COUNT),

@@ -34,7 +34,7 @@ def until_deadline(loader: Iterable[Batch], *, app_weighs: bool = False) -> Iter
         if training is None:
             return iter(batches)
         training.deadline.app_weighs |= app_weighs
-        training.loader_begins(innermost(batches))
+        training.report_loader(innermost(batches))
         return training.deadline.bounded(batches)
 
     return WrappedLoader(loader, bounded)
@@ -46,11 +46,11 @@ def profiled(loader: Iterable[Batch]) -> Iterable[Batch]:
     Outside a planned training, and once every mode is measured, the batches are only passed on.
 
     Raises:
-        InvalidInputError: the loader is one of `share_device`, within whose minibatches no mode can change.
+        InvalidInputError: the loader comes from `share_device`. The mode cannot change during its minibatches.
         grpc.RpcError: the agent is gone or could not apply a mode; the mod translates it.
     """
     if shares_device(loader):
-        raise InvalidInputError("profiled goes inside of share_device: write share_device(profiled(loader))")
+        raise InvalidInputError("profiled must be applied before share_device: write share_device(profiled(loader))")
     return WrappedLoader(loader, _profiled)
 
 
@@ -59,15 +59,15 @@ def _profiled(loader: Iterable[Batch]) -> Iterator[Batch]:
     if training is None:
         yield from loader
         return
-    training.loader_begins(innermost(loader))
+    training.report_loader(innermost(loader))
     yield from measured(loader, training)
 
 
 def measured(loader: Iterable[Batch], training: AgentTraining) -> Iterator[Batch]:
-    """Yield the batches of a loader, and report their times while the agent asks for them.
+    """Yield the batches of a loader, and report their times as long as the agent wants them.
 
     Args:
-        loader: yields minibatches. If those of another loader are reported already, its batches are only passed on.
+        loader: yields minibatches. If another loader is being measured already, the batches are only passed on.
         training: the training that this is part of.
 
     Raises:

@@ -92,9 +92,9 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
 
 
 def _identity(context: Context) -> ConfigRecord:
-    """Which device this SuperNode names, and why it cannot train there.
+    """Return the device that this SuperNode names, and why it cannot train there if it cannot.
 
-    A problem is told in a reply, since Flower keeps no reply beside an error.
+    A problem is reported in an ordinary reply, since a Flower reply with an error has no content.
     """
     device_id = _device_id(context)
     identity = ConfigRecord({DEVICE_ID_KEY: device_id})
@@ -113,7 +113,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _done(deadline: Deadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float]:
-    """What the reply tells of the training."""
+    """Return what the reply reports about the training: how much was done, seconds per epoch and watts."""
     done: dict[str, bool | float] = {}
     if deadline.used:
         done |= {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}

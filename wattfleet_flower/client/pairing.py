@@ -1,4 +1,4 @@
-"""Whether a SuperNode reaches the agent of the device that it names, and what to mend if it does not."""
+"""Checks that a SuperNode reaches the agent of the device that it names; if not, says how to fix it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _START_AGENT = "start it, such as with `systemctl start wattfleet-agent`"
 
 
 def pairing_problem(device_id: str, path: str) -> str | None:
-    """Why a SuperNode cannot train on the device that it names, with the remedy.
+    """Return why a SuperNode cannot train on the device that it names, and the remedy.
 
     Args:
         device_id: the device that the SuperNode names.
-        path: of the agent's socket.
+        path: path of the agent's socket.
 
     Returns:
-        The problem; empty if the device's agent answers; None if the agent is too old to tell its device.
+        The problem; empty if the device's agent answers; None if the agent is too old to report its device.
     """
     try:
-        # The kernel's reason: gRPC reports all of them as UNAVAILABLE, and tries again.
+        # A plain socket gives the kernel's reason. gRPC reports UNAVAILABLE for all of them, and tries again.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_WITHIN_S)
             probe.connect(path)
@@ -37,27 +37,28 @@ def pairing_problem(device_id: str, path: str) -> str | None:
     try:
         with grpc.insecure_channel(f"unix:{path}") as channel:
             stub = local_pb2_grpc.LocalAgentServiceStub(channel)
-            agents = stub.GetDevice(local_pb2.GetDeviceRequest(), timeout=_WITHIN_S).device_id
+            agent_device_id = stub.GetDevice(local_pb2.GetDeviceRequest(), timeout=_WITHIN_S).device_id
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return None
         details = plain_text(error.details() or error.code().name)
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-            return f"the agent at {path} refuses: {details}; then start the SuperNode again"
+            return f"the agent at {path} refused access: {details}; then start the SuperNode again"
         return f"the agent at {path} does not answer ({details}): see its log"
-    if agents == device_id:
+    if agent_device_id == device_id:
         return ""
-    agents = plain_text(agents)
+    agent_device_id = plain_text(agent_device_id)
     return (
-        f"the socket {path} is that of {agents}, and the SuperNode names {device_id}: start the SuperNode with"
-        f" --node-config 'device-id=\"{agents}\"', or {_NAME_SOCKET}"
+        f"the socket {path} belongs to {agent_device_id}, but the SuperNode names {device_id}: start the SuperNode with"
+        f" --node-config 'device-id=\"{agent_device_id}\"', or {_NAME_SOCKET}"
     )
 
 
 def _unconnected(path: str, error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return (
-            f"there is no socket {path}: if the agent is away, {_START_AGENT}; if its socket is another, {_NAME_SOCKET}"
+            f"there is no socket {path}: if the agent is not running, {_START_AGENT}; if it uses another socket,"
+            f" {_NAME_SOCKET}"
         )
     if error.errno == errno.EACCES:
         return (
@@ -70,7 +71,7 @@ def _unconnected(path: str, error: OSError) -> str:
 
 
 def _user_name() -> str:
-    """The name of this process's user, or the number if it has none here."""
+    """The name of this process's user, or the user id if it has no name on this system."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -60,9 +60,9 @@ def planned_loader(
 ) -> DataLoader[Any]:
     """A torch DataLoader over one epoch of shuffled samples, with the batch size that the plan has chosen.
 
-    An epoch makes the progress of one pass over the data with the app's own batch size. With a batch that needs more
-    samples for that, some samples come twice; with one that needs fewer, some do not come. Multiply the learning rate
-    by `planned_work(batch_size).lr_scale`.
+    An epoch makes the progress of one pass over the data with the app's own batch size. A batch size that needs more
+    samples for that repeats some samples; one that needs fewer skips some. Multiply the learning rate by
+    `planned_work(batch_size).lr_scale`.
 
     Without a planned training, or if the plan has chosen no batch, this is `DataLoader(dataset, batch_size,
     shuffle=True)`.
@@ -70,7 +70,7 @@ def planned_loader(
     Args:
         dataset: the device's own samples; it needs a length.
         batch_size: the app's own batch size.
-        generator: of the order of the samples; None for torch's own.
+        generator: random generator for the order of the samples; None for torch's default.
         options: passed on to `DataLoader`; not `shuffle`, `sampler` or `batch_sampler`.
 
     Raises:

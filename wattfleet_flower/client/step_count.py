@@ -1,4 +1,4 @@
-"""Counting the parameters and the floating-point operations of a network's step, before anything is measured."""
+"""Counts a network's parameters and the floating-point operations of one step, without measuring anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepCount:
-    """What a step computes with.
+    """The size of a network and of one of its steps.
 
     Attributes:
         parameters: number of parameters of the network, trained or not.
@@ -32,9 +32,9 @@ def count_step(
 ) -> StepCount:
     """Count one step of a torch network: forward and backward for training, only forward for inference.
 
-    The step is run once on a copy, so neither weights, gradients nor random numbers change. Matrix products,
-    convolutions and attention are counted, as by `torch.utils.flop_counter.FlopCounterMode`. Other operations are not;
-    recurrent layers may be among them.
+    The step is run once on a copy, so neither weights, gradients nor random numbers change. Counted are matrix
+    products, convolutions and attention, as in `torch.utils.flop_counter.FlopCounterMode`. Other operations are not
+    counted, among them possibly recurrent layers.
 
     Args:
         module: the network, on the device of the inputs.
@@ -45,7 +45,7 @@ def count_step(
         The counts, for `wattfleet.modes.WorkloadFacts`.
 
     Raises:
-        InvalidInputError: training is to be counted, and no parameter can be trained.
+        InvalidInputError: training is to be counted, but no parameter requires a gradient.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode

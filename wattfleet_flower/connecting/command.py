@@ -25,7 +25,7 @@ def group() -> None:
 def connect(
     name: Annotated[str, typer.Option(help="Name of the connection, as in `flwr run APP NAME`.")] = "wattfleet",
     superlink: Annotated[
-        str | None, typer.Option(help="Host:port of the SuperLink. Default: as the coordinator says.")
+        str | None, typer.Option(help="Host:port of the SuperLink. Default: the address that the coordinator reports.")
     ] = None,
     identity: Annotated[
         Path | None,
@@ -75,13 +75,14 @@ def connect(
     peer = require_identity(folder).peer
     if peer.role not in USERS_OF_FLWR:
         raise InvalidInputError(
-            f"the identity in {folder} is of {peer}, and `flwr` needs one of a Flower app or an operator"
+            f"the identity in {folder} belongs to {peer}, but `flwr` needs that of a Flower app or an operator: pass"
+            " --identity FOLDER"
         )
     endpoint = Endpoint.of(coordinator, folder)
     if problem := renew_if_due(endpoint):
         print_line(f"warning: {problem}", to_stderr=True)
     found = require_identity(folder)
-    address = superlink or found.superlink or _asked(endpoint)
+    address = superlink or found.superlink or _reported_address(endpoint)
     split_address(address)
     known = read_flower_config()[0].get("superlink", {}).get(name, {})
     if isinstance(known, dict) and known.get("address", address) != address:
@@ -95,7 +96,7 @@ def connect(
     now = utc_now()
     proof = proof_of(found, FOR_SUPERLINK, now).encode()
     store.set(ACCESS_TOKEN_STORE_KEY % address, proof)
-    store.set(REFRESH_TOKEN_STORE_KEY % address, b"none")  # Flower wants one; a proof is made anew instead
+    store.set(REFRESH_TOKEN_STORE_KEY % address, b"none")  # Flower requires one, but proofs cannot be refreshed
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
     print_line(f"`flwr` uses {address} as {peer}: the connection {name!r} is in {config}, and is the default one")
     print_line(
@@ -105,23 +106,24 @@ def connect(
     print_line(f"next: flwr run APP {name} --stream")
 
 
-def _asked(endpoint: Endpoint) -> str:
-    """The SuperLink's address, as the coordinator says.
+def _reported_address(endpoint: Endpoint) -> str:
+    """Return the SuperLink's address from the coordinator.
 
     Raises:
-        InvalidInputError: it does not know.
-        WattfleetError: it does not answer, or refuses.
+        InvalidInputError: the coordinator does not know the address.
+        WattfleetError: the coordinator does not answer, or refuses.
     """
     from wattfleet.errors import InvalidInputError
-    from wattfleet_flower.superlink.server_certificate import asking
+    from wattfleet_flower.superlink.server_certificate import superlink_service
     from wattfleet_identity.renewal import TIMEOUT_S
     from wattfleet_proto.v1 import superlink_pb2
 
-    with asking(endpoint) as stub:
+    with superlink_service(endpoint) as stub:
         address: str = stub.GetSuperLink(superlink_pb2.GetSuperLinkRequest(), timeout=TIMEOUT_S).address
     if not address:
         raise InvalidInputError(
-            "the coordinator knows no SuperLink: pass --superlink HOST:PORT, or restart the coordinator with"
-            " --superlink-address HOST:PORT"
+            "the coordinator does not know the SuperLink's address: pass --superlink HOST:PORT, or restart the"
+            " coordinator"
+            " with --superlink-address HOST:PORT"
         )
     return address

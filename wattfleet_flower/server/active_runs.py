@@ -1,4 +1,4 @@
-"""The Flower runs of this process in which a power-aware strategy is running; one strategy at a time in each."""
+"""Makes sure that only one power-aware strategy at a time runs in each Flower run of this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ActiveRuns:
 
     @contextmanager
     def enter(self, run_id: str) -> Iterator[str]:
-        """Mark a run as active while its strategy runs; gives the run id to report to the coordinator.
+        """Mark a run as active within this context, and yield the run id to report to the coordinator.
 
         Raises:
             TwoStrategiesError: another strategy is running in this run.

@@ -27,10 +27,10 @@ class AwayPolicy:
 
     Attributes:
         action: wait until it answers, end the run, or train without plans.
-        patience_s: seconds to wait before the run ends; None to wait without end.
+        patience_s: seconds to wait before the run ends; None to wait forever.
 
     Raises:
-        InvalidInputError: there is no such action, or the patience cannot be used.
+        InvalidInputError: the action is unknown, or the patience is not valid.
     """
 
     action: OnCoordinatorAway = "wait"
@@ -43,7 +43,7 @@ class AwayPolicy:
             return
         if not 0 <= self.patience_s < math.inf:
             raise InvalidInputError(
-                f"coordinator_patience_s must be 0 or more and finite, not {self.patience_s}; None waits without end"
+                f"coordinator_patience_s must be 0 or more and finite, not {self.patience_s}; None waits forever"
             )
         if self.action != "wait":
             raise InvalidInputError(
@@ -80,15 +80,15 @@ class Outage:
 
         Args:
             unreachable: the failed attempt.
-            are_exclusions_known: whether the coordinator has told which devices must not train.
+            are_exclusions_known: whether the coordinator has reported which devices must not train.
 
         Raises:
             PlanningError: the run has to end.
         """
         if self.policy.action == "stop":
             raise PlanningError(
-                f"{unreachable}. The coordinator does not answer, and the run ends, as on_coordinator_away='stop'"
-                f" demands. {_REMEDY}, and start the run again"
+                f"{unreachable}. The coordinator does not answer, and the run ends because of"
+                f" on_coordinator_away='stop'. {_REMEDY}, and start the run again"
             ) from None
         now_s = self._clock.now_s()
         if self._began_s is None:
@@ -106,7 +106,7 @@ class Outage:
             log(WARNING, "still waiting for the coordinator, for %s: %s", duration_text(self._lasted_s), unreachable)
 
     def end(self, coordinator: str) -> None:
-        """Note that the coordinator answers."""
+        """Note that the coordinator answers again."""
         if self._began_s is not None:
             words = duration_text(self._lasted_s)
             log(INFO, "the coordinator at %s is back after %s: rounds are planned again", coordinator, words)

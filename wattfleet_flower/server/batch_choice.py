@@ -21,12 +21,12 @@ class BatchChoice:
 
     Attributes:
         batches: the batch sizes, in any order.
-        base_batch: the one that the app's learning rate was chosen for; one of `batches`.
-        efficiency: samples to the same accuracy with each batch size, such as `wattfleet reference proxy` measures
-            them. None counts the same number for all, which favours large batches.
+        base_batch: the batch size that the app's learning rate was tuned for; one of `batches`.
+        efficiency: samples needed for the same accuracy with each batch size, as measured by `wattfleet reference
+            proxy`. None assumes the same number for all, which favours large batches.
         optimizer: `sgd` scales the learning rate in proportion to the batch, `adam` and `adamw` by its square root,
             `none` keeps it.
-        options: the batch sizes and their samples, as the devices get them.
+        options: the batch sizes and the samples that each needs, as sent to the devices.
 
     Raises:
         InvalidInputError: a batch size or the optimizer is not valid, `base_batch` is not among the batches, or the
@@ -45,7 +45,7 @@ class BatchChoice:
         if self.base_batch not in batches:
             raise InvalidInputError(
                 f"base_batch: {self.base_batch} is not among the batches {batches}: add the batch size that the app's"
-                " learning rate was chosen for"
+                " learning rate was tuned for"
             )
         known = self.efficiency
         if len(set(batches)) < len(batches):
@@ -55,7 +55,7 @@ class BatchChoice:
         self.lr_scale(self.base_batch)  # raises if the optimizer is unknown
 
     def lr_scale(self, batch: int) -> float:
-        """Factor of the app's learning rate with a batch size."""
+        """The factor by which the app's learning rate is scaled for a batch size."""
         return scaled_learning_rate(1.0, self.base_batch, batch, self.optimizer)
 
     def of_workload(self, workload: Workload) -> Workload:
@@ -67,16 +67,20 @@ class BatchChoice:
         stated = workload.facts.batch
         if stated not in (None, self.base_batch):
             raise InvalidInputError(
-                f"the workload states batches of {stated} samples, but base_batch is {self.base_batch}: state one of"
-                " them only"
+                f"the workload states batches of {stated} samples, but base_batch is {self.base_batch}: state only one"
+                " of them"
             )
         return replace(workload, facts=replace(workload.facts, batch=self.base_batch), batches=self.options)
 
     def work_of(self, assignment: planning_pb2.Assignment) -> AssignedWork:
-        """The work of a device, without a batch if its plan has not chosen one, so that it trains with its own."""
+        """The work of a device; without a batch size, which lets the app use its own, if the plan has chosen none."""
         batch, options = assignment.batch, self.options
         if batch not in options:
             if batch:
-                log(INFO, "no batch is chosen for %s, which trains with its own", assignment.device_id)
+                log(
+                    INFO,
+                    "the plan has chosen no batch size for %s, which trains with the app's own",
+                    assignment.device_id,
+                )
             return AssignedWork()
         return AssignedWork(batch, self.lr_scale(batch), options.relative_to(self.base_batch, batch))

@@ -29,7 +29,7 @@ class Update:
 
     @property
     def weight(self) -> float:
-        """Its weight in a step."""
+        """The update's weight in a server step."""
         return staleness_weight(self.staleness)
 
 
@@ -44,7 +44,7 @@ def staleness_weight(staleness: int) -> float:
 
 def with_dtype(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.generic]:
     """Convert values to the dtype of their array; integers are rounded."""
-    # NumPy computes a scalar from arrays without dimensions, such as the counters of batch norm.
+    # NumPy returns a scalar for arrays without dimensions, such as the counters of batch norm.
     return np.asarray(np.rint(values) if np.issubdtype(dtype, np.integer) else values).astype(dtype)
 
 

@@ -26,7 +26,7 @@ def require_combinable(strategy: Strategy, quorum: Quorum | None, epochs: EpochC
     is_fedbuff = any(isinstance(layer, FedBuff) for layer in layers(strategy))
     if quorum is not None and is_fedbuff:
         raise InvalidInputError(
-            "FedBuff never waits for all devices, so it takes no quorum: leave the quorum out, or set buffer_size"
+            "FedBuff never waits for all devices, so it has no quorum: leave the quorum out, or set buffer_size"
         )
     if quorum is not None and attribute(strategy, "num_sampled_clients", None) is not None:
         raise InvalidInputError(

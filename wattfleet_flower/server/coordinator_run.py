@@ -1,6 +1,6 @@
 """One run at the coordinator: requests for its plans, and reports of its rounds.
 
-A run belongs to the process that started it, which proves it with a token in every request.
+A run belongs to the process that started it. The process proves this with a token in every request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from wattfleet_proto.v1 import planning_pb2
 _MOST_IDS = 20
 # Leaves room for the other fields of the message.
 _RESULTS_BYTES = MAX_MESSAGE_BYTES - 4096
-# What a result in a round without a plan adds to a device's result: its node's id, and the frame around both.
+# Bytes that a result in a round without a plan needs beyond a device's result: the node id and message overhead.
 _NODE_BYTES = 20
 # Results of rounds without a plan that are kept for their reports, about 100 bytes each; later rounds are reported
 # without results.
@@ -38,13 +38,13 @@ _MAX_KEPT_RESULTS = 200_000
 
 @dataclass
 class _Run:
-    """A run as it was started, or will be as soon as the coordinator can be reached.
+    """A run that was started, or that will be started once the coordinator can be reached.
 
     Attributes:
         flower_id: Flower's id of the run.
         rounds: how many rounds it has; 0 if this is unknown.
         workload: what it trains.
-        ids_tried: how many ids were tried: another process may have started a run of Flower's id.
+        ids_tried: how many ids were tried. Another process may have started a run with Flower's id.
     """
 
     flower_id: str
@@ -54,15 +54,15 @@ class _Run:
 
     @property
     def run_id(self) -> str:
-        """Its id at the coordinator."""
+        """The run's id at the coordinator."""
         return self.flower_id if self.ids_tried == 1 else f"{self.flower_id}-{self.ids_tried}"
 
 
 class CoordinatorRun:
     """Starts a run at the coordinator, requests its plans, and reports its rounds.
 
-    Flower resumes no run. A process that comes anew to a Flower run begins with round 1, which the coordinator has
-    planned already for the process before. It continues as run ID-2, ID-3 and so on.
+    Flower cannot resume a run. A restarted process begins the Flower run with round 1 again, which the coordinator has
+    already planned for the process before it. It continues as run ID-2, ID-3 and so on.
     """
 
     def __init__(self, planner: PlanningClient, strategy: str, local_epochs: EpochChoice, clock: Clock) -> None:
@@ -97,11 +97,11 @@ class CoordinatorRun:
         return len(self._local_epochs.options) > 1
 
     def fix_epochs(self) -> None:
-        """Let no further plan choose the local epochs: the app does not follow them."""
+        """Stop plans from choosing the local epochs, because the app does not follow them."""
         self._local_epochs = EpochChoice.fixed(self.usual_epochs)
 
     def start(self, flower_id: str, rounds: int, workload: Workload) -> None:
-        """Start a run; while the coordinator cannot be reached, it is started later.
+        """Start a run at the coordinator, or later if the coordinator cannot be reached now.
 
         Args:
             flower_id: Flower's id of the run.
@@ -158,13 +158,13 @@ class CoordinatorRun:
             if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
             raise PlanningError(
-                f"the coordinator at {self._planner.name} predicts nothing for single nodes, since it is older than"
-                " protocol 2.1: update it, or leave the selection to its plans"
+                f"the coordinator at {self._planner.name} cannot predict single nodes, since it is older than protocol"
+                " 2.1: update it, or leave the selection to its plans"
             ) from None
         return node_predictions(answer.predictions, self.usual_epochs)
 
     def current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
-        """Look up a plan as it is now: it may have been trimmed since it was made.
+        """Request a plan's current state, since it may have been trimmed.
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
@@ -173,7 +173,7 @@ class CoordinatorRun:
         try:
             request = planning_pb2.GetPlanRequest(plan_id=plan_id)
             # A round waits for this answer.
-            answer: planning_pb2.GetPlanResponse = self._planner.ask_soon("GetPlan", request)
+            answer: planning_pb2.GetPlanResponse = self._planner.call_briefly("GetPlan", request)
             return answer.plan
         except RefusedError as refused:
             if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
@@ -191,16 +191,20 @@ class CoordinatorRun:
     def report_unplanned(
         self, unplanned: UnplannedRound, results: Mapping[int, planning_pb2.DeviceResult], wall_s: float
     ) -> None:
-        """Report a round without a plan; it reaches the coordinator when this answers again.
+        """Report a round without a plan. The report is sent when the coordinator answers again.
 
         Args:
             unplanned: the round.
-            results: by node.
+            results: each device's result, by node id.
             wall_s: its duration in seconds.
         """
         run = self._started
         if len(results) * (self._planner.pending_reports + 1) > _MAX_KEPT_RESULTS:
-            log(WARNING, "the results of round %d are not kept: the coordinator is away for too long", unplanned.number)
+            log(
+                WARNING,
+                "the results of round %d are dropped: the coordinator has not answered for too long",
+                unplanned.number,
+            )
             results = {}
         truncate_failures(list(results.values()), _RESULTS_BYTES - _NODE_BYTES * len(results))
         of_nodes = [planning_pb2.NodeResult(node_id=node_id, result=result) for node_id, result in results.items()]
@@ -262,7 +266,7 @@ class CoordinatorRun:
 
 
 def _takes_next_id(run: _Run, refused: RefusedError) -> bool:
-    """Give a run the next id if another process has started a run of its id.
+    """Give a run the next id if another process has started a run with its current id.
 
     Returns:
         Whether to start it again.

@@ -32,7 +32,7 @@ class RefusedError(PlanningError):
     def is_transient(self) -> bool:
         """Whether the same request may succeed later: devices get ready, budgets rise, a full disk is cleared."""
         return self.code in (
-            grpc.StatusCode.CANCELLED,  # by a coordinator that stops, after its grace
+            grpc.StatusCode.CANCELLED,  # from a coordinator that is shutting down
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -45,7 +45,7 @@ class NoUpdatesError(WattfleetError):
 
 
 class MismatchedArraysError(WattfleetError):
-    """The arrays of a reply do not match those that its training started from, so that it has no update."""
+    """The arrays of a reply do not match those that its training started from, so its update cannot be computed."""
 
 
 class TwoStrategiesError(WattfleetError):

@@ -1,10 +1,10 @@
-"""FedBuff: asynchronous training for fleets whose devices differ by more than ten times.
+"""FedBuff: asynchronous training, for fleets whose slowest device needs over ten times as long as the fastest.
 
     FedBuff(buffer_size=4).start(grid, initial_arrays, num_rounds=100)
     PowerAware(FedBuff(buffer_size=4), coordinator="127.0.0.1:7070").start(...)
 
-No round waits for its slowest device. The server makes a step as soon as enough updates have arrived, whichever version
-of the model they started from. Free devices then start from the result.
+No round waits for its slowest device. The server aggregates as soon as enough updates have arrived, whichever version
+of the model they started from. Free devices then train the new model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _InFlight:
 
 
 class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict checking
-    """Buffered asynchronous aggregation; see the module.
+    """Buffered asynchronous aggregation (FedBuff: Nguyen et al. 2022, arXiv 2106.06639).
 
     Nodes do not evaluate: a node handles one message at a time, so an evaluation would wait behind its training.
     """
@@ -81,7 +81,7 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
         Args:
             buffer_size: updates per server step; they differ in weight only by their staleness.
             server_learning_rate: scales each step.
-            max_staleness: drop updates that started more steps ago; None keeps all.
+            max_staleness: server steps after which an update is dropped; None keeps all.
             weighted_by_key: the metric that weights the average of the other metrics.
             arrayrecord_key: key of the arrays in a message.
             configrecord_key: key of the config in a message.
@@ -244,7 +244,7 @@ class _Loop:
                 self._clock.sleep_s(_POLL_S)
         for dispatch in {id(flight.dispatch): flight.dispatch for flight in self._in_flight.values()}.values():
             if dispatch.sent is not None:
-                # A training still in flight has not failed; its update is no longer needed.
+                # A training that is still in flight has not failed. Its update is not needed any more.
                 sent = dispatch.sent.sent
                 dispatch.sent.sent = [part for part in sent if part[0].message_id not in dispatch.unanswered]
             self._report(dispatch)
@@ -272,7 +272,7 @@ class _Loop:
                     raise
                 return  # trainings in flight hold the watts; a plan becomes possible when one of them ends
             finally:
-                # No training was late while the coordinator or its watts were waited for.
+                # The time spent waiting for the coordinator or for watts does not count as silence of the nodes.
                 waited_s = self._clock.now_s() - now_s
                 self._updated_s, now_s = self._updated_s + waited_s, now_s + waited_s
         self._dispatches += 1
@@ -310,7 +310,7 @@ class _Loop:
         for message_id, flight in list(self._in_flight.items()):
             if now_s < flight.give_up_s:
                 continue
-            if flight.is_given_up:  # for so long that its message must have been lost
+            if flight.is_given_up:  # its message must have been lost
                 del self._in_flight[message_id]
                 continue
             if self._extend_timeout(flight.dispatch):
@@ -322,7 +322,7 @@ class _Loop:
             self._answered(message_id, flight.dispatch)
 
     def _extend_timeout(self, dispatch: _Dispatch) -> bool:
-        """Give the trainings more time if their plan was trimmed since; return whether it was."""
+        """Give the trainings more time if their plan was trimmed meanwhile; return whether it was."""
         if dispatch.sent is None or self._rounds is None:
             return False
         extended_s = self._rounds.extended_timeout_s(dispatch.sent, self._timeout_s) or self._timeout_s

@@ -13,23 +13,23 @@ from wattfleet_flower.server.late_replies import LateReplies
 from wattfleet_io.clock import Clock
 
 _SHORTEST_POLL_S = 0.1
-"""Between two looks for replies; Flower's own grid looks every 3 s."""
+"""The shortest pause between two polls for replies. Flower's own grid polls every 3 s."""
 
 _LONGEST_POLL_S = 1.0
-"""Between two looks once the wait is long, unless a look itself takes longer."""
+"""The longest pause between two polls, unless a poll itself takes longer."""
 
 _WAITED_SHARE = 0.1
-"""Of the time waited so far: the pause between two looks, within these limits."""
+"""The pause between two polls as a share of the time waited so far, within these limits."""
 
 Timeout = Callable[[float | None], float | None]
-"""Maps the caller's timeout to the one to use; both in seconds, None for no timeout."""
+"""Maps the caller's timeout to the timeout to use. Both are in seconds; None is no timeout."""
 
 
 class _ForwardingGrid(Grid):  # type: ignore[misc]  # Flower is not typed for strict checking
     """A grid that forwards every call to another one."""
 
     def __init__(self, grid: Grid) -> None:
-        """Forward to a grid."""
+        """Wrap a grid."""
         self._grid = grid
 
     def get_node_ids(self) -> Iterable[int]:
@@ -88,7 +88,7 @@ class SelectedNodesGrid(_ForwardingGrid):
 
 
 class FreeNodesGrid(_ForwardingGrid):
-    """A grid that lists only the nodes that do not train any more for an earlier round."""
+    """A grid that lists only free nodes: those that no longer train for an earlier round."""
 
     def __init__(self, grid: Grid, late: LateReplies, planned_round: int | None = None) -> None:
         """List the free nodes of a grid.
@@ -96,7 +96,7 @@ class FreeNodesGrid(_ForwardingGrid):
         Args:
             grid: the grid.
             late: the run's late replies.
-            planned_round: the round to plan, without the nodes that rest in it; None to list these, too.
+            planned_round: number of the round to plan; nodes that rest in it are left out. None lists them, too.
         """
         super().__init__(grid)
         self._late = late
@@ -115,11 +115,11 @@ class FreeNodesGrid(_ForwardingGrid):
 
 
 class WaitingGrid(_ForwardingGrid):
-    """A grid that looks for replies soon and often, and waits for those to training as long as the round's plan allows.
+    """A grid that polls for replies often, and waits for training replies as long as the round's plan allows.
 
-    Pushing and pulling are the wrapped grid's. As in Flower's `send_and_receive`, replies that are not there in time
-    are absent, and without a timeout all of them are waited for. With a quorum, the wait for trainings ends as soon as
-    enough replies are there. Meanwhile it looks for the late replies of earlier rounds, too.
+    As in Flower's `send_and_receive`, replies that arrive too late are left out, and without a timeout it waits for
+    all. With a quorum, the wait ends as soon as there are enough replies. Meanwhile it also polls for late replies of
+    earlier rounds.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class WaitingGrid(_ForwardingGrid):
         self._late = late
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for their replies until the timeout, or until there are enough."""
+        """Send messages, and wait for their replies until the timeout or until there are enough."""
         messages = list(messages)
         is_training = any(message.metadata.message_type.startswith("train") for message in messages)
         limit_s = self._timeout(timeout) if is_training else timeout
-        # Flower gives no id to a message that the SuperLink rejected, which nobody answers.
+        # A message that the SuperLink rejected has no id, and gets no reply.
         missing = [message_id for message_id in self.push_messages(messages) if message_id]
         began_s = self._clock.now_s()
         enough = self._late.enough_replies(len(messages)) if self._late is not None and is_training else math.inf
@@ -166,7 +166,7 @@ class WaitingGrid(_ForwardingGrid):
         return replies
 
     def _pull(self, missing: list[str], began_s: float, limit_s: float | None, enough: float) -> list[Message]:
-        """Pull replies until all or enough are there, or the limit has passed.
+        """Pull replies until there are all or enough of them, or the limit has passed.
 
         Args:
             missing: the unanswered messages; the answered ones are removed.
@@ -178,7 +178,7 @@ class WaitingGrid(_ForwardingGrid):
         replies: list[Message] = []
         pulling_s = 0.0
         while missing and _usable(replies) < enough and (left_s := until_s - self._clock.now_s()) > 0:
-            # A pull that takes long, of many replies or from a busy SuperLink, is repeated less often.
+            # A slow pull, because of many replies or a busy SuperLink, is repeated less often.
             waited_s = self._clock.now_s() - began_s
             pause_s = min(max(_SHORTEST_POLL_S, _WAITED_SHARE * waited_s), _LONGEST_POLL_S)
             self._clock.sleep_s(min(max(pause_s, pulling_s), left_s))

@@ -1,4 +1,4 @@
-"""Asking nodes which device they are and whether they can train there, without waiting where rounds need not wait."""
+"""Requests a node's device id, and whether the node can train on that device."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from wattfleet_io.clock import Clock
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, PAIRING_PROBLEM_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2
 
-_ASK_AGAIN_S = 10.0
-"""Between two questions to a node that cannot train, since each starts a process on the node."""
+_REPEAT_INTERVAL_S = 10.0
+"""The pause between two requests to a node that cannot train. Each request starts a process on the node."""
 
 
-def question_to(node_id: int) -> Message:
-    """Ask a node for its device."""
+def identify_request(node_id: int) -> Message:
+    """Return a message that requests a node's device id."""
     record = RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True})})
     return Message(record, dst_node_id=node_id, message_type="train")
 
 
-def answer_of(node_id: int, reply: Message) -> planning_pb2.NodeBinding | str:
-    """What a node has answered: its binding, or why its device is unknown."""
+def binding_in(node_id: int, reply: Message) -> planning_pb2.NodeBinding | str:
+    """Return the binding that a node has answered with, or the reason why its device is unknown."""
     if reply.has_error():
         return describe_error(reply.error)
     record = reply.content.get(RECORD_KEY, {})
@@ -35,62 +35,62 @@ def answer_of(node_id: int, reply: Message) -> planning_pb2.NodeBinding | str:
 
 
 @dataclass(frozen=True)
-class _Question:
-    """A question that was sent: to whom and when, and whether it was answered."""
+class _SentRequest:
+    """A request that was sent to a node, when, and whether it was answered."""
 
     node_id: int
     asked_s: float
     is_answered: bool = False
 
 
-class RepeatedQuestions:
-    """Asks nodes that cannot train again, so that mending one needs no restart. No round waits for an answer."""
+class RepeatedIdentification:
+    """Repeats the request to nodes that cannot train, so that a repaired one can join. Rounds do not wait for it."""
 
     def __init__(self, timeout_s: float, clock: Clock) -> None:
-        """Ask nobody yet.
+        """Start without requests.
 
         Args:
-            timeout_s: seconds after which a question that was not answered is asked again.
-            clock: measures the time between questions.
+            timeout_s: seconds after which an unanswered request is repeated.
+            clock: measures the time between requests.
         """
         self._timeout_s = timeout_s
         self._clock = clock
-        self._asked: dict[str, _Question] = {}
+        self._sent: dict[str, _SentRequest] = {}
 
-    def ask(self, grid: Grid, node_ids: Collection[int]) -> list[planning_pb2.NodeBinding]:
-        """Take the answers that have arrived, and ask again where it is time to.
+    def poll(self, grid: Grid, node_ids: Collection[int]) -> list[planning_pb2.NodeBinding]:
+        """Collect the answers that have arrived, and repeat the requests that are due.
 
         Args:
             grid: Flower's grid.
             node_ids: the connected nodes that cannot train.
 
         Returns:
-            What nodes have answered since the last call.
+            The bindings that nodes have answered with since the last call.
         """
         answers = self._answers(grid)
         now_s = self._clock.now_s()
-        self._asked = {
-            message_id: question
-            for message_id, question in self._asked.items()
-            if question.node_id in node_ids
-            and now_s - question.asked_s < (_ASK_AGAIN_S if question.is_answered else self._timeout_s)
+        self._sent = {
+            message_id: request
+            for message_id, request in self._sent.items()
+            if request.node_id in node_ids
+            and now_s - request.asked_s < (_REPEAT_INTERVAL_S if request.is_answered else self._timeout_s)
         }
-        waiting = {question.node_id for question in self._asked.values()}
+        waiting = {request.node_id for request in self._sent.values()}
         due = [node_id for node_id in node_ids if node_id not in waiting]
-        # Flower gives no id to a message that the SuperLink rejected.
-        sent = zip(due, grid.push_messages(map(question_to, due)) if due else (), strict=False)
-        self._asked.update({message_id: _Question(node_id, now_s) for node_id, message_id in sent if message_id})
+        # A message that the SuperLink rejected has no id.
+        sent = zip(due, grid.push_messages(map(identify_request, due)) if due else (), strict=False)
+        self._sent.update({message_id: _SentRequest(node_id, now_s) for node_id, message_id in sent if message_id})
         return answers
 
     def _answers(self, grid: Grid) -> list[planning_pb2.NodeBinding]:
-        open_ids = [message_id for message_id, question in self._asked.items() if not question.is_answered]
+        open_ids = [message_id for message_id, request in self._sent.items() if not request.is_answered]
         arrived: Iterable[Message] = grid.pull_messages(open_ids) if open_ids else ()
         answers = []
         for reply in arrived:
             message_id = reply.metadata.reply_to_message_id
-            question = self._asked[message_id]
-            self._asked[message_id] = _Question(question.node_id, question.asked_s, is_answered=True)
-            answer = answer_of(question.node_id, reply)
-            if not isinstance(answer, str):  # an error says nothing new
+            request = self._sent[message_id]
+            self._sent[message_id] = _SentRequest(request.node_id, request.asked_s, is_answered=True)
+            answer = binding_in(request.node_id, reply)
+            if not isinstance(answer, str):  # an error adds nothing to what is known
                 answers.append(answer)
         return answers

@@ -1,4 +1,4 @@
-"""The trainings that a round ended without: their nodes are busy, and a later round uses their updates."""
+"""Trainings that still run when their round ends: their nodes stay busy, and a later round uses the updates."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True)
 class _LateTraining:
-    """A training whose round ended without it.
+    """A training that was still running when its round ended.
 
     Attributes:
-        sent: its round.
-        metadata: its message's.
-        label: its device, or its node's id in a round without a plan.
-        name: its device in words.
-        app_timeout_s: the app's own timeout of replies; None for no limit.
+        sent: the round that it belongs to.
+        metadata: the metadata of its message.
+        label: its device id, or its node id in a round without a plan.
+        name: its device, as logs name it.
+        app_timeout_s: seconds that the app waits for replies; None for no limit.
     """
 
     sent: SentRound
@@ -50,7 +50,7 @@ class LateReplies:
         """Start without late trainings.
 
         Args:
-            quorum: how many replies end a round; None for all.
+            quorum: how many replies end a round; None if rounds wait for all replies.
             rounds: the run's rounds.
             clock: measures how long trainings are waited for.
         """
@@ -62,7 +62,7 @@ class LateReplies:
 
     @property
     def message_ids(self) -> list[str]:
-        """The messages whose replies are late."""
+        """The ids of the messages whose replies are late."""
         return list(self._late)
 
     def is_any_late(self) -> bool:
@@ -75,7 +75,7 @@ class LateReplies:
         self._arrived: list[tuple[_LateTraining, Message]] = []
         self._sent: SentRound | None = None
         self._number = 0
-        # By node: late failures in a row, and the round in which the last one was noticed.
+        # Node id -> consecutive late failures, and the round in which the last one was noticed.
         self._failures: dict[int, tuple[int, int]] = {}
 
     def begin_round(self, sent: SentRound | None) -> None:
@@ -89,7 +89,7 @@ class LateReplies:
             self._number = sent.number
 
     def enough_replies(self, devices: int) -> float:
-        """The number of usable replies that end the current round; infinite to wait for all.
+        """Return how many usable replies end the current round; infinite if it waits for all.
 
         Args:
             devices: how many devices were sent a training.
@@ -99,17 +99,17 @@ class LateReplies:
         enough = self._quorum.replies_of(self._sent, devices)
         if enough > devices and not self._is_warned:
             self._is_warned = True
-            log(WARNING, "a round waits for all of its %d devices, since the quorum is %d replies", devices, enough)
+            log(WARNING, "a round waits for all of its %d devices, since the quorum needs %d replies", devices, enough)
         return enough
 
     def end_round(self, unanswered: Collection[str], app_timeout_s: float | None) -> None:
-        """End the wait for the current round's replies, since its quorum is there.
+        """End the wait for the current round's replies, since its quorum is reached.
 
         Args:
-            unanswered: the messages that are late from now on.
-            app_timeout_s: the app's own timeout of replies; None for no limit.
+            unanswered: ids of the messages without a reply; these become late.
+            app_timeout_s: seconds that the app waits for replies; None for no limit.
         """
-        assert self._sent is not None, "a quorum ends a round"
+        assert self._sent is not None, "end_round is called only within a round"
         for metadata, label in self._sent.sent:
             if metadata.message_id in unanswered:
                 name = self._rounds.device_name(self._sent, label)
@@ -118,7 +118,7 @@ class LateReplies:
                 self._sent.late.add(label)
 
     def receive(self, replies: Iterable[Message]) -> None:
-        """Take the replies to late messages; others are ignored."""
+        """Keep the replies to late messages for the next aggregation; others are ignored."""
         for reply in replies:
             training = self._late.pop(reply.metadata.reply_to_message_id, None)
             if training is None:
@@ -133,7 +133,7 @@ class LateReplies:
             self._arrived.append((training, reply))
 
     def busy_nodes(self, grid: Grid) -> set[int]:
-        """Look for late replies, give up those that are overdue, and return the nodes that still train."""
+        """Poll for late replies, give up those that are overdue, and return the nodes that still train."""
         if self._late:
             self.receive(list(grid.pull_messages(self.message_ids)))
         for sent in {id(training.sent): training.sent for training in self._late.values()}.values():
@@ -141,7 +141,7 @@ class LateReplies:
         return {training.metadata.dst_node_id for training in self._late.values()}
 
     def free_nodes(self, grid: Grid, node_ids: list[int]) -> list[int]:
-        """The nodes that do not train; if all of them do, wait for the first one that is done."""
+        """Return the nodes that do not train. If all of them do, wait until one has finished."""
         while True:
             busy = self.busy_nodes(grid)
             free = [node_id for node_id in node_ids if node_id not in busy]
@@ -151,13 +151,13 @@ class LateReplies:
             node_ids = list(grid.get_node_ids())
 
     def without_resting(self, node_ids: list[int], number: int) -> list[int]:
-        """The nodes without those that rest after they failed late several times in a row; all if none was left.
+        """Return the nodes that do not rest after several late failures in a row; all nodes if every one rests.
 
         The coordinator does not learn of late failures, so it cannot let their devices rest.
 
         Args:
             node_ids: the nodes.
-            number: the round that is planned.
+            number: number of the round to plan.
         """
         resting = {node_id for node_id, failures in self._failures.items() if number < next_round(*failures)}
         return [node_id for node_id in node_ids if node_id not in resting] or node_ids
@@ -165,8 +165,8 @@ class LateReplies:
     def with_late_updates(self, replies: list[Message], weighted_by_key: str) -> list[Message]:
         """Add the late updates that have arrived to the replies of the current round.
 
-        A late update is added to the arrays of the current round. Its weight is divided by the root of one plus the
-        rounds that have begun since its own, as in FedBuff (Nguyen et al. 2022, arXiv 2106.06639).
+        A late update is added to the arrays of the current round. Its weight is divided by `sqrt(1 + staleness)`, where
+        the staleness is the number of rounds that began after its own (FedBuff: Nguyen et al. 2022, arXiv 2106.06639).
 
         Args:
             replies: the round's own replies.
@@ -184,10 +184,10 @@ class LateReplies:
 
     def _is_rebased(self, training: _LateTraining, reply: Message, weighted_by_key: str) -> bool:
         """Move a late update to the current arrays and weight it; False if it cannot be used."""
-        assert self._sent is not None and self._quorum is not None, "updates are late where rounds have a quorum"
+        assert self._sent is not None and self._quorum is not None, "only rounds with a quorum have late updates"
         number, staleness = training.sent.number, self._sent.number - training.sent.number
         if staleness > self._quorum.max_staleness:
-            log(WARNING, "%s: its update of round %d is dropped: it is too old", training.name, number)
+            log(WARNING, "%s: its update of round %d is dropped, because it is too old", training.name, number)
             return False
         answered = self._answered(training, reply)
         answered.results(weighted_by_key)
@@ -196,7 +196,7 @@ class LateReplies:
             node_id = training.metadata.dst_node_id
             base, current = training.sent.bases.get(node_id), next(iter(self._sent.bases.values()), None)
             if base is None or current is None:
-                raise MismatchedArraysError("its round's messages do not hold one record of arrays")
+                raise MismatchedArraysError("the messages of its round do not hold exactly one record of arrays")
             scale = 1.0 if answered.ignoring else epoch_scale(training.sent, node_id, self._sent)
             arrays = rebased(reply, base, current, scale)
         except MismatchedArraysError as error:
@@ -208,7 +208,7 @@ class LateReplies:
         scale_weight(reply, weighted_by_key, weight)
         log(
             INFO,
-            "the late update of %s is used, %d rounds old, with %.2f of its weight",
+            "the late update of %s is used: it is %d rounds old and counts with %.2f of its weight",
             training.name,
             staleness,
             weight,

@@ -1,4 +1,4 @@
-"""Flower's nodes: which are connected, which device each one is, and which of these must not train."""
+"""Flower's nodes: which are connected, which device each one belongs to, and which devices must not train."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from wattfleet_flower.server.errors import PlanningError
-from wattfleet_flower.server.identification import RepeatedQuestions, answer_of, question_to
+from wattfleet_flower.server.identification import RepeatedIdentification, binding_in, identify_request
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
@@ -17,21 +17,21 @@ from wattfleet_proto.v1 import planning_pb2
 
 POLL_S = 1.0
 
-# Asking a node for its device id takes a message, which takes seconds even where every node answers.
+# A node's device id is requested by a message, which takes seconds even if every node answers.
 _IDENTIFY_INTERVAL_S = 600.0
 
-# A request with so many bindings stays below the coordinator's message limit, however long the ids.
+# Keeps a request below the coordinator's message limit, however long the ids are.
 _BINDINGS_PER_REQUEST = 1000
 
 
 class Nodes:
-    """Waits for nodes to connect, asks unknown nodes for their device id, and knows the operator's exclusions."""
+    """Waits for nodes to connect, requests the device ids of unknown nodes, and keeps track of excluded devices."""
 
     def __init__(self, planner: PlanningClient, timeout_s: float, clock: Clock) -> None:
         """Use a coordinator.
 
         Args:
-            planner: the coordinator, which stores which node is which device.
+            planner: the coordinator, which stores the device of each node.
             timeout_s: seconds to wait for nodes to connect, and for their answers.
             clock: measures the waiting.
         """
@@ -42,24 +42,24 @@ class Nodes:
         self._asked_s: dict[int, float] = {}
         self._asked_in: dict[int, int] = {}
         self._devices: dict[int, str] = {}
-        # Nodes that told their device while the coordinator was away.
+        # Nodes that reported their device while the coordinator was away.
         self._unbound: dict[int, planning_pb2.NodeBinding] = {}
         self._unpaired: dict[int, str] = {}
-        self._doubted: set[int] = set()
-        self._repeated = RepeatedQuestions(timeout_s, clock)
-        # The devices that the coordinator was asked about: why it must not train, or "" if it may.
+        self._to_recheck: set[int] = set()
+        self._repeated = RepeatedIdentification(timeout_s, clock)
+        # Device id -> why it must not train, or "" if it may, as reported by the coordinator.
         self._exclusions: dict[str, str] = {}
         self._left_out: set[str] = set()
 
     @property
     def are_exclusions_known(self) -> bool:
-        """Whether the coordinator has told of any device whether it may train."""
+        """Whether the coordinator has reported for any device if it may train."""
         return bool(self._exclusions)
 
     def connected(self, grid: Grid, least: int) -> list[int]:
         """Wait until `least` nodes are connected, or until the timeout, and return the connected ones.
 
-        After one timeout, later rounds start at once while no further node is lost.
+        After one timeout, later rounds start at once as long as no further node is lost.
 
         Raises:
             PlanningError: no node is connected.
@@ -84,14 +84,14 @@ class Nodes:
         if self._accepted:
             log(
                 WARNING,
-                "continuing with %d nodes: the strategy asks for %d, but no more are connected",
+                "continuing with %d nodes: the strategy wants %d, but no more are connected",
                 len(node_ids),
                 least,
             )
         return node_ids
 
     def identified(self, grid: Grid, node_ids: list[int]) -> list[int]:
-        """Ask unknown nodes for their device id, and return the nodes that a round can be planned with.
+        """Request the device ids of unknown nodes, and return the nodes that a round can be planned with.
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
@@ -99,55 +99,55 @@ class Nodes:
         """
         known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
         self._note(known.bindings, known.exclusions)
-        told = [self._unbound[node_id] for node_id in known.unknown_node_ids if node_id in self._unbound]
-        told += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._unbound])
+        answered = [self._unbound[node_id] for node_id in known.unknown_node_ids if node_id in self._unbound]
+        answered += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._unbound])
         bindings = {binding.node_id: binding for binding in known.bindings}
-        told += [each for each in self._asked_again(grid, bindings) if each != bindings[each.node_id]]
-        for start in range(0, len(told), _BINDINGS_PER_REQUEST):
-            batch = told[start : start + _BINDINGS_PER_REQUEST]
+        answered += [each for each in self._rechecked(grid, bindings) if each != bindings[each.node_id]]
+        for start in range(0, len(answered), _BINDINGS_PER_REQUEST):
+            batch = answered[start : start + _BINDINGS_PER_REQUEST]
             bound = self._planner.call("BindNodes", planning_pb2.BindNodesRequest(bindings=batch))
             self._note(batch, bound.exclusions)
-        bindings.update({binding.node_id: binding for binding in told})
+        bindings.update({binding.node_id: binding for binding in answered})
         return self._without_replaced(list(bindings.values()))
 
-    def doubt(self, node_ids: Iterable[int]) -> None:
-        """Have nodes asked for their device before the next plan, since their agents refused a training."""
-        self._doubted.update(node_ids)
+    def recheck_later(self, node_ids: Iterable[int]) -> None:
+        """Request these nodes' device ids again before the next plan, since their agents refused a training."""
+        self._to_recheck.update(node_ids)
 
-    def _asked_again(
+    def _rechecked(
         self, grid: Grid, bindings: Mapping[int, planning_pb2.NodeBinding]
     ) -> list[planning_pb2.NodeBinding]:
-        """Ask nodes again that could not train when they were asked last.
+        """Repeat the request to nodes that could not train at the last one, and return the new answers.
 
-        A node is waited for the first time, and after its agent refused a training. Later answers are taken when they
-        arrive, so that no round waits for a node that cannot train.
+        The first answer is waited for, as is the one after a node's agent refused a training. Later answers are used
+        when they arrive, so that no round waits for a node that cannot train.
 
         Args:
             grid: Flower's grid.
-            bindings: of the connected nodes.
+            bindings: the bindings of the connected nodes, by node id.
         """
         unpaired = [node_id for node_id, binding in bindings.items() if binding.pairing_problem]
         new = [node_id for node_id in unpaired if node_id not in self._asked_s]
-        new += [node_id for node_id in bindings if node_id in self._doubted]
-        self._doubted.clear()
+        new += [node_id for node_id in bindings if node_id in self._to_recheck]
+        self._to_recheck.clear()
         for node_id in new:
             self._asked_s.pop(node_id, None)
-        told = self._ask(grid, dict.fromkeys(new), are_bound=True)
-        return told + self._repeated.ask(grid, [node_id for node_id in unpaired if node_id not in new])
+        answered = self._ask(grid, dict.fromkeys(new), are_bound=True)
+        return answered + self._repeated.poll(grid, [node_id for node_id in unpaired if node_id not in new])
 
     def allowed_without_plan(self, grid: Grid, node_ids: list[int]) -> list[int]:
-        """Return the nodes that may train while the coordinator is away; unknown nodes are asked for their device id.
+        """Return the nodes that may train while the coordinator is away; requests the device ids of unknown nodes.
 
-        A drained or excluded device does not train. Nor does one that the coordinator was never asked about, since it
-        may be drained, or a node that cannot train on the device that it names, since it may be another device. If the
-        coordinator has not answered at all, every node may train.
+        Left out are drained and excluded devices, devices for which the coordinator has reported nothing, since they
+        may be drained, and nodes that are not paired with the device that they name. If the coordinator has never
+        answered, every node may train.
         """
         if not self.are_exclusions_known:
             return node_ids
-        told = self._ask(grid, [node_id for node_id in node_ids if node_id not in self._devices])
-        self._unbound.update({binding.node_id: binding for binding in told})
-        self._devices.update({binding.node_id: binding.device_id for binding in told})
-        self._note_pairings(told)
+        answered = self._ask(grid, [node_id for node_id in node_ids if node_id not in self._devices])
+        self._unbound.update({binding.node_id: binding for binding in answered})
+        self._devices.update({binding.node_id: binding.device_id for binding in answered})
+        self._note_pairings(answered)
         newest = self._without_replaced(
             [
                 planning_pb2.NodeBinding(node_id=node_id, device_id=self._devices[node_id])
@@ -156,7 +156,7 @@ class Nodes:
             ]
         )
         reasons = {
-            device_id: self._exclusions.get(device_id, "the coordinator was never asked whether it may train")
+            device_id: self._exclusions.get(device_id, "the coordinator has not reported whether it may train")
             for device_id in map(self._devices.__getitem__, newest)
         }
         left_out = {device_id for device_id, reason in reasons.items() if reason}
@@ -171,9 +171,9 @@ class Nodes:
         return [node_id for node_id in newest if self._devices[node_id] not in left_out]
 
     def without_excluded(self, node_ids: Iterable[int]) -> list[int]:
-        """Return the nodes without those that cannot train on the device that they name, or whose device is excluded.
+        """Return the nodes that can train on the device that they name, and whose device is not drained or excluded.
 
-        A device is drained or excluded as far as the coordinator has told.
+        Drained and excluded devices are those in the coordinator's last report.
         """
         return [
             node_id
@@ -188,7 +188,7 @@ class Nodes:
     def _note(
         self, bindings: Iterable[planning_pb2.NodeBinding], exclusions: Iterable[planning_pb2.NodeExclusion]
     ) -> None:
-        """Remember which devices nodes belong to, and which of these must not train now."""
+        """Remember the devices of nodes, and which of them must not train now."""
         reasons = {exclusion.node_id: exclusion.reason for exclusion in exclusions}
         bindings = list(bindings)
         self._note_pairings(bindings)
@@ -210,12 +210,12 @@ class Nodes:
                 log(INFO, "%s can train again, node %d", binding.device_id, binding.node_id)
 
     def _ask(self, grid: Grid, unknown: Iterable[int], are_bound: bool = False) -> list[planning_pb2.NodeBinding]:
-        """Ask nodes for their device id, except those that were asked lately.
+        """Request the device ids of nodes, except those that were requested lately; return the answers.
 
         Args:
             grid: Flower's grid.
             unknown: the nodes.
-            are_bound: whether they have told a device before, so that they stay as they are without an answer.
+            are_bound: whether their devices are known. Without an answer, these stay as they are.
         """
         now_s = self._clock.now_s()
         node_ids = [
@@ -225,14 +225,14 @@ class Nodes:
         ]
         if not node_ids:
             return []
-        messages = [question_to(node_id) for node_id in node_ids]
+        messages = [identify_request(node_id) for node_id in node_ids]
         replies = list(grid.send_and_receive(messages, timeout=self._timeout_s))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         reasons = dict.fromkeys(node_ids, f"no reply within {self._timeout_s:g} s")
         bindings = []
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            answer = answer_of(node_id, reply)
+            answer = binding_in(node_id, reply)
             if isinstance(answer, str):
                 reasons[node_id] = answer
             else:
@@ -243,7 +243,7 @@ class Nodes:
             self._asked_s[node_id] = asked_s
         for node_id, reason in reasons.items():
             if are_bound:
-                log(WARNING, "node %d did not tell whether it can train: %s", node_id, reason)
+                log(WARNING, "node %d did not report whether it can train: %s", node_id, reason)
                 continue
             log(
                 WARNING,
@@ -260,7 +260,7 @@ class Nodes:
         """Keep the newest node of each device: a restarted SuperNode has a new node id.
 
         Flower lists the old node for a while. Two nodes that gave the same device id in one batch are both kept, so
-        that the coordinator leaves the device out. A node that cannot train replaces none.
+        that the coordinator leaves the device out. A node that cannot train does not replace another one.
         """
         newest: dict[str, int] = {}
         for binding in bindings:

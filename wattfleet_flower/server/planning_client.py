@@ -1,6 +1,6 @@
 """A client of the coordinator's planning service, for Flower's server.
 
-It tells an unreachable coordinator from one that refuses, and keeps reports until the coordinator takes them.
+It distinguishes an unreachable coordinator from one that refuses, and keeps reports until the coordinator accepts them.
 """
 
 from __future__ import annotations
@@ -28,33 +28,35 @@ from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 _ANSWER_TIMEOUT_S = 30.0
-# A coordinator that starts beside Flower gets the longer time. The first attempts after it was lost must not delay
-# rounds. They get more time with every failure, up to the same: the link may have become slow.
+# The first connection gets a long timeout, since the coordinator may start at the same time as Flower. Reconnecting
+# must not delay rounds, so it begins with a short timeout. The timeout grows with every failure up to the long one,
+# since the link may have become slow.
 _CONNECT_TIMEOUT_S = 15.0
 _RECONNECT_TIMEOUT_S = 2.0
-# Once it has answered, a report gets less than the first contact: rounds wait for it.
+# Once the coordinator has answered, reports get a shorter timeout, since rounds wait for them.
 _REPORT_TIMEOUT_S = 5.0
-# Over a slow link all get more: TCP, HTTP/2 and the first answer take three to four round trips.
+# Over a slow link all timeouts are longer: TCP, HTTP/2 and the first answer take three to four round trips.
 _ROUND_TRIPS = 5.0
 _LONGEST_TIMEOUT_S = 60.0
-_LOOK_AT_IDENTITY_EVERY_S = 60.0
+_CHECK_IDENTITY_EVERY_S = 60.0
 
-# Its answers take no longer than the link, unlike those that need a plan or the store.
-_MEASURED = "ResolveNodes"
+# The method that measures the round trip. Its answer needs neither a plan nor the store, so it takes no longer than the
+# link.
+_ROUND_TRIP_METHOD = "ResolveNodes"
 
 
-class _NotNowError(RefusedError):
-    """The coordinator cannot take a report now."""
+class _RetryLaterError(RefusedError):
+    """The coordinator cannot accept a report now, but may accept it later."""
 
 
 @dataclass(frozen=True)
 class _Report:
-    """A report that is sent, or kept.
+    """A report to the coordinator, which may have to be sent later.
 
     Attributes:
         method: the method to call.
         build: builds the request when it is sent.
-        corrects: may change what is built after a refusal; returns whether to send it again.
+        corrects: called after a refusal. It may change what `build` returns, and returns whether to send again.
     """
 
     method: str
@@ -63,11 +65,11 @@ class _Report:
 
 
 class PlanningClient:
-    """Calls the planning service; remembers whether it answers, and which reports are still to be sent.
+    """Calls the planning service, and keeps the reports that could not be sent yet.
 
     Attributes:
         name: the coordinator's address.
-        is_unreachable: whether it did not answer the last request.
+        is_unreachable: whether the coordinator did not answer the last request.
     """
 
     def __init__(self, coordinator: Endpoint | Any, clock: Clock, now: Callable[[], datetime] = utc_now) -> None:
@@ -76,7 +78,7 @@ class PlanningClient:
         Args:
             coordinator: how to connect to it, or a stub of its PlanningService.
             clock: measures round trips.
-            now: the time, for the life of the certificate.
+            now: the current time, for the renewal of the certificate.
 
         Raises:
             InvalidInputError: the identity is damaged, or plaintext would leave this machine although it must not.
@@ -92,7 +94,7 @@ class PlanningClient:
         self._schedule: RenewalSchedule | None = None
         if self._endpoint is not None and self._endpoint.folder is not None:
             self._schedule = RenewalSchedule(self._endpoint.folder, now, clock.now_s)
-        self._looked_s = clock.now_s()
+        self._checked_s = clock.now_s()
         self._pending: list[_Report] = []
         self._round_trip_s = 0.0
         self._failed_attempts = 0
@@ -100,7 +102,7 @@ class PlanningClient:
         self.is_unreachable = False
 
     def keep_identity(self) -> None:
-        """Renew the certificate if it is due, and connect with the identity as it is on disk now."""
+        """Renew the certificate if it is due, and reconnect if the identity on disk has changed."""
         if self._endpoint is None:
             return
         try:
@@ -109,15 +111,15 @@ class PlanningClient:
             if self._endpoint.identity() != self._identity:
                 self._open()
         except InvalidInputError as error:
-            log(WARNING, "the identity cannot be read, and the earlier one is used: %s", error)
+            log(WARNING, "the identity cannot be read, so the earlier one is still used: %s", error)
 
-    def _keep_identity_now_and_then(self) -> None:
-        """Renew the certificate once it is due; called when the coordinator has answered, so that no round waits."""
+    def _renew_identity_if_due(self) -> None:
+        """Renew the certificate if it is due, at most once a minute; called after an answer, so that no round waits."""
         if self._endpoint is None or self._schedule is None:
             return
-        if self._clock.now_s() < self._looked_s + _LOOK_AT_IDENTITY_EVERY_S:
+        if self._clock.now_s() < self._checked_s + _CHECK_IDENTITY_EVERY_S:
             return
-        self._looked_s, before = self._clock.now_s(), self._identity
+        self._checked_s, before = self._clock.now_s(), self._identity
         try:
             found = self._endpoint.identity()
             if found == before and (found is None or self._schedule.wait_s() > 0):
@@ -132,7 +134,7 @@ class PlanningClient:
             self._schedule.renewed()
 
     def _open(self) -> None:
-        """Open a channel with the identity as it is on disk now, in place of an earlier one."""
+        """Replace the channel by one with the identity that is on disk now."""
         if self._endpoint is None:
             return
         if self._channel is not None:
@@ -152,14 +154,15 @@ class PlanningClient:
             RefusedError: another service answers.
         """
         if self._is_refused:
-            self.keep_identity()  # it may have been enrolled again
+            self.keep_identity()  # the identity may have been replaced by a new enrolment
         timeout_s = self._reconnect_timeout_s if self.is_unreachable else self._connect_timeout_s
         try:
-            self._call(_MEASURED, planning_pb2.ResolveNodesRequest(), min(timeout_s, within_s))
+            self._call(_ROUND_TRIP_METHOD, planning_pb2.ResolveNodesRequest(), min(timeout_s, within_s))
         except RefusedError as refused:
             if refused.code not in UNREACHABLE:
                 raise
-            # Looked for once, and again only while it lasts: a coordinator that is away needs no second connection.
+            # A failed TLS handshake is looked for once per outage, and again while it lasts. Otherwise the coordinator
+            # is just away, and no second connection is needed.
             may_be_handshake = not self._is_examined or self._is_refused
             self._failed_attempts += self.is_unreachable
             self.is_unreachable = self._is_examined = True
@@ -182,12 +185,12 @@ class PlanningClient:
             return self._call(method, request, _ANSWER_TIMEOUT_S, wait_for_ready=False)
         except RefusedError as refused:
             if refused.code in UNREACHABLE:
-                # A coordinator without a ready device answers with the same status.
+                # A coordinator that has no ready device answers with the same status.
                 self.connect()
             raise
 
-    def ask_soon(self, method: str, request: Any) -> Any:
-        """Call a method whose answer is not worth a long wait, and return its response.
+    def call_briefly(self, method: str, request: Any) -> Any:
+        """Call a method with a short timeout, and return its response.
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer within 2 s, or a few round trips.
@@ -204,15 +207,15 @@ class PlanningClient:
     def report(
         self, method: str, build: Callable[[], Any], corrects: Callable[[RefusedError], bool] = lambda _: False
     ) -> None:
-        """Send a report that the training does not depend on, or keep it until the coordinator can take it.
+        """Send a report, or keep it until the coordinator can accept it.
 
         Args:
             method: the method to call.
             build: builds the request when it is sent.
-            corrects: may change what is built after the coordinator refused it; returns whether to send it again.
+            corrects: called after a refusal. It may change what `build` returns, and returns whether to send again.
 
         Raises:
-            RefusedError: the coordinator will never take it.
+            RefusedError: the coordinator will never accept the report.
         """
         report = _Report(method, build, corrects)
         if not self.is_unreachable:
@@ -220,7 +223,7 @@ class PlanningClient:
                 self._send_pending()
                 self._send(report)
                 return
-            except _NotNowError as refused:
+            except _RetryLaterError as refused:
                 self.is_unreachable = refused.code in UNREACHABLE
         self._pending.append(report)
 
@@ -234,7 +237,7 @@ class PlanningClient:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator cannot take a report now.
+            RefusedError: the coordinator cannot accept a report now.
         """
         if self.is_unreachable and self._pending:
             self.connect()
@@ -250,18 +253,18 @@ class PlanningClient:
             report = self._pending[0]
             try:
                 self._send(report)
-            except _NotNowError:
+            except _RetryLaterError:
                 raise
             except RefusedError as refused:
                 log(WARNING, "the coordinator rejected %s: %s", report.method, refused)
             del self._pending[0]
 
     def _send(self, report: _Report) -> None:
-        """Send a report, again while a refusal can be corrected.
+        """Send a report, and send it again as long as refusals can be corrected.
 
         Raises:
-            _NotNowError: the coordinator may take it later, when it is back or its disk has room again.
-            RefusedError: the coordinator will never take it.
+            _RetryLaterError: the coordinator may accept it later, when it is back or its disk has room again.
+            RefusedError: the coordinator will never accept it.
         """
         while True:
             request = report.build()
@@ -269,28 +272,28 @@ class PlanningClient:
                 self._call(report.method, request, self._report_timeout_s)
                 return
             except RefusedError as refused:
-                # gRPC gives the same status to a request above its own limit, which never fits.
+                # gRPC uses the same status for a request above its own size limit, which can never be accepted.
                 is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
                 if refused.code in UNREACHABLE or (is_full and request.ByteSize() <= MAX_MESSAGE_BYTES):
-                    raise _NotNowError(str(refused), refused.code) from None
+                    raise _RetryLaterError(str(refused), refused.code) from None
                 if not report.corrects(refused):
                     raise
 
     @property
     def _connect_timeout_s(self) -> float:
-        """How long a coordinator that is expected to answer may take, with the time to connect."""
+        """Timeout of a request to a coordinator that is expected to answer, including the time to connect."""
         return min(_LONGEST_TIMEOUT_S, max(_CONNECT_TIMEOUT_S, _ROUND_TRIPS * self._round_trip_s))
 
     @property
     def _report_timeout_s(self) -> float:
-        """How long it may take to store a report."""
+        """Timeout of a report, including the time to store it."""
         if not self._round_trip_s:
             return self._connect_timeout_s
         return min(_LONGEST_TIMEOUT_S, max(_REPORT_TIMEOUT_S, _ROUND_TRIPS * self._round_trip_s))
 
     @property
     def _reconnect_timeout_s(self) -> float:
-        """How long one that did not answer may take: several round trips as last measured.
+        """Timeout of a request to a coordinator that did not answer last time: several measured round trips.
 
         gRPC goes on connecting between the attempts, so that later ones only need the time of one answer.
         """
@@ -301,9 +304,9 @@ class PlanningClient:
         began_s = self._clock.now_s()
         try:
             answer = getattr(self._stub, method)(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
-            if method == _MEASURED:
+            if method == _ROUND_TRIP_METHOD:
                 self._round_trip_s = self._clock.now_s() - began_s
-            self._keep_identity_now_and_then()
+            self._renew_identity_if_due()
             return answer
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")

@@ -86,39 +86,38 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             workload: what the app trains, or its name; None to derive the name from the app's id, from `workload_keys`
                 and from the initial arrays.
             workload_keys: keys of the run config whose overridden values become part of a derived name. Hyphens and
-                underscores are alike.
+                underscores count as the same.
             batches: the batch sizes that the plan may choose for each node; the app then trains with `planned_loader`.
-                None to let the app train with its own.
-            select: chooses nodes for a round, from its number and the predictions of the connected nodes. The plan then
-                selects among these alone; None to let it select among all connected nodes.
-            quorum: how many replies end a round; the other devices go on, and a later round uses their updates. None
-                to wait for all replies.
+                None to let the app train with its own batch size.
+            select: returns the nodes that a plan may use, given the round's number and the predictions of the connected
+                nodes. None to let the plan use all connected nodes.
+            quorum: how many replies end a round. The other devices go on training, and a later round uses their
+                updates. None to wait for all replies.
             allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
                 its predicted duration instead. `start`'s own timeout still applies. It is the only limit if this is
-                None, or while a selected device does not know yet how many minibatches its epoch has.
+                None, or if a selected device does not know yet how many minibatches its epoch has.
             patience_s: seconds to wait for as many nodes as the strategy wants, for unknown nodes to identify
-                themselves, and for a device to be ready. Then the round starts with those available; without any, the
-                run ends.
-            low_budget_patience_s: seconds to wait for more watts when the budget suffices for no device any more, in a
+                themselves, and for a device to be ready. Then the round starts with the nodes that are available. If
+                there are none, the run ends.
+            low_budget_patience_s: seconds to wait for more watts if the budget has become too low for any device, in a
                 run that has trained before.
             on_coordinator_away: what to do while the coordinator does not answer: "wait" until it does, "stop" the run
                 with an error, or train "unplanned", with the wrapped strategy's own selection and without any budget.
-                Drained and excluded devices do not train either way.
-            coordinator_patience_s: with "wait", seconds after which the run ends with an error; None to wait without
-                end.
-            identity: the folder with the key and the certificate of `wattfleet join`; None for that of the environment
-                variable WATTFLEET_IDENTITY, else `~/.config/wattfleet/identity` if there is one.
-            insecure: whether to connect in plaintext to another machine where there is no identity.
+                Drained and excluded devices never train.
+            coordinator_patience_s: with "wait", seconds after which the run ends with an error; None to wait forever.
+            identity: the folder with the key and the certificate from `wattfleet join`; None for the folder in the
+                environment variable WATTFLEET_IDENTITY, or else `~/.config/wattfleet/identity` if it exists.
+            insecure: whether to connect to another machine in plaintext if there is no identity.
             clock: measures the waiting; None for the system's clock.
 
         Raises:
-            TwoStrategiesError: the strategy is, or wraps, a power-aware one.
-            InvalidInputError: `local_epochs`, `workload`, `on_coordinator_away` or `coordinator_patience_s` cannot be
-                used; the strategy cannot be combined with a quorum or with the choice of epochs; the identity is absent
-                or damaged; or plaintext would leave this machine although it must not.
+            TwoStrategiesError: the strategy is power-aware already, or wraps a power-aware one.
+            InvalidInputError: `local_epochs`, `workload`, `on_coordinator_away` or `coordinator_patience_s` is not
+                valid; the strategy cannot be combined with a quorum or with the choice of epochs; the identity is
+                absent or damaged; or plaintext would leave this machine although it must not.
         """
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
-            raise TwoStrategiesError("this strategy is power-aware already: wrap a strategy once, on the outside")
+            raise TwoStrategiesError("this strategy is power-aware already: use PowerAware only once, on the outside")
         if not isinstance(local_epochs, (int, float, EpochChoice)):
             raise InvalidInputError(
                 f"local_epochs must be a number or an EpochChoice, not {local_epochs!r}: write EpochChoice.of([1, 2])"
@@ -162,9 +161,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         Raises:
             PlanningError: a round cannot be planned, even after waiting, or the coordinator is away and the run must
-                not go on without it; the text gives the reason.
+                not go on without it. The text gives the reason.
             TwoStrategiesError: another power-aware strategy runs.
-            InvalidInputError: no workload can be named after the app.
+            InvalidInputError: no valid workload name can be derived from the app.
         """
 
         def evaluate_and_report(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -230,8 +229,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     ) -> Iterable[Message]:
         """Let the wrapped strategy configure evaluation, without waiting for more nodes than are connected.
 
-        Drained and excluded devices do not evaluate, since that draws power too. Nor do nodes that still train, since a
-        node handles one message at a time.
+        Drained and excluded devices do not evaluate, since evaluation draws power, too. Nodes that still train do not
+        evaluate, since a node handles one message at a time.
         """
         node_ids = self._rounds.without_excluded(FreeNodesGrid(grid, self._late).get_node_ids())
         if not node_ids:
@@ -247,7 +246,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         If the run has an `evaluate_fn`, the clients' metrics are reported with the prefix `clientapp_`.
         """
         metrics = self.strategy.aggregate_evaluate(server_round, replies)
-        if metrics is not None and not trains_nothing(self.strategy):  # without training, there is no planned round
+        if metrics is not None and not trains_nothing(self.strategy):  # without training, no round is planned
             prefix = CLIENT_METRICS_PREFIX if self._evaluates_centrally else ""
             self._rounds.report_metrics(server_round, metrics, prefix)
         return metrics

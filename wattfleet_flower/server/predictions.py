@@ -1,4 +1,4 @@
-"""Predicted time, power and energy of trainings, as strategies and apps see them."""
+"""Predicted time, power and energy of trainings, for strategies and apps."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class TrainingPrediction:
-    """What is predicted of a node's training in a round.
+    """The predicted time, power and energy of a node's training in a round.
 
-    Errors of time and power are lognormal, and count as independent for the energy. The start of a training is part of
-    `training_s` and `training_kj`, with the power of the training.
+    Errors of time and power are lognormal, and are assumed to be independent for the energy. The start of a training is
+    included in `training_s` and `training_kj`, with the power of the training.
 
     Attributes:
         mode: power mode of the training.
@@ -44,7 +44,7 @@ class TrainingPrediction:
         power_w: mean power, watts.
         epoch_kj: energy of an epoch, kJ.
         training_kj: energy of the whole training, kJ.
-        batch: samples in a batch that the prediction holds for; None if unknown.
+        batch: the batch size that the prediction is for; None if unknown.
         profiled_modes: modes of the workload that the device has measured; with 0, the prediction comes from other
             devices or workloads alone.
     """
@@ -87,12 +87,12 @@ class TrainingPrediction:
 
 @dataclass(frozen=True)
 class NodePrediction:
-    """What is predicted of a node, if it is selected for the next round.
+    """The prediction for a node, in case it is selected for the next round.
 
     Attributes:
         node_id: Flower's id of the node.
-        device_id: its device; empty if the coordinator knows none.
-        training: in the fastest mode within the device's own limit; None if nothing can be predicted.
+        device_id: its device; empty if the coordinator knows no device for it.
+        training: the prediction in the fastest mode within the device's own limit; None if there is none.
         reason: why the node cannot be selected now; empty if it can.
     """
 
@@ -103,10 +103,10 @@ class NodePrediction:
 
 
 def training_prediction(assignment: planning_pb2.Assignment, epochs: float) -> TrainingPrediction:
-    """Read what an assignment predicts.
+    """Return the prediction in an assignment.
 
     Args:
-        assignment: of one node.
+        assignment: the assignment of one node.
         epochs: local epochs of the training, if the assignment states none.
     """
     epoch_s, start_s, power_w = assignment.epoch_s, assignment.warmup_s, assignment.power_w
@@ -127,9 +127,9 @@ def training_prediction(assignment: planning_pb2.Assignment, epochs: float) -> T
 
 
 def prediction_records(plan: planning_pb2.PlanRoundResponse, epochs: float) -> dict[int, dict[str, str | int | float]]:
-    """Return the values of the ConfigRecord for each selected node's message, by node.
+    """Return the values of the prediction record in each selected node's message, by node id.
 
-    A coordinator before protocol 2.1 states no uncertainty, so there are no quantiles then.
+    A coordinator before protocol 2.1 reports no uncertainty; then there are no quantiles.
 
     Args:
         plan: the coordinator's plan.
@@ -146,7 +146,7 @@ def prediction_records(plan: planning_pb2.PlanRoundResponse, epochs: float) -> d
 
 
 def predicted_metrics(plan: planning_pb2.PlanRoundResponse, epochs: float) -> dict[str, dict[str, float]]:
-    """Return what a plan predicts of each device, as metrics: medians.
+    """Return the medians that a plan predicts, as metrics by device.
 
     Args:
         plan: the coordinator's plan.
@@ -167,7 +167,7 @@ def node_predictions(answers: Sequence[planning_pb2.NodePrediction], epochs: flo
     """Read the coordinator's predictions of nodes.
 
     Args:
-        answers: one for each node.
+        answers: the coordinator's prediction for each node.
         epochs: local epochs of the training.
     """
     return [

@@ -11,9 +11,10 @@ from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
 
 @dataclass(frozen=True)
 class Quorum:
-    """How many replies end a round, and for how long the updates of the other devices are of use.
+    """How many replies end a round, and for how many rounds the updates of the other devices may still be used.
 
-    Without `share` and `replies`, a round ends with as many replies as its plan wanted without over-selection.
+    Without `share` and `replies`, a round ends once as many devices have replied as its plan needs without
+    over-selection.
 
     Attributes:
         share: share of the round's devices whose replies end it, above 0 to 1.
@@ -31,7 +32,7 @@ class Quorum:
     def __post_init__(self) -> None:
         if self.share is not None and self.replies is not None:
             raise InvalidInputError(
-                "a quorum is either a share of a round's devices or a number of replies: state only one of"
+                "a quorum is a share of the round's devices or a number of replies: state only one of"
                 f" share={self.share:g} and replies={self.replies}"
             )
         if self.share is not None and not 0 < self.share <= 1:
@@ -42,7 +43,7 @@ class Quorum:
             raise InvalidInputError(f"max_staleness must be 0 or more, not {self.max_staleness}")
 
     def replies_of(self, sent: SentRound, devices: int) -> int:
-        """The number of replies that end a round, which may be more than it has devices.
+        """Return the number of replies that end a round. It may exceed the number of devices.
 
         Args:
             sent: the round.

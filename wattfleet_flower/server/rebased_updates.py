@@ -1,4 +1,4 @@
-"""The update of one device, moved to other arrays than those that its training started from, or scaled."""
+"""Applies a device's update to other arrays than those that its training started from, and scales updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wattfleet_flower.server.sent_rounds import SentRound
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
-    """The arrays of a message or a reply.
+    """Return the arrays of a message or a reply.
 
     Raises:
         MismatchedArraysError: it has no record of arrays, or several.
@@ -29,7 +29,7 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
 
 
 def bases_of(messages: Iterable[Message]) -> dict[int, ArrayRecord]:
-    """The arrays of messages by their node, without messages that do not hold one record of arrays."""
+    """Return the arrays of messages by node id, without messages that do not hold exactly one record of arrays."""
     found = {}
     for message in messages:
         with suppress(MismatchedArraysError):
@@ -40,8 +40,9 @@ def bases_of(messages: Iterable[Message]) -> dict[int, ArrayRecord]:
 def rebased(reply: Message, base: ArrayRecord, current: ArrayRecord, scale: float = 1.0) -> ArrayRecord:
     """The arrays `current + scale * (trained - base)`, where `trained` are those of a reply.
 
-    Each array keeps the dtype of the trained one; integers, such as the counters of batch norm, are rounded. Where an
-    array has no negative value, as a variance of batch norm, each value stays at or above the lowest of the three.
+    Each array keeps the dtype of the trained one; integers, such as the counters of batch norm, are rounded. If none of
+    the three arrays has a negative value, as with the variances of batch norm, each value stays at or above the lowest
+    of the three.
 
     Args:
         reply: the reply to a training.
@@ -73,12 +74,12 @@ def replace_arrays(reply: Message, arrays: ArrayRecord) -> None:
 
 
 def epoch_scale(own: SentRound, node_id: int, current: SentRound) -> float:
-    """Factor of a node's update that makes it count as if it had trained the current round's mean local epochs.
+    """Return the factor that scales a node's update to the current round's mean number of local epochs.
 
     Averaging updates per local step keeps devices that train more steps from pulling the average to their own optimum
-    (FedNova: Wang et al., arXiv 2007.07481, section 4). Here epochs take the place of steps, so that rounds in which
-    all devices train alike are averaged as the strategy does it. The number of steps that an average counts for is
-    free in FedNova; here it is the mean of the selected nodes' epochs.
+    (FedNova: Wang et al., arXiv 2007.07481, section 4). Here epochs are used instead of steps. If all devices train the
+    same number of epochs, all factors are 1 and the strategy's average is unchanged. FedNova's effective number of
+    steps is free to choose; here it is the mean of the selected nodes' epochs.
 
     Args:
         own: the round that the node trained in.
@@ -90,12 +91,12 @@ def epoch_scale(own: SentRound, node_id: int, current: SentRound) -> float:
 
 
 def normalise_updates(sent: SentRound, replies: Iterable[Message], unscaled: Collection[int]) -> None:
-    """Scale the updates of nodes that trained other numbers of local epochs than the round's mean.
+    """Scale the update of each node whose number of local epochs differs from the round's mean.
 
     Args:
         sent: the round.
         replies: its replies.
-        unscaled: nodes whose updates stay as they are.
+        unscaled: ids of nodes whose updates stay as they are.
     """
     for reply in replies:
         node_id = reply.metadata.src_node_id
@@ -103,7 +104,7 @@ def normalise_updates(sent: SentRound, replies: Iterable[Message], unscaled: Col
             continue
         try:
             if node_id not in sent.bases:
-                raise MismatchedArraysError("its message does not hold one record of arrays")
+                raise MismatchedArraysError("its message does not hold exactly one record of arrays")
             replace_arrays(reply, rebased(reply, sent.bases[node_id], sent.bases[node_id], scale))
         except MismatchedArraysError as error:
             log(WARNING, "the update of node %d is not scaled to its epochs: %s", node_id, error)

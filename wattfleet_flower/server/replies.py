@@ -1,4 +1,4 @@
-"""The replies to a round's messages: a result for each device, and a reduced weight for partial work."""
+"""Turns the replies to a round's messages into a result for each device, and reduces the weight of partial work."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LOSS_KEYS = ("train_loss", "train-loss", "loss")
 """Metrics in which an app may report its mean training loss; the first one present counts."""
 
 METRIC_PREFIX = "wattfleet-"
-"""Of the metrics that replies get."""
+"""Prefix of the metrics that are added to replies."""
 
 _MAX_REASON_LENGTH = 300
 _MIN_REASON_BYTES = 16
-# Overhead of a message nested in another one.
+# Bytes that a nested message needs in addition to its content.
 _FRAME_BYTES = 4
 # Flower's own numbers (ErrorCode), which it does not export.
 _ERROR_TEXTS = {
@@ -44,24 +44,24 @@ _ERROR_TEXTS = {
     7: "the app's bundle is broken",
     8: "the training process was killed",
 }
-# What `power_mode_mod` raises where its SuperNode may be paired with a wrong agent, or with none.
+# Errors of `power_mode_mod` that occur if its SuperNode is paired with a wrong agent, or with none.
 _REFUSED_BY_AGENT = re.compile(r"the agent at .* answered (UNAVAILABLE|PERMISSION_DENIED|INVALID_ARGUMENT)")
-# For these codes Flower's reason has details.
+# Codes for which Flower's reason has details.
 _WITH_REASON = (1, 2, 6, 7)
 
 
 def describe_error(error: Error) -> str:
-    """Describe in words why a node sent an error."""
+    """Describe why a node sent an error."""
     words = _ERROR_TEXTS.get(error.code, f"Flower's error {error.code}")
     if error.code in _ERROR_TEXTS and error.code not in _WITH_REASON:
         return words
-    # The last line of a traceback is the exception itself.
+    # The last line of a traceback is the exception.
     lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
     return f"{words}: {plain_text(lines[-1])[:_MAX_REASON_LENGTH]}" if lines else words
 
 
 def truncate_failures(results: Sequence[planning_pb2.DeviceResult], max_bytes: int) -> None:
-    """Truncate the reasons of failures so that all results together fit into so many bytes."""
+    """Truncate the reasons of failures so that all results together fit into the given number of bytes."""
     excess = sum(result.ByteSize() + _FRAME_BYTES for result in results) - max_bytes
     failed = [result for result in results if result.failure]
     if excess <= 0 or not failed:
@@ -77,8 +77,8 @@ class RoundReplies:
 
     Attributes:
         replies: the replies.
-        ignoring: the nodes whose app did not ask for the number of local epochs that the plan has chosen, or whose mod
-            cannot tell it; known after `results`. Only of use if the plan has chosen them.
+        ignoring: the nodes whose app did not use the plan's number of local epochs, or whose mod is too old to report
+            it. Set by `results`; meaningful only if the plan has chosen the epochs.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RoundReplies:
             sent: each message's metadata, and the device it was sent to.
             replies: the replies that arrived.
             timeout_s: seconds that were waited for replies; None if unknown.
-            late: devices that were not waited for.
+            late: devices whose replies were not waited for.
         """
         self._sent = sent
         self._late = late
@@ -104,7 +104,7 @@ class RoundReplies:
         self._observed: dict[str, dict[str, float]] = {}
         of_message = {metadata.message_id: device_id for metadata, device_id in sent if metadata.message_id}
         of_node = {metadata.dst_node_id: device_id for metadata, device_id in sent}
-        # For a lost node Flower's server replies under its own id, so the message identifies the device.
+        # For a lost node, Flower's server replies under its own id. So the message identifies the device.
         self._reply_of = {
             device_id: reply
             for reply in self.replies
@@ -127,7 +127,7 @@ class RoundReplies:
         ]
 
     def refused_by_agents(self) -> list[int]:
-        """The nodes whose agent could not be reached, or is not that of their device."""
+        """The nodes whose agent could not be reached, or belongs to another device."""
         return [
             metadata.dst_node_id
             for metadata, device_id in self._sent
@@ -137,13 +137,13 @@ class RoundReplies:
         ]
 
     def add_metrics(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Add metrics and the agents' observations to the replies, after `results`.
+        """Add metrics and the agents' observations to the replies; call `results` first.
 
-        Strategies aggregate metrics only if all replies have the same ones. So every reply gets those that are known
-        for all of them.
+        Strategies aggregate metrics only if all replies have the same ones. So only those are added that are known for
+        all replies.
 
         Args:
-            metrics: by device.
+            metrics: metrics by device id.
         """
         answered = [device_id for device_id, reply in self._reply_of.items() if not reply.has_error()]
         records = [list(self._reply_of[device_id].content.metric_records.values()) for device_id in answered]
@@ -189,7 +189,7 @@ def scale_weight(reply: Message, weighted_by_key: str, factor: float) -> None:
     """Scale the weight of a reply in the aggregation.
 
     Args:
-        reply: the reply, without an error.
+        reply: a reply without an error.
         weighted_by_key: the metric that the strategy uses as weight.
         factor: 0 to 1.
     """
@@ -199,7 +199,7 @@ def scale_weight(reply: Message, weighted_by_key: str, factor: float) -> None:
 
 
 def keep_common_metrics(replies: Iterable[Message]) -> None:
-    """Remove those of Wattfleet's metrics that not all replies have; replies with an error have none."""
+    """Remove Wattfleet's metrics that some replies without an error do not have."""
     records = [record for reply in replies if not reply.has_error() for record in reply.content.metric_records.values()]
     common = set.intersection(*map(set, records)) if records else set()
     for record in records:
@@ -208,7 +208,7 @@ def keep_common_metrics(replies: Iterable[Message]) -> None:
 
 
 def _observed(record: Mapping[str, Any]) -> dict[str, float]:
-    """What an agent has observed of a training, as metrics; nothing if it is not plausible."""
+    """Return an agent's observations of a training as metrics; empty if they are not plausible."""
     epoch_s, power_w = record.get(OBSERVED_EPOCH_S_KEY), record.get(OBSERVED_POWER_W_KEY)
     if not (isinstance(epoch_s, float) and isinstance(power_w, float)):
         return {}
@@ -226,7 +226,7 @@ def _is_number(value: object) -> bool:
 
 
 def _first_number(records: Iterable[MetricRecord], keys: Sequence[str], least: float = -math.inf) -> float | None:
-    """Return the first metric present; None if there is none, or if it is not finite and at least `least`."""
+    """Return the first metric that is present; None if there is none, or if it is not finite or is below `least`."""
     for key in keys:
         for metrics in records:
             if _is_number(metrics.get(key)):

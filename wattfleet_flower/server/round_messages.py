@@ -18,12 +18,12 @@ from wattfleet_proto.convert import assignments_from_plan
 def assigned_messages(
     sent: PlannedRound, messages: Iterable[Message], work: Mapping[int, AssignedWork], usual_epochs: float
 ) -> list[Message]:
-    """Add each node's assignment to its message, and note what was sent; drops messages to nodes without one.
+    """Add each node's assignment to its message, and record what is sent. Messages to nodes without one are dropped.
 
     Args:
         sent: the round.
         messages: its messages, as the strategy wrote them.
-        work: what the plan has chosen for each of its nodes besides the mode.
+        work: the batch size and epochs that the plan has chosen for each node.
         usual_epochs: local epochs where the plan states none.
     """
     assignments = assignments_from_plan(sent.plan, usual_epochs)
@@ -35,7 +35,7 @@ def assigned_messages(
         if assignment is None:
             log(WARNING, "the message to node %d is dropped: the plan did not select it", node_id)
             continue
-        content = RecordDict(dict(message.content))  # strategies share one record among all messages
+        content = RecordDict(dict(message.content))  # strategies use the same record in all messages
         content[RECORD_KEY] = ConfigRecord(assignment.to_record())
         content[PREDICTION_KEY] = ConfigRecord(predictions[node_id])
         if chosen := work[node_id].to_record():

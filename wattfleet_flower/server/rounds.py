@@ -1,4 +1,4 @@
-"""The planned rounds of one run: what PowerAware and FedBuff share."""
+"""Plans and reports the rounds of a run, for both PowerAware and FedBuff."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.assignment import AssignedWork
 from wattfleet_proto.v1 import planning_pb2
 
-# Without a deadline a round is given this many times its predicted duration: the prediction is a median, and devices
-# may measure power modes during training. Devices keep a deadline themselves, so it needs no slack.
+# A round without a deadline may take this multiple of its predicted duration, since the prediction is a median and
+# devices may measure power modes during training. A deadline needs no such slack, since devices keep it themselves.
 _DURATION_SLACK = 2.0
 _LOW_BUDGET_POLL_S = 10.0
 _AWAY_POLL_S = 5.0
@@ -49,9 +49,9 @@ class WaitLimits:
     """How long to wait for replies, nodes and watts, seconds; see `PowerAware`.
 
     Attributes:
-        allowance_s: for replies, beyond the training itself; None for no limit beyond the app's own timeout.
+        allowance_s: for replies, in addition to the training; None for only the app's own timeout.
         nodes_s: for nodes to connect and to be ready.
-        low_budget_s: for a budget that suffices for a device, in a run that has trained before.
+        low_budget_s: for a budget that is high enough for one device, in a run that has trained before.
     """
 
     allowance_s: float | None
@@ -74,14 +74,14 @@ class PlannedRounds:
         away: AwayPolicy,
         clock: Clock,
     ) -> None:
-        """Plan for one strategy.
+        """Use a coordinator's plans for one strategy.
 
         Args:
             planner: the coordinator.
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             naming: names the workload of a run.
-            batches: the batch sizes that a plan may choose; None if the app trains with its own.
+            batches: the batch sizes that a plan may choose; None if the app trains with its own batch size.
             select: chooses the nodes that a plan may use; None to let the plan choose among all.
             limits: how long to wait.
             away: what to do while the coordinator does not answer.
@@ -102,7 +102,7 @@ class PlannedRounds:
 
     @contextmanager
     def run(self, grid: Grid, rounds: int, arrays: ArrayRecord) -> Iterator[None]:
-        """Report the start and the end of a run around this context.
+        """Report the start of a run, and its end when this context ends.
 
         Args:
             grid: Flower's grid.
@@ -112,7 +112,7 @@ class PlannedRounds:
         Raises:
             TwoStrategiesError: another power-aware strategy runs.
             PlanningError: the coordinator refused the run.
-            InvalidInputError: no workload can be named after the run.
+            InvalidInputError: no valid workload name can be derived from the run.
         """
         with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id:
             self._start(run_id, rounds, self._workload(grid, arrays))
@@ -124,12 +124,12 @@ class PlannedRounds:
             self._finish("")
 
     def require_start(self, grid: Grid, arrays: ArrayRecord) -> None:
-        """Start the run, if a round is configured without `start`: directly, or by another strategy."""
+        """Start the run if `start` was not called, because the app or another strategy configures rounds directly."""
         if not self._run.is_started:
             self._start(str(grid.run.run_id), 0, self._workload(grid, arrays))
 
     def _workload(self, grid: Grid, arrays: ArrayRecord) -> Workload:
-        """What the run trains, and the batch sizes that its plans may choose."""
+        """The workload of the run, with the batch sizes that its plans may choose."""
         workload = self._naming.workload(grid.run, arrays)
         return workload if self._batches is None else self._batches.of_workload(workload)
 
@@ -157,11 +157,11 @@ class PlannedRounds:
             node_ids: nodes that are connected and free.
             waits: whether to wait for the coordinator, and for a plan that is refused for now. Later attempts use all
                 connected nodes.
-            is_busy: tells whether nodes still train for earlier rounds. A plan that is refused for now is waited for
-                while they do, since they may be all that can be planned with.
+            is_busy: returns whether nodes still train for earlier rounds. As long as they do, a plan that is refused
+                for now is waited for, since they may be the only nodes that can be planned.
 
         Raises:
-            RefusedError: no device became ready, the watts suffice for none, or the coordinator refused otherwise.
+            RefusedError: no device became ready, the watts are too few for any device, or the coordinator refused.
             CoordinatorUnreachableError: the coordinator does not answer, and `waits` is false.
             PlanningError: the run has to end, since the coordinator does not answer.
         """
@@ -197,7 +197,7 @@ class PlannedRounds:
             return PlannedRound(plan, number, self._clock.now_s())
 
     def predictions(self, grid: Grid) -> list[NodePrediction]:
-        """Predict the next round of each connected node, as if it was selected; nothing is reserved.
+        """Predict the next round of each connected node, as if it were selected; nothing is reserved.
 
         Raises:
             PlanningError: the run has not started, or the coordinator is too old.
@@ -206,8 +206,8 @@ class PlannedRounds:
         """
         if not self._run.is_started:
             raise PlanningError(
-                "nothing is predicted before the run has started, since its workload is unknown: ask from the"
-                " strategy's configure_train, or pass PowerAware(select=...)"
+                "there are no predictions before the run has started, since its workload is unknown: call predictions"
+                " in the strategy's configure_train, or pass PowerAware(select=...)"
             )
         self._planner.send_pending()
         return self._run.predictions(self._nodes.identified(grid, list(grid.get_node_ids())))
@@ -215,8 +215,8 @@ class PlannedRounds:
     def reply_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
         """Return how long to wait for a round's replies, seconds; never longer than the app's own timeout.
 
-        This is the app's own timeout if the length of an epoch is assumed for a device: it may train far longer than
-        predicted, and keeps no deadline.
+        It is the app's own timeout if the length of a device's epoch is only assumed. Such a device may train far
+        longer than predicted, and has no deadline.
         """
         allowance_s = self._limits.allowance_s
         if (
@@ -230,13 +230,17 @@ class PlannedRounds:
         return timeout_s
 
     def extended_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
-        """Return the timeout again once it has passed: longer if the plan was trimmed to fewer watts since."""
+        """Return the timeout of a round whose timeout has passed: a longer one if the plan was trimmed meanwhile."""
         if isinstance(sent, UnplannedRound):
             return sent.timeout_s
         try:
             sent.plan = self._run.current_plan(sent.plan.plan_id, sent.number)
         except (CoordinatorUnreachableError, RefusedError) as error:
-            log(WARNING, "not waiting longer for replies, since it is unknown whether the plan was trimmed: %s", error)
+            log(
+                WARNING,
+                "not waiting any longer for replies, because it is unknown whether the plan was trimmed: %s",
+                error,
+            )
             return sent.timeout_s
         previous_s = sent.timeout_s
         extended_s = self.reply_timeout_s(sent, timeout_s)
@@ -260,24 +264,28 @@ class PlannedRounds:
     def finish(
         self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str, adds_metrics: bool = False
     ) -> list[Message]:
-        """Report a round's results to the coordinator; returns the replies that the strategy aggregates.
+        """Report a round's results to the coordinator, and return the replies that the strategy aggregates.
 
         Args:
             sent: the round.
             replies: the replies that arrived.
             weighted_by_key: the metric that the strategy uses as weight.
-            adds_metrics: whether the replies' metrics get what was predicted and observed, and their updates are scaled
-                to the same number of local epochs.
+            adds_metrics: whether to add predictions and observations to the replies' metrics, and to scale updates to
+                the same number of local epochs.
         """
         answered = RoundReplies(sent.sent, replies, sent.timeout_s, sent.late)
         results = answered.results(weighted_by_key)
-        self._nodes.doubt(answered.refused_by_agents())
+        self._nodes.recheck_later(answered.refused_by_agents())
         self.check_epochs(sent, answered)
         for result in results:
             if result.failure:
                 log(WARNING, "%s failed: %s", self.device_name(sent, result.device_id), result.failure)
             elif result.late:
-                log(INFO, "%s still trains: the round does not wait for it", self.device_name(sent, result.device_id))
+                log(
+                    INFO,
+                    "%s still trains, and the round does not wait for it",
+                    self.device_name(sent, result.device_id),
+                )
             elif result.share < 1:
                 log(INFO, "%s did %.0f %% of its work before the deadline", result.device_id, 100 * result.share)
         wall_s = self._clock.now_s() - sent.began_s
@@ -291,10 +299,10 @@ class PlannedRounds:
         return answered.replies
 
     def check_epochs(self, sent: SentRound, answered: RoundReplies) -> None:
-        """Look which nodes have followed the plan's local epochs, and name the others.
+        """Check which nodes have trained the plan's number of local epochs, and log the others.
 
-        If no node of the run has followed them, no further plan chooses them. After a round that ended without some of
-        its nodes this is unknown, so that further plans choose them in any case.
+        If no node of the run has done so, later plans no longer choose the epochs. After a round that ended without
+        some of its nodes this is unknown, so later plans still choose them.
 
         Args:
             sent: the round.
@@ -305,14 +313,14 @@ class PlannedRounds:
         if not (sent.epochs and usable & answered.ignoring and self._run.chooses_epochs):
             return
         remedy = (
-            "train as many epochs as planned_work(batch_size, epochs=...).epochs says, with protocol 2.4 on the device"
+            "train for planned_work(batch_size, epochs=...).epochs epochs, with protocol 2.4 or newer on the device"
         )
         if not self._may_follow:
             self._run.fix_epochs()
             log(
                 WARNING,
-                "the app does not follow the plan's local epochs, so further rounds are planned with %g: %s, or give"
-                " local_epochs one number",
+                "the app does not follow the plan's local epochs, so later rounds are planned with %g: %s, or pass"
+                " one number as local_epochs",
                 self._run.usual_epochs,
                 remedy,
             )
@@ -324,9 +332,9 @@ class PlannedRounds:
         """Report the strategy's metrics after a round; round 0 is the evaluation before the first round.
 
         Args:
-            number: of the round.
-            metrics: those that are numbers are reported, lists are not.
-            prefix: of the names under which they are reported.
+            number: the round's number.
+            metrics: the metrics. Numbers are reported, lists are not.
+            prefix: prefix of the reported names.
         """
         if not self._run.is_started:
             return
@@ -337,17 +345,17 @@ class PlannedRounds:
         self._run.report_metrics(number, numbers)
 
     def _work_of(self, assignment: planning_pb2.Assignment) -> AssignedWork:
-        """What the plan has chosen for a device's training besides its mode."""
+        """The batch size and epochs that the plan has chosen for a device."""
         work = AssignedWork() if self._batches is None else self._batches.work_of(assignment)
         return replace(work, epochs=int(assignment.epochs)) if self._run.chooses_epochs and assignment.epochs else work
 
     def add_metrics(self, sent: SentRound, answered: RoundReplies) -> None:
-        """Add what was predicted and observed to the metrics of a planned round's replies."""
+        """Add the predictions and observations to the metrics of a planned round's replies."""
         if isinstance(sent, PlannedRound):
             answered.add_metrics(predicted_metrics(sent.plan, self._run.usual_epochs))
 
     def device_name(self, sent: SentRound, label: str) -> str:
-        """The device that a message was sent to, in words."""
+        """The name of the device that a message was sent to, for logs."""
         if isinstance(sent, PlannedRound):
             return label
         return self._nodes.device_of(int(label)) or f"node {label}"
@@ -382,12 +390,12 @@ class PlannedRounds:
         if self._planner.pending_reports:
             log(
                 WARNING,
-                "the coordinator's record of this run is incomplete: %d reports could not be sent",
+                "the coordinator has no complete record of this run: %d reports could not be sent",
                 self._planner.pending_reports,
             )
 
     def _require_patience(self, waited_s: float) -> None:
-        """Make sure that a run without plans does not wait longer than for nodes.
+        """Make sure that a run in which no node may train without a plan does not wait longer than it waits for nodes.
 
         Raises:
             PlanningError: the coordinator is away, and no connected node may train without a plan.
@@ -402,7 +410,7 @@ class PlannedRounds:
     def _request_plan(
         self, grid: Grid, number: int, node_ids: list[int], waits: bool, is_busy: Callable[[], bool]
     ) -> planning_pb2.PlanRoundResponse:
-        """Request the plan until there is one: devices may have to get ready, or the budget to rise."""
+        """Request a plan until there is one: devices may not be ready yet, or the budget may still be too low."""
         refusal = None
         began_s = logged_s = -float("inf")
         is_run_known = True
@@ -415,17 +423,17 @@ class PlannedRounds:
                 return self._run.plan(number, known)
             except RefusedError as refused:
                 if refused.code is grpc.StatusCode.NOT_FOUND and is_run_known:
-                    # The coordinator's store was replaced since the run began.
+                    # The coordinator's store has been replaced since the run began.
                     is_run_known = False
                     self._run.start_again()
                     continue
                 timeout_s, poll_s = self._wait_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()
                 if refused.code is not refusal:
-                    # When the budget is back after a night, devices may still have to get ready.
+                    # When the budget has risen again, for example in the morning, devices may still have to get ready.
                     refusal, began_s, logged_s = refused.code, now_s, -float("inf")
                 if waits and refused.is_transient and is_busy():
-                    began_s = now_s  # the patience counts from when the last of these nodes is free
+                    began_s = now_s  # the patience starts when the last of these nodes is free
                 if now_s - began_s >= timeout_s:
                     raise
                 if now_s - logged_s >= _LOG_INTERVAL_S:
@@ -435,10 +443,11 @@ class PlannedRounds:
             node_ids = list(grid.get_node_ids())
 
     def _wait_for(self, refused: RefusedError) -> tuple[float, float]:
-        """Return how long to retry after a refusal, and at which interval; seconds."""
+        """Return for how many seconds to retry after a refusal, and the interval in seconds."""
         if not refused.is_transient:
             return 0.0, 0.0
-        # A budget that sufficed before may be low for a while, at night for example. One that never did is a mistake.
+        # A budget that was high enough before may be low for a while, at night for example. A budget that never was is
+        # a mistake.
         if refused.code is grpc.StatusCode.FAILED_PRECONDITION and self._has_planned:
             return self._limits.low_budget_s, _LOW_BUDGET_POLL_S
         return self._limits.nodes_s, POLL_S

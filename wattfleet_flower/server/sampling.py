@@ -1,7 +1,7 @@
-"""Temporary changes of how many nodes a strategy samples, through the strategy's own attributes.
+"""Temporarily changes how many nodes a strategy samples, through the strategy's own attributes.
 
-Every sampling strategy of Flower derives from FedAvg and has FedAvg's attributes. Strategies for differential privacy
-wrap one that has them.
+All of Flower's sampling strategies derive from FedAvg and have its attributes. Strategies for differential privacy wrap
+such a strategy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MINIMUM_ATTRIBUTES = ("min_available_nodes", "min_train_nodes", "min_evaluate_n
 
 
 def layers(strategy: Strategy) -> Iterator[Strategy]:
-    """Yield a strategy, the strategy that it wraps, and so on."""
+    """Yield a strategy, then the strategy that it wraps, and so on."""
     seen: list[Strategy] = []
     layer: Any = strategy
     while isinstance(layer, Strategy) and not any(layer is each for each in seen):
@@ -31,12 +31,12 @@ def attribute(strategy: Strategy, name: str, default: Any) -> Any:
 
 
 def trains_nothing(strategy: Strategy) -> bool:
-    """Whether the app only evaluates: Flower then sends no training, and nothing is planned."""
+    """Whether the strategy only evaluates. Then Flower sends no training, and nothing is planned."""
     return bool(attribute(strategy, "fraction_train", 1.0) == 0)
 
 
 def sampling_all(strategy: Strategy) -> Any:
-    """Make the strategy train on all nodes of its grid within this context: the plan has selected them."""
+    """Make the strategy train on all nodes of its grid within this context, since the plan has selected them."""
     return _overridden(
         strategy,
         {
@@ -47,7 +47,7 @@ def sampling_all(strategy: Strategy) -> Any:
 
 
 def sampling_at_most(strategy: Strategy, nodes: int) -> Any:
-    """Keep the strategy from waiting for more than so many nodes within this context; it samples as usual."""
+    """Keep the strategy from waiting for more nodes than there are within this context; it samples as usual."""
     return _overridden(strategy, {name: lambda own: min(own, nodes) for name in _MINIMUM_ATTRIBUTES})
 
 

@@ -1,4 +1,4 @@
-"""The app's own selection of nodes, from their predictions."""
+"""Selection of nodes by the app, from their predictions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def selected_nodes(select: Select, number: int, predictions: Sequence[NodePredic
 
     Raises:
         RefusedError: it selects none; it may select some once more devices are ready.
-        InvalidInputError: it selects something that is no node of the predictions.
+        InvalidInputError: it selects something that is not the id of a predicted node.
     """
     selected = list(dict.fromkeys(select(number, predictions)))
     known = {prediction.node_id for prediction in predictions}
     for node_id in selected:
         if node_id not in known:
             raise InvalidInputError(
-                f"select chose {node_id!r} in round {number}, which is no node of the predictions: return their node_id"
+                f"select chose {node_id!r} in round {number}, which is not the id of a predicted node: return the"
+                " node_id of predictions"
             )
     if not selected:
         reasons = {prediction.reason for prediction in predictions if prediction.reason}

@@ -1,4 +1,4 @@
-"""Rounds that are sent to nodes: with the coordinator's plan, or without one."""
+"""Rounds whose messages were sent to nodes, with a plan from the coordinator or without one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlannedRound:
         late: the devices that still trained when the round ended without waiting for them.
         bases: the arrays that each node's training starts from, by node; without those nodes whose messages do not hold
             one record of arrays.
-        has_epochs: whether the plan has chosen local epochs, and nodes were told.
+        has_epochs: whether the plan has chosen local epochs, and they were sent to the nodes.
     """
 
     plan: planning_pb2.PlanRoundResponse
@@ -42,7 +42,7 @@ class PlannedRound:
 
     @property
     def epochs(self) -> dict[int, float]:
-        """Local epochs of each node, also of those that a trim stopped, if the plan has chosen them; else empty."""
+        """Local epochs by node id, including nodes that a trim stopped; empty if the plan has not chosen them."""
         plan = self.plan.first_planned if self.plan.HasField("first_planned") else self.plan
         return {each.node_id: each.epochs for each in plan.assignments} if self.has_epochs else {}
 
@@ -57,7 +57,7 @@ class UnplannedRound:
         began_s: when the round began, seconds of the clock.
         timeout_s: how long to wait for its replies; None for no limit.
         sent: each message's metadata, and the id of its node, since the device may be unknown.
-        metrics: what the strategy evaluated before the round was over.
+        metrics: metrics that the strategy computed before the round was over.
         late: the ids of the nodes that still trained when the round ended without waiting for them.
         bases: see `PlannedRound`.
     """

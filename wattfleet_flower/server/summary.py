@@ -1,4 +1,4 @@
-"""What Flower logs of a strategy at the start: which of its options count while the coordinator plans the rounds."""
+"""The summary of a strategy in Flower's log at the start: which options have an effect when rounds are planned."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _USED = {
 }
 _IGNORED = ("fraction_train", "min_train_nodes")
 
-# The lines on sampling that FedAvg logs, without the characters of the tree before them.
+# FedAvg's log lines about sampling, without the tree characters before them.
 _SAMPLING_LINES = ("Sampling:", "Fraction: train", "Minimum nodes: train", "Minimum available nodes:")
 
 
 def log_summary(strategy: Strategy, coordinator: str, on_coordinator_away: OnCoordinatorAway) -> None:
-    """Log who chooses the nodes, which options of a strategy count, and the rest of the strategy's own summary.
+    """Log who chooses the nodes, which options of a strategy have an effect, and the rest of its own summary.
 
     Args:
         strategy: the wrapped strategy.
@@ -57,14 +57,14 @@ def _log(text: str, *values: object) -> None:
 
 
 def _of(strategy: Strategy, option: str) -> str | None:
-    """The value of an option in words; None if the strategy does not have it."""
+    """The value of an option as text; None if the strategy does not have it."""
     value = attribute(strategy, option, None)
     return f"{value:g}" if isinstance(value, (int, float)) else None
 
 
 @contextmanager
 def _without_sampling() -> Iterator[None]:
-    """Leave out the lines in which FedAvg says how it would sample nodes."""
+    """Leave out the lines in which FedAvg states how it would sample nodes."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return not str(record.msg).lstrip("\t│├└─> ").startswith(_SAMPLING_LINES)

@@ -1,4 +1,4 @@
-"""The workload of a run: as the app names it, or derived from the app, its run config and its arrays."""
+"""The workload of a run: named by the app, or derived from the app, its run config and its arrays."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ WORKLOAD_KEYS = (
     "sequence-length",
     "precision",
 )
-"""Keys of the run config that change the work of a step. The batch size is none: it is a fact of a workload."""
+"""Keys of the run config that change the work of a step. The batch size does not: it is a fact of a workload."""
 
 _DIGEST_CHARACTERS = 8
-# Flower knows no app where a strategy runs without a bundle, in a test for example.
+# Flower has no app name if a strategy runs without a bundle, in a test for example.
 _UNKNOWN_APP = "app"
 
 
@@ -41,10 +41,10 @@ class WorkloadNaming:
         Args:
             stated: the workload, or its name; None to derive it.
             keys: keys of the run config whose overridden values become part of a derived name. Hyphens and underscores
-                are alike.
+                count as the same.
 
         Raises:
-            InvalidInputError: the name is not valid, the workload is not a training, or the keys are a single text.
+            InvalidInputError: the name is not valid, the workload is not a training, or the keys are a single string.
         """
         if isinstance(stated, str):
             stated = Workload(stated)
@@ -58,7 +58,7 @@ class WorkloadNaming:
                 f"the workload {stated.name!r} is {stated.facts.task}, but a Flower app trains: state Task.TRAINING"
             )
         if isinstance(keys, str):
-            raise InvalidInputError(f"workload_keys must be several keys, such as ({keys!r},), not one text")
+            raise InvalidInputError(f"workload_keys must be a sequence of keys, such as ({keys!r},), not a string")
         self._stated = stated
         self._keys = frozenset(map(_plain_key, keys))
 
@@ -79,7 +79,7 @@ class WorkloadNaming:
         return replace(named, facts=replace(named.facts, parameters=parameters))
 
     def _derived(self, run: Any, arrays: ArrayRecord) -> Workload:
-        # A grid of the app's own may give a run that has nothing but its id.
+        # A grid made by the app may return a run that has nothing but its id.
         app = getattr(run, "fab_id", "") or _UNKNOWN_APP
         config = sorted((_plain_key(key), value) for key, value in getattr(run, "override_config", {}).items())
         listed = [f"{key}={value}" for key, value in config if key in self._keys]
@@ -87,7 +87,7 @@ class WorkloadNaming:
             return Workload(" ".join([app, *listed, f"#{_digest(arrays)}"]))
         except InvalidInputError as error:
             raise InvalidInputError(
-                f"no workload can be named after the app and its run config: {error}. State it in the app:"
+                f"no valid workload name can be derived from the app and its run config: {error}. State it in the app:"
                 " PowerAware(strategy, workload='...')"
             ) from None
 
@@ -97,6 +97,6 @@ def _plain_key(key: str) -> str:
 
 
 def _digest(arrays: ArrayRecord) -> str:
-    """A digest of what tells networks apart: names, shapes and number formats of their arrays."""
+    """Return a digest of a network's structure: the names, shapes and number formats of its arrays."""
     layout = sorted([str(name), list(array.shape), str(array.dtype)] for name, array in arrays.items())
     return hashlib.sha256(json.dumps(layout).encode()).hexdigest()[:_DIGEST_CHARACTERS]

@@ -1,1 +1,1 @@
-"""Flower's SuperLink with TLS from the fleet's authority, which knows the SuperNodes that are enrolled."""
+"""Runs Flower's SuperLink with a TLS certificate from the fleet's authority, and registers the enrolled SuperNodes."""

@@ -1,4 +1,4 @@
-"""The command `wattfleet-superlink`: Flower's SuperLink with TLS, which accepts whoever is enrolled in the fleet."""
+"""The command `wattfleet-superlink`: Flower's SuperLink with TLS, open to the enrolled SuperNodes and users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_flower import process_log
-from wattfleet_flower.flower_version import unknown_version
+from wattfleet_flower.flower_version import unsupported_version
 from wattfleet_flower.logged_program import start_logged
 from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
 from wattfleet_flower.superlink.enrolment_list import StoredList
@@ -42,22 +42,22 @@ from wattfleet_io.logs import log_format
 # The package exports a function of the module's name.
 _flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
 _EVERY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-_STARTUP_FAILED = 3  # as of uvicorn's own `run`
+_STARTUP_FAILED = 3  # the exit status of `uvicorn.run`
 
 
 def main() -> None:
     """Run the SuperLink."""
     parser = own_options_parser()
-    options, flowers = parser.parse_known_args()
-    sys.argv[1:] = flowers
+    options, flower_options = parser.parse_known_args()
+    sys.argv[1:] = flower_options
     try:
-        if {"-h", "--help"} & set(flowers):
+        if {"-h", "--help"} & set(flower_options):
             parser.print_help()
             print("\nThe other options are Flower's own:\n", flush=True)
         else:
             process_log.start(options)
             _log_as_chosen()
-            _secure(options, flowers)
+            _secure(options, flower_options)
     except WattfleetError as error:
         print_error(f"wattfleet-superlink: {error}")
         sys.exit(exit_code(error))
@@ -65,13 +65,14 @@ def main() -> None:
 
 
 def own_options_parser() -> argparse.ArgumentParser:
-    """The options that Flower does not have; the others are passed on to it."""
+    """Return a parser of Wattfleet's own options; all other options are passed on to Flower."""
     parser = argparse.ArgumentParser(
         prog="wattfleet-superlink",
         usage="%(prog)s [--identity FOLDER] [--coordinator HOST:PORT] [--check-s S] [--log-format FORMAT]"
         " [--log-level LEVEL] [options of flower-superlink]",
-        description="Start a Flower SuperLink with TLS of the fleet's authority, which accepts the SuperNodes and users"
-        " that are enrolled. Without an identity, it is flower-superlink.",
+        description="Start a Flower SuperLink with a TLS certificate from the fleet's authority. It accepts the"
+        " SuperNodes and users that are enrolled in the fleet. Without an identity, it behaves like"
+        " flower-superlink.",
         add_help=False,
         allow_abbrev=False,
     )
@@ -79,30 +80,33 @@ def own_options_parser() -> argparse.ArgumentParser:
         "--identity",
         type=Path,
         metavar="FOLDER",
-        help=f"take the identity from this folder (default: {IDENTITY_VARIABLE}, or {USER_FOLDER})",
+        help=f"use the identity in this folder (default: {IDENTITY_VARIABLE}, or {USER_FOLDER})",
     )
     parser.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="ask this coordinator (default: the one of the identity)"
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="use this coordinator (default: the one at which the identity was enrolled)",
     )
     parser.add_argument(
         "--check-s",
         type=_check_s,
         default=2.0,
         metavar="S",
-        help="set how often the coordinator is asked who is enrolled, in seconds (default: %(default)g)",
+        help="set the seconds between two requests to the coordinator for the enrolled SuperNodes and users"
+        " (default: %(default)g)",
     )
     process_log.add_options(parser)
     return parser
 
 
 def _log_as_chosen() -> None:
-    """In JSON, uvicorn's lines and those of the processes that Flower's SuperLink starts are JSON, too."""
+    """If the log is JSON, log uvicorn's lines and those of the processes that the SuperLink starts as JSON, too."""
     if log_format() != "json":
         return
     start_logged(_flower)
-    flowers = getattr(_flower, "get_uvicorn_log_config", None)
-    if flowers is not None:
-        _flower.get_uvicorn_log_config = lambda level: process_log.without_handlers(flowers(level))
+    default_config = getattr(_flower, "get_uvicorn_log_config", None)
+    if default_config is not None:
+        _flower.get_uvicorn_log_config = lambda level: process_log.without_handlers(default_config(level))
 
 
 def _check_s(text: str) -> float:
@@ -113,7 +117,7 @@ def _check_s(text: str) -> float:
 
 
 def _of_flower(options: Sequence[str]) -> argparse.Namespace:
-    """The options of Flower that matter here; Flower parses and checks all of them itself."""
+    """Parse the Flower options that matter here. Flower parses and checks all of its options itself."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--host", default=UVICORN_DEFAULT_HOST)
     parser.add_argument("--port", default=str(SUPERLINK_UVICORN_DEFAULT_PORT))
@@ -124,27 +128,27 @@ def _of_flower(options: Sequence[str]) -> argparse.Namespace:
     return parser.parse_known_args(options)[0]
 
 
-def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
-    """Set what Flower's SuperLink uses for TLS and access, if there is an identity.
+def _secure(options: argparse.Namespace, flower_options: Sequence[str]) -> None:
+    """Set up TLS and access control in Flower's SuperLink, if there is an identity.
 
     Raises:
         WattfleetError: the identity cannot be used, or there is no certificate for TLS.
     """
-    given = _of_flower(flowers)
+    given = _of_flower(flower_options)
     if given.insecure:
         if options.identity is not None:
-            raise InvalidInputError("--insecure switches TLS off, and --identity is for TLS: leave out one of them")
+            raise InvalidInputError("--insecure switches TLS off, but --identity needs TLS: leave out one of them")
         return
     folder = named_folder(options.identity, USER_FOLDER)
     if folder is None:
         return
     folder = folder.absolute()
-    if versions := unknown_version():
-        raise InvalidInputError(f"with an identity it needs {versions}")
+    if versions := unsupported_version():
+        raise InvalidInputError(f"wattfleet-superlink with an identity supports {versions}")
     peer = require_identity(folder).peer
     if peer.role is not Role.SUPERLINK:
         raise InvalidInputError(
-            f"the identity in {folder} is of {peer}, and a SuperLink needs one of the role superlink: make an invite"
+            f"the identity in {folder} belongs to {peer}, but a SuperLink needs the role superlink: make an invite"
             " with `wattfleet coordinator invite --role superlink --name superlink`, and enrol with `wattfleet join`"
         )
     endpoint = Endpoint.of(options.coordinator, folder)
@@ -152,14 +156,14 @@ def _secure(options: argparse.Namespace, flowers: Sequence[str]) -> None:
     if not any(files):
         certificate = ServerCertificate(endpoint, [] if _is_loopback_or_every(given.host) else [given.host])
         if problem := certificate.prepare():
-            log(WARNING, "wattfleet-superlink: %s. The TLS certificate of before is used", problem)
+            log(WARNING, "wattfleet-superlink: %s. The stored TLS certificate is used", problem)
         files = [str(each) for each in (certificate.certificate_file, certificate.key_file, certificate.trusted_file)]
         for name, file in zip(("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"), files, strict=True):
             sys.argv += [name, file]
     if not given.enable_supernode_auth:
         sys.argv.append("--enable-supernode-auth")
-    os.environ[IDENTITY_VARIABLE] = str(folder)  # for the ServerApps that it starts
-    # Those beside the TLS certificate follow a replacement of the authority within seconds.
+    os.environ[IDENTITY_VARIABLE] = str(folder)  # for the ServerApps that the SuperLink starts
+    # If the authority is replaced, the trusted file beside the TLS certificate is updated within seconds.
     access = ControlAccess(peer.fleet, folder / TRUSTED if certificate is None else certificate.trusted_file)
     _flower.load_control_authn_plugin = lambda: access
     _flower.uvicorn = SimpleNamespace(run=_Serving(endpoint, certificate, access, given, files, options.check_s))
@@ -170,13 +174,13 @@ def _is_loopback_or_every(host: str) -> bool:
 
 
 def serving_config(app: Any, **settings: Any) -> uvicorn.Config:
-    """How Flower's app is served, with uvicorn's settings; its Runtime API is for this machine."""
-    # Otherwise FORWARDED_ALLOW_IPS could let a caller choose the address that it seems to come from.
+    """Return uvicorn's configuration for Flower's app, with its Runtime API limited to this machine."""
+    # With proxy headers, FORWARDED_ALLOW_IPS could let a caller pretend to come from another address.
     return uvicorn.Config(app=LocalRuntime(app), proxy_headers=False, **settings)
 
 
 class _Serving:
-    """Stands in for `uvicorn.run`: serves Flower's app, and keeps it up to date meanwhile."""
+    """Replaces `uvicorn.run`: serves Flower's app, and keeps its certificates and SuperNodes up to date."""
 
     def __init__(
         self,
@@ -197,20 +201,20 @@ class _Serving:
 
     def __call__(self, app: Any, **settings: Any) -> None:
         """Serve until stopped."""
-        # Flower has made sure that there are three files.
+        # Flower has checked that there are three files.
         certificate_file, key_file, trusted_file = paths = [Path(file).expanduser() for file in self._files]
         certificate = self._certificate or WatchedFiles(*paths)
         config = serving_config(app, **settings)
         config.load()
         context, registry = config.ssl, NodeRegistry(self._control(trusted_file))
-        assert context is not None, "Flower was given TLS files"
+        assert context is not None, "the options include TLS files"
 
         def reload_tls() -> None:
             control = self._control(trusted_file)
             load_pair(context, certificate_file, key_file)
             registry.control = control
 
-        assert self._endpoint.folder is not None, "it has an identity"
+        assert self._endpoint.folder is not None, "`_secure` requires an identity"
         stored = StoredList(self._endpoint.folder / FOLDER)
         keeper = Keeper(self._endpoint, certificate, self._access, registry, stored, reload_tls, self._every_s)
         keeper.restore()
@@ -229,13 +233,13 @@ class _Serving:
 
 
 class _Bearer:
-    """Adds a token to Flower's requests."""
+    """Adds the bearer token to Flower's requests."""
 
     def __init__(self, token: str) -> None:
         self._token = token
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Send one request."""
+        """Send a request with the token."""
         context.request.headers["Authorization"] = f"Bearer {self._token}"
         response: httpx.Response = call_next(context)
         return response

@@ -1,7 +1,7 @@
-"""Who may use the SuperLink: Flower's Control API takes proofs of identity, and its Runtime API local processes only.
+"""Access control of the SuperLink: proofs of identity for Flower's Control API, local processes for its Runtime API.
 
-Flower itself lets everybody start runs and register SuperNodes who reaches the port. Its Runtime API, on the same port,
-serves the processes that the SuperLink starts, and gives tasks to whoever asks.
+On its own, Flower lets anybody who reaches the port start runs and register SuperNodes. Its Runtime API is on the same
+port. It is meant for the processes that the SuperLink starts, but hands out tasks to any caller.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class ControlAccess(ControlAuthnPlugin):  # type: ignore[misc]  # Flower is not 
     """Lets Flower apps and operators of a fleet use the Control API.
 
     Attributes:
-        own_token: lets the SuperLink's own process use it.
+        own_token: the token with which the SuperLink's own process uses the API.
     """
 
     def __init__(self, fleet: str, trusted: Path, now: Callable[[], datetime] = utc_now) -> None:
-        """Guard one SuperLink.
+        """Guard a SuperLink.
 
         Args:
             fleet: the fleet that certificates must name.
             trusted: the file with the authorities to trust, which is read for each request.
-            now: the time.
+            now: returns the current time.
         """
         self.own_token = secrets.token_urlsafe(32)
         self._fleet = fleet
@@ -49,16 +49,16 @@ class ControlAccess(ControlAuthnPlugin):  # type: ignore[misc]  # Flower is not 
         self._revoked: frozenset[str] = frozenset()
 
     def revoke(self, serials: Collection[str]) -> None:
-        """Refuse exactly these certificates from now on, by their serial numbers."""
+        """Set the certificates to refuse, by serial number. They replace those set before."""
         self._revoked = frozenset(serials)
 
     def validate_tokens_in_metadata(
         self, metadata: Sequence[tuple[str, str | bytes]]
     ) -> tuple[bool, AccountInfo | None]:
-        """Check the token of a request; all users share one account of Flower, which has the runs and SuperNodes.
+        """Check the token of a request. All users share one Flower account, which owns the runs and SuperNodes.
 
         Raises:
-            FlowerError: it is refused; `flwr` shows the text.
+            FlowerError: the request is refused; `flwr` shows the text.
         """
         token = next((str(value) for key, value in metadata if key == ACCESS_TOKEN_KEY), "")
         if not token:
@@ -73,23 +73,23 @@ class ControlAccess(ControlAuthnPlugin):  # type: ignore[misc]  # Flower is not 
         except (OSError, WattfleetError) as error:
             _refuse(f"the certificate cannot be checked: {error}")
         if peer.fleet != self._fleet:
-            _refuse(f"the certificate is of the fleet {peer.fleet!r}, and this is {self._fleet!r}")
+            _refuse(f"the certificate belongs to the fleet {peer.fleet!r}, but this SuperLink to {self._fleet!r}")
         if peer.role not in USERS_OF_FLWR:
-            _refuse(f"a certificate of the role {peer.role.value} may not use Flower's Control API")
+            _refuse(f"a certificate with the role {peer.role.value} may not use Flower's Control API")
         if certificate.serial in self._revoked:
             _refuse(f"the certificate of {peer} was revoked")
         return True, AccountInfo(NOOP_FLWR_AID, str(peer))
 
     def get_login_details(self) -> AccountAuthLoginDetails | None:
-        """Answer `flwr login`, which is not how users log in here.
+        """Refuse `flwr login`, since users connect with `wattfleet flower connect` instead.
 
         Raises:
-            FlowerError: always; it names the remedy.
+            FlowerError: always; its text gives the remedy.
         """
         _refuse("this SuperLink has no `flwr login`")
 
     def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
-        """Refuse, as `get_login_details`.
+        """Refuse, like `get_login_details`.
 
         Raises:
             FlowerError: always.
@@ -99,10 +99,10 @@ class ControlAccess(ControlAuthnPlugin):  # type: ignore[misc]  # Flower is not 
     def refresh_tokens(
         self, metadata: Sequence[tuple[str, str | bytes]]
     ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
-        """Refuse: a proof is made anew instead.
+        """Refuse, since a proof of identity cannot be refreshed; the user makes a new one.
 
         Raises:
-            FlowerError: always; it names the remedy.
+            FlowerError: always; its text gives the remedy.
         """
         return _refuse("the proof of identity is no longer valid")
 
@@ -119,10 +119,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class LocalRuntime:
-    """An ASGI app whose Runtime API answers processes of this machine only."""
+    """An ASGI app that answers Runtime API requests only from processes on this machine."""
 
     def __init__(self, app: App) -> None:
-        """Guard Flower's app."""
+        """Wrap Flower's app."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +137,7 @@ class LocalRuntime:
 def _is_local(scope: Scope) -> bool:
     """Whether a request comes from this machine: from loopback, or from the address that it was sent to.
 
-    A proxy on this machine also connects from there; its requests tell for whom they are.
+    A proxy on this machine connects from there, too. Its requests have a header with the address of the real client.
     """
     client, server = scope.get("client"), scope.get("server")
     if not client or any(name in _FORWARDED for name, _ in scope["headers"]):

@@ -1,4 +1,4 @@
-"""The coordinator's last list of who is enrolled and who is revoked, for a start while the coordinator is away."""
+"""Stores the coordinator's last list of enrolled SuperNodes and revoked users, for a start without the coordinator."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CONFIRMED_EVERY = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class EnrolmentList:
-    """Who is enrolled, and who is revoked.
+    """The enrolled SuperNodes, and the revoked certificates of users.
 
     Attributes:
-        supernodes: device ids by public key, a line of OpenSSH.
+        supernodes: device id of each public key; keys are lines of OpenSSH.
         revoked: the serial numbers of revoked certificates of Flower apps and operators, hexadecimal.
     """
 
@@ -31,15 +31,15 @@ class EnrolmentList:
 
 
 class StoredList:
-    """The file with the last list; its time says when the coordinator last confirmed it."""
+    """The file with the last list. Its modification time is when the coordinator last confirmed the list."""
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder, which is made private when the list is stored."""
+        """Use a folder. It is made private when the list is stored."""
         self._file = folder / FILE
         self._confirmed_at = datetime.fromtimestamp(0, timezone.utc)
 
     def read(self) -> tuple[EnrolmentList, datetime] | None:
-        """The list, and when the coordinator last confirmed it; None if none is stored.
+        """Return the list, and when the coordinator last confirmed it; None if no list is stored.
 
         Raises:
             InvalidInputError: it is damaged, or cannot be read.
@@ -54,23 +54,23 @@ class StoredList:
         except OSError as error:
             raise InvalidInputError(f"{self._file} cannot be read: {error.strerror}") from None
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise InvalidInputError(f"{self._file} is damaged: remove it") from None
+            raise InvalidInputError(f"{self._file} is damaged: delete it") from None
 
     def write(self, enrolled: EnrolmentList, now: datetime) -> None:
         """Store a list.
 
         Raises:
-            OSError: it cannot be written; the former one stays.
+            OSError: it cannot be written; the earlier list is kept.
         """
         make_private_folder(self._file.parent)
         replace_file(self._file, json.dumps(asdict(enrolled)).encode(), mode=SECRET_MODE)
         self._note(now)
 
     def confirm(self, now: datetime) -> None:
-        """Note that the list still holds; the file is touched once a minute.
+        """Record that the list is still valid; the file is touched at most once a minute.
 
         Raises:
-            OSError: it cannot be noted.
+            OSError: the file cannot be touched.
         """
         if abs(now - self._confirmed_at) >= _CONFIRMED_EVERY:
             self._note(now)

@@ -1,4 +1,4 @@
-"""Keeps a running SuperLink up to date: its certificates, and the SuperNodes and users that it accepts."""
+"""Keeps the certificates of a running SuperLink, and the SuperNodes and users that it accepts, up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wattfleet.errors import WattfleetError
 from wattfleet_flower.superlink.control_access import ControlAccess
 from wattfleet_flower.superlink.enrolment_list import EnrolmentList, StoredList
 from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
-from wattfleet_flower.superlink.server_certificate import ServerCertificate, asking
+from wattfleet_flower.superlink.server_certificate import ServerCertificate, superlink_service
 from wattfleet_flower.superlink.tls_files import WatchedFiles
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.renewal import TIMEOUT_S, renew_if_due
@@ -25,21 +25,21 @@ from wattfleet_proto.v1 import superlink_pb2
 
 _LONGEST_PAUSE_S = 30.0
 _COMPARE_EVERY = 15
-"""After so many looks without a change, the registered SuperNodes are compared anyway: `flwr` changes them, too."""
+"""Checks without a change after which the registered SuperNodes are compared anyway: `flwr` can change them, too."""
 
 
 class Keeper:
-    """Asks the coordinator again and again, and acts on what has changed.
+    """Polls the coordinator, and applies what has changed.
 
     Args:
         endpoint: the coordinator, and the folder with the identity.
-        certificate: of the SuperLink's TLS, or the files of another one that the user brings.
-        access: who may use the Control API.
+        certificate: the SuperLink's TLS certificate, or the files of a certificate that the user provides.
+        access: the access control of the Control API.
         registry: the registered SuperNodes.
-        stored: the list of the last time, for a start while the coordinator is away.
-        reload_tls: uses the new certificate from the next connection on.
-        every_s: the pause between two looks, while everything is well.
-        now: the time.
+        stored: the stored list, for a start while the coordinator is away.
+        reload_tls: makes the next connections use the new certificate.
+        every_s: seconds between two checks as long as nothing fails.
+        now: returns the current time.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class Keeper:
         self._revision = ""
         self._enrolled: dict[bytes, str] = {}
         self._is_known = False
-        self._looks_left = 0
+        self._checks_left = 0
         self._authority = b""
         self._problems: dict[str, str] = {}
 
     def restore(self) -> None:
-        """Take the list of the last time, until the coordinator answers."""
+        """Use the stored list until the coordinator answers."""
         try:
             found = self._stored.read()
             if found is not None:
-                self._take(found[0])
-        except (WattfleetError, ValueError) as error:  # or a key in it is unreadable
-            log(WARNING, "wattfleet-superlink: until the coordinator answers, no revocation is known: %s", error)
+                self._apply(found[0])
+        except (WattfleetError, ValueError) as error:  # ValueError: a key in the list cannot be read
+            log(WARNING, "wattfleet-superlink: no revocation is known until the coordinator answers: %s", error)
             return
         if found is None:
-            log(INFO, "wattfleet-superlink: until the coordinator answers, no revocation is known: no list is stored")
+            log(INFO, "wattfleet-superlink: no revocation is known until the coordinator answers: no list is stored")
             return
         enrolled, at = found
         log(
             INFO,
-            "wattfleet-superlink: until the coordinator answers, its list of %s UTC is used, which is %s old: %s and"
-            " %s",
+            "wattfleet-superlink: until the coordinator answers, its list from %s UTC is used, which is %s old: %s"
+            " and %s",
             f"{at:%Y-%m-%d %H:%M}",
             _age_text((self._now() - at).total_seconds()),
             count_of(len(enrolled.supernodes), "SuperNode"),
@@ -93,13 +93,13 @@ class Keeper:
         )
 
     def run(self) -> None:
-        """Look, and pause, until the process ends; pauses grow while something fails."""
+        """Check repeatedly until the process ends. The pauses grow while something fails."""
         while True:
-            time.sleep(self.look())
+            time.sleep(self.check())
 
-    def look(self) -> float:
-        """Look once; returns the seconds until the next time."""
-        steps = (self._ask, self._register, self._renew_identity, self._renew_certificate)
+    def check(self) -> float:
+        """Check once, and return the seconds until the next check."""
+        steps = (self._fetch_list, self._register, self._renew_identity, self._renew_certificate)
         is_well = all([self._succeeds(step) for step in steps])
         self._pause_s = self._every_s if is_well else min(_LONGEST_PAUSE_S, 2 * self._pause_s)
         return self._pause_s
@@ -108,39 +108,39 @@ class Keeper:
         try:
             return step()
         except Exception:
-            # Whatever it is, later revocations must still arrive.
+            # Whatever failed, later revocations must still be applied.
             log(ERROR, "wattfleet-superlink: an unexpected error; trying again", exc_info=True)
             return False
 
-    def _ask(self) -> bool:
-        """Ask the coordinator who is enrolled and who is revoked; returns whether it answered."""
+    def _fetch_list(self) -> bool:
+        """Request the enrolled SuperNodes and revoked users from the coordinator; return whether it answered."""
         try:
-            with asking(self._endpoint) as stub:
+            with superlink_service(self._endpoint) as stub:
                 request = superlink_pb2.ListSuperNodesRequest(known_revision=self._revision)
                 parts = list(stub.ListSuperNodes(request, timeout=TIMEOUT_S))
         except CoordinatorUnreachableError as error:
             return self._note("coordinator", f"{error}. The registered SuperNodes stay as they are; trying again")
         except WattfleetError as error:
-            return self._note("coordinator", f"the coordinator does not tell which SuperNodes are enrolled: {error}")
+            return self._note("coordinator", f"the coordinator does not report which SuperNodes are enrolled: {error}")
         first = parts[0]
         self._authority = first.authority
         enrolled = None
         if not first.is_unchanged:
             supernodes = {view.public_key: view.device_id for part in parts for view in part.supernodes}
             enrolled = EnrolmentList(supernodes, tuple(first.revoked_serials))
-            self._take(enrolled)
+            self._apply(enrolled)
             self._revision = first.revision
         self._store(enrolled)
         return self._settled("coordinator", "the coordinator answers again")
 
-    def _take(self, enrolled: EnrolmentList) -> None:
-        """Refuse the revoked from now on, and have the SuperNodes registered at the next step."""
+    def _apply(self, enrolled: EnrolmentList) -> None:
+        """Refuse the revoked certificates, and have the SuperNodes registered in the next step."""
         self._access.revoke(enrolled.revoked)
         self._enrolled = {flower_key(key): device_id for key, device_id in enrolled.supernodes.items()}
-        self._is_known, self._looks_left = True, 0
+        self._is_known, self._checks_left = True, 0
 
     def _store(self, enrolled: EnrolmentList | None) -> None:
-        """Store a list, or that the former one holds."""
+        """Store a list; None records that the stored one is still valid."""
         try:
             if enrolled is None:
                 self._stored.confirm(self._now())
@@ -152,25 +152,25 @@ class Keeper:
             self._settled("list", "the list of revocations is stored again")
 
     def _register(self) -> bool:
-        """Register and unregister SuperNodes; returns whether the SuperLink has those that are enrolled."""
+        """Register and unregister SuperNodes; return whether the SuperLink now has those that are enrolled."""
         if not self._is_known:
             return True
-        if self._looks_left:
-            self._looks_left -= 1
+        if self._checks_left:
+            self._checks_left -= 1
             return True
         try:
             self._registry.synchronise(self._enrolled)
         except httpx.HTTPError as error:
             return self._note("registry", f"the SuperLink's own Control API does not answer yet: {error}; trying again")
-        self._looks_left = _COMPARE_EVERY
-        return self._settled("registry", "the SuperNodes that are enrolled are registered")
+        self._checks_left = _COMPARE_EVERY
+        return self._settled("registry", "the enrolled SuperNodes are registered")
 
     def _renew_identity(self) -> bool:
         try:
             problem = renew_if_due(self._endpoint)
         except WattfleetError as error:
             problem = str(error)
-        return self._note("identity", problem) if problem else self._settled("identity", "the identity is renewed")
+        return self._note("identity", problem) if problem else self._settled("identity", "the identity was renewed")
 
     def _renew_certificate(self) -> bool:
         if isinstance(self._certificate, WatchedFiles):
@@ -184,20 +184,20 @@ class Keeper:
             self._reload_tls()
         except (OSError, WattfleetError) as error:
             return self._note("certificate", f"the SuperLink's TLS certificate could not be renewed: {error}")
-        log(INFO, "The SuperLink's TLS certificate is renewed")
+        log(INFO, "The SuperLink's TLS certificate was renewed")
         return self._settled("certificate", "")
 
     def _use_replaced(self, files: WatchedFiles) -> bool:
         try:
             if (state := files.replaced()) is None:
-                return self._settled("certificate", "the TLS files are those in use again")
+                return self._settled("certificate", "the TLS files match those in use again")
             self._reload_tls()
         except OSError as error:
-            problem = f"the replaced TLS files cannot be used: {error}. Those of before stay in use; trying again"
+            problem = f"the replaced TLS files cannot be used: {error}. The earlier ones stay in use; trying again"
             return self._note("certificate", problem)
         files.use(state)
         self._settled("certificate", "")
-        log(INFO, "The TLS files were replaced, and are used from the next connection on")
+        log(INFO, "The TLS files were replaced. New connections use them")
         return True
 
     def _note(self, what: str, problem: str) -> bool:
@@ -213,7 +213,7 @@ class Keeper:
 
 
 def _age_text(seconds: float) -> str:
-    """How old something is, such as "3 h"."""
+    """Return an age as text, such as "3 h"."""
     for unit, unit_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Keeps the SuperNodes that are registered with the SuperLink equal to those that are enrolled in the fleet.
+"""Registers exactly the SuperNodes with the SuperLink that are enrolled in the fleet.
 
 All changes go through Flower's Control API.
 """
@@ -27,7 +27,7 @@ UNREGISTERED = "unregistered"
 
 
 class Control(Protocol):
-    """What is used of Flower's Control API."""
+    """The part of Flower's Control API that is used here."""
 
     def ListNodes(self, request: ListNodesRequest) -> ListNodesResponse:  # noqa: N802 - named by Flower
         """List all SuperNodes, unregistered ones included."""
@@ -38,12 +38,12 @@ class Control(Protocol):
         ...
 
     def UnregisterNode(self, request: UnregisterNodeRequest) -> UnregisterNodeResponse:  # noqa: N802 - named by Flower
-        """Unregister a SuperNode, whose key can never be registered again."""
+        """Unregister a SuperNode. Its key can never be registered again."""
         ...
 
 
 def flower_key(openssh: str) -> bytes:
-    """A public key as Flower's API has it (PEM), from a line of OpenSSH."""
+    """Convert a public key from an OpenSSH line to PEM, the format of Flower's API."""
     return serialization.load_ssh_public_key(openssh.encode()).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -64,10 +64,10 @@ class NodeRegistry:
         """Register the enrolled SuperNodes that are missing, and unregister all others.
 
         Args:
-            enrolled: device ids by public key, as Flower's API has it.
+            enrolled: device id of each public key; keys in PEM.
 
         Returns:
-            How many could not be registered or unregistered; they are logged once.
+            How many SuperNodes could not be registered or unregistered. Each is logged once.
 
         Raises:
             httpx.HTTPError: the SuperLink does not answer, or refuses to list its SuperNodes.
@@ -92,7 +92,7 @@ class NodeRegistry:
                 self._refused.add(key)
                 reason = str(error) if found is None else found.message
                 if found is not None and found.code == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
-                    reason = "its key was unregistered before, which Flower keeps. Enrol the device with a new invite"
+                    reason = "its key was unregistered before, so Flower rejects it. Enrol the device with a new invite"
                 log(WARNING, "The SuperNode of %s cannot be registered: %s", device_id, reason)
             return False
         log(INFO, "The SuperNode of %s is registered", device_id)
@@ -107,5 +107,5 @@ class NodeRegistry:
                 return True
             log(WARNING, "The SuperNode of %s cannot be unregistered: %s", name or node_id, error)
             return False
-        log(INFO, "The SuperNode of %s is unregistered: it is not enrolled any more", name or node_id)
+        log(INFO, "The SuperNode of %s is unregistered, because it is no longer enrolled", name or node_id)
         return True

@@ -23,33 +23,33 @@ from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachable
 from wattfleet_proto.v1 import superlink_pb2, superlink_pb2_grpc
 
 FOLDER = "superlink"
-"""Below the folder of the identity."""
+"""The subfolder of the identity's folder."""
 
 KEY = "server.key"
 
 
 class RefusedError(WattfleetError):
-    """The coordinator refuses what the SuperLink asks for; the text says why."""
+    """The coordinator refuses a request of the SuperLink; the text gives the reason."""
 
     caller_must_correct = True
 
 
 class ServerCertificate:
-    """The files of the SuperLink's TLS.
+    """The SuperLink's TLS certificate, its key and the authorities to trust, as files.
 
     Attributes:
-        folder: where they are.
+        folder: the folder with the files.
     """
 
     def __init__(self, endpoint: Endpoint, hosts: Sequence[str] = (), now: Callable[[], datetime] = utc_now) -> None:
-        """Use the files below the folder of an identity.
+        """Use the files in a subfolder of an identity's folder.
 
         Args:
             endpoint: the coordinator, and the folder with the identity.
-            hosts: addresses that the SuperLink listens on, besides those that the coordinator knows.
-            now: the time.
+            hosts: addresses that the SuperLink listens on, in addition to those that the coordinator knows.
+            now: returns the current time.
         """
-        assert endpoint.folder is not None, "without an identity there is no certificate"
+        assert endpoint.folder is not None, "a certificate needs an identity"
         self.folder = endpoint.folder / FOLDER
         self._endpoint = endpoint
         self._hosts = hosts
@@ -72,10 +72,10 @@ class ServerCertificate:
         return self.folder / TRUSTED
 
     def prepare(self) -> str:
-        """Get a certificate for the start, or take the stored one while the coordinator is away.
+        """Get a certificate for the start, or use the stored one while the coordinator is away.
 
         Returns:
-            Why the stored one is used; empty if there is a new one.
+            Why the stored certificate is used; empty if there is a new one.
 
         Raises:
             InvalidInputError: the files cannot be read or written, or there is no certificate that is still valid.
@@ -87,17 +87,17 @@ class ServerCertificate:
             certificate = self._stored()
             if certificate is None or certificate.not_after <= self._now():
                 raise InvalidInputError(
-                    f"the SuperLink has no valid TLS certificate, and cannot get one now: {error}. Start it once the"
+                    f"the SuperLink has no valid TLS certificate, and cannot get one now: {error}. Start it when the"
                     " coordinator answers"
                 ) from None
             return str(error)
         return ""
 
     def is_due(self, authority: bytes) -> bool:
-        """Whether it has to be renewed.
+        """Whether the certificate has to be renewed.
 
         Args:
-            authority: what the coordinator sends for the authorities that issue and are trusted now.
+            authority: the coordinator's current description of the issuing and the trusted authorities.
 
         Raises:
             InvalidInputError: the files cannot be read.
@@ -119,10 +119,10 @@ class ServerCertificate:
         request = superlink_pb2.IssueServerCertificateRequest(
             request_pem=request_certificate(key_pem), hosts=self._hosts
         )
-        with asking(self._endpoint) as stub:
+        with superlink_service(self._endpoint) as stub:
             answer = stub.IssueServerCertificate(request, timeout=TIMEOUT_S)
         if not matches(key_pem, answer.certificate_pem):
-            raise RefusedError("the coordinator sent a certificate of another key: check its version")
+            raise RefusedError("the coordinator sent a certificate for another key: check its version")
         try:
             replace_file(self.trusted_file, answer.trusted_pem)
             replace_file(self.certificate_file, answer.certificate_pem)
@@ -153,8 +153,8 @@ class ServerCertificate:
 
 
 @contextmanager
-def asking(endpoint: Endpoint) -> Iterator[Any]:
-    """Call the coordinator's service of SuperLinks; yields its stub.
+def superlink_service(endpoint: Endpoint) -> Iterator[Any]:
+    """Yield a stub of the coordinator's service for SuperLinks.
 
     Raises:
         CoordinatorUnreachableError: the coordinator does not answer.
@@ -169,7 +169,8 @@ def asking(endpoint: Endpoint) -> Iterator[Any]:
             raise unreachable(endpoint) from None
         if status.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise RefusedError(
-                f"the coordinator at {endpoint.address} knows no SuperLinks: update it, or make its authority with"
+                f"the coordinator at {endpoint.address} does not support SuperLinks: update it, or make its authority"
+                " with"
                 " `wattfleet coordinator init`"
             ) from None
         raise RefusedError(plain_text(status.details() or status.code().name)) from None

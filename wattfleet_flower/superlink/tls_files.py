@@ -1,4 +1,4 @@
-"""The TLS files of a running server: noticing that they were replaced, and using them without a restart."""
+"""Notices when the TLS files of a running server are replaced, and loads them without a restart."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class WatchedFiles:
-    """Files that somebody else replaces, such as a tool that renews certificates."""
+    """TLS files that are replaced from outside, for example by a tool that renews certificates."""
 
     def __init__(self, *paths: Path) -> None:
-        """Watch files, as they are now.
+        """Watch files, with their current content as the one in use.
 
         Raises:
             OSError: one of them cannot be read.
@@ -21,7 +21,7 @@ class WatchedFiles:
         self._used = _states(paths)
 
     def replaced(self) -> list[tuple[int, int, int]] | None:
-        """The state of the files if it is not the one in use; None otherwise.
+        """Return the state of the files if it differs from the one in use; else None.
 
         Raises:
             OSError: one of them cannot be read.
@@ -30,21 +30,21 @@ class WatchedFiles:
         return None if found == self._used else found
 
     def use(self, state: list[tuple[int, int, int]]) -> None:
-        """Note which state of the files is in use."""
+        """Record which state of the files is in use."""
         self._used = state
 
 
 def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Use a certificate and its key from the next connection on; if they do not match, those of before stay in use.
+    """Make the next connections use a certificate and its key. If these do not match, the earlier ones stay in use.
 
     Raises:
         OSError: they cannot be read, or do not belong together.
     """
-    # A context that has failed to load a pair cannot serve any more, so that another one has to try first.
+    # A context cannot serve any more after it failed to load a pair. So the pair is tried with another context first.
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     context.load_cert_chain(certificate, key)
 
 
 def _states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
-    """What changes if files, or what links point to, are replaced."""
+    """Return the inode, modification time (ns) and size (bytes) of each file; links are followed."""
     return [(found.st_ino, found.st_mtime_ns, found.st_size) for found in map(os.stat, paths)]

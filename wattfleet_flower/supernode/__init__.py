@@ -1,1 +1,1 @@
-"""A SuperNode that takes messages up sooner, and runs each in a process that need not import everything again."""
+"""A SuperNode that fetches messages sooner, and handles each one in a process whose imports are already done."""

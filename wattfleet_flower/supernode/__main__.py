@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command, or say what to install."""
+    """Run the command, or print what to install."""
     try:
         from wattfleet_flower.supernode import command
     except ModuleNotFoundError as error:

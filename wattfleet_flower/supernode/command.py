@@ -1,4 +1,4 @@
-"""The command `wattfleet-supernode`: Flower's SuperNode, which takes messages up sooner and runs them warm."""
+"""The command `wattfleet-supernode`: Flower's SuperNode with shorter delays between messages and trainings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flwr.supernode.cli import flower_supernode
 
 from wattfleet.errors import WattfleetError
 from wattfleet_flower import process_log
-from wattfleet_flower.flower_version import unknown_version
+from wattfleet_flower.flower_version import unsupported_version
 from wattfleet_flower.logged_program import changed_copy, start_logged
 from wattfleet_flower.supernode.own_options import (
     DEFAULT_FOLDER,
@@ -46,18 +46,18 @@ _NONE = "none"
 def main() -> None:
     """Run the SuperNode."""
     parser = own_options_parser()
-    options, flowers = parser.parse_known_args()
-    sys.argv[1:] = flowers
-    if {"-h", "--help"} & set(flowers):
+    options, flower_options = parser.parse_known_args()
+    sys.argv[1:] = flower_options
+    if {"-h", "--help"} & set(flower_options):
         parser.print_help()
         print("\nThe other options are Flower's own:\n", flush=True)
     else:
         try:
             process_log.start(options)
             _log_as_chosen()
-            enrolled = enrolment(options.enrolled, flowers)
+            enrolled = enrolment(options.enrolled, flower_options)
             if enrolled is not None:
-                sys.argv[1:] = further_options(enrolled, flowers)
+                sys.argv[1:] = further_options(enrolled, flower_options)
         except WattfleetError as error:
             print_error(f"wattfleet-supernode: {error}")
             sys.exit(exit_code(error))
@@ -66,24 +66,24 @@ def main() -> None:
         else:
             _change(options)
             if enrolled is not None:
-                _connect_as(enrolled, flowers)
+                _connect_as(enrolled, flower_options)
     flower_supernode()
 
 
 def _log_as_chosen() -> None:
-    """In JSON, the lines of the SuperNode's uvicorn are JSON, too."""
+    """If the log is JSON, also log the lines of the SuperNode's uvicorn as JSON."""
     module: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
-    if log_format() == "json" and hasattr(module, "uvicorn"):  # which Flower 1.30 does not use here
+    if log_format() == "json" and hasattr(module, "uvicorn"):  # Flower 1.30 has no uvicorn here
         module.uvicorn = changed_copy(module.uvicorn, Config=partial(module.uvicorn.Config, log_config=None))
 
 
 def own_options_parser() -> argparse.ArgumentParser:
-    """The options that Flower does not have; the others are passed on to it."""
+    """Return a parser of Wattfleet's own options; all other options are passed on to Flower."""
     parser = argparse.ArgumentParser(
         prog="wattfleet-supernode",
         usage="%(prog)s [--enrolled FOLDER] [--poll-s S] [--warm-imports NAMES] [--log-format FORMAT]"
         " [--log-level LEVEL] [options of flower-supernode]",
-        description="Start a Flower SuperNode that takes messages up sooner and starts apps faster. On an enrolled"
+        description="Start a Flower SuperNode that fetches messages sooner and starts apps faster. On an enrolled"
         " device, it needs no further options.",
         add_help=False,
         allow_abbrev=False,
@@ -92,7 +92,7 @@ def own_options_parser() -> argparse.ArgumentParser:
         "--enrolled",
         type=Path,
         metavar="FOLDER",
-        help="take the device's key, the authorities to trust and the SuperLink's address from this folder, which"
+        help="read the device's key, the authorities to trust and the SuperLink's address from this folder, which"
         f" `wattfleet agent join` makes (default: {ENVIRONMENT_VARIABLE}, or {DEFAULT_FOLDER})",
     )
     parser.add_argument(
@@ -101,14 +101,15 @@ def own_options_parser() -> argparse.ArgumentParser:
         default=0.25,
         metavar="S",
         help="set the shortest pause between two requests for a message, in seconds (default: %(default)s). "
-        f"The longer no message comes, the longer the pause, up to Flower's {FLOWER_POLL_S:g} s",
+        f"The pause grows while no message comes, up to Flower's {FLOWER_POLL_S:g} s",
     )
     parser.add_argument(
         "--warm-imports",
         default=_LEARNED,
         metavar="NAMES",
-        help=f"set which modules are imported ahead of messages: '{_LEARNED}' from the app's first message (default), "
-        f"names such as 'torch,numpy', or '{_NONE}' to start each message's process as Flower does",
+        help=f"set which modules are imported before a message comes: '{_LEARNED}' for those that the app imported"
+        f" for its first message (default), names such as 'torch,numpy', or '{_NONE}' to start each message's"
+        " process as Flower does",
     )
     process_log.add_options(parser)
     return parser
@@ -122,9 +123,9 @@ def _poll_s(text: str) -> float:
 
 
 def _unsupported() -> str:
-    """Why this Flower can only be run as it is; empty if it can be changed."""
-    if versions := unknown_version():
-        return f"it knows {versions}"
+    """Return why this Flower cannot be modified; empty if it can."""
+    if versions := unsupported_version():
+        return f"it supports {versions}"
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
     executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
@@ -140,7 +141,7 @@ def _unsupported() -> str:
 
 
 def _change(options: argparse.Namespace) -> None:
-    """Set what Flower's SuperNode uses to ask for messages, and to start its SuperExec."""
+    """Replace how Flower's SuperNode polls for messages, and how it starts its SuperExec."""
     connect = start_client_internal.http_request_response
 
     @contextmanager
@@ -156,9 +157,9 @@ def _change(options: argparse.Namespace) -> None:
         start_client_internal.subprocess = SimpleNamespace(Popen=_superexec(options.warm_imports))
 
 
-def _connect_as(enrolled: Enrolled, flowers: Sequence[str]) -> None:
-    """Let Flower's SuperNode connect as an enrolled device, unless it was told by hand whom to trust."""
-    if any(each.split("=")[0] == "--root-certificates" for each in flowers):
+def _connect_as(enrolled: Enrolled, flower_options: Sequence[str]) -> None:
+    """Make Flower's SuperNode connect as an enrolled device, unless the user passed --root-certificates."""
+    if any(each.split("=")[0] == "--root-certificates" for each in flower_options):
         return
     # Other versions of Flower do not have what this imports.
     from wattfleet_flower.supernode.fleet_client import EnrolledClient
@@ -172,7 +173,7 @@ def _connect_as(enrolled: Enrolled, flowers: Sequence[str]) -> None:
 
 
 def _pause(seconds: float) -> None:
-    """Pause of the SuperNode: half a second between two looks for the app's reply, 3 s after an error."""
+    """Replace the SuperNode's `time.sleep`: shorten its 0.5 s between two polls for the app's reply."""
     time.sleep(_REPLY_POLL_S if seconds < 1 else seconds)
 
 

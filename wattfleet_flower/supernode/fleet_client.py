@@ -1,4 +1,4 @@
-"""The connection of an enrolled device's SuperNode to the SuperLink: it says what is wrong, and waits for an answer."""
+"""The connection of an enrolled device's SuperNode to the SuperLink, with clear errors and patient retries."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from wattfleet_io.clock import Clock, SystemClock, utc_now
 
 ACCEPTED_WITHIN_S = 90.0
-"""For so long a SuperNode asks again before it gives up: a SuperLink learns of a device within seconds, and takes a
-SuperNode that was killed back after 55 s."""
+"""Seconds for which a SuperNode repeats its request before it gives up. A SuperLink learns of a new device within
+seconds, and accepts a SuperNode that was killed again after 55 s."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
-# X.509 verification results, as OpenSSL numbers them.
+# OpenSSL's numbers of X.509 verification results.
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
 _UNKNOWN_ISSUER = (2, 18, 19, 20, 21)
 _REVOKED = (
@@ -35,9 +35,9 @@ _REVOKED = (
 
 
 class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not typed for strict checking
-    """Flower's client of the SuperLink, for a device that is enrolled."""
+    """Flower's client of the SuperLink, for an enrolled device."""
 
-    _client: httpx.Client  # of Flower's class
+    _client: httpx.Client  # set by Flower's class
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         Args:
             address: the SuperLink's host:port.
             trusted: the file with the authorities to trust, which is read for each request.
-            interceptors: Flower's.
-            clock: measures and waits; None for the machine's.
-            now: the time of this machine.
+            interceptors: Flower's interceptors of requests.
+            clock: measures and waits; None for the system's clock.
+            now: returns this machine's time.
         """
         self._address = address
         self._trusted = trusted
@@ -62,7 +62,7 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         self._now = now
         self._trusted_pem = b""
         self._problem = ""
-        self._lock = threading.Lock()  # heartbeats have a thread of their own
+        self._lock = threading.Lock()  # heartbeats are sent by another thread
         self._requests = 0
         self._retired: list[httpx.Client] = []
         super().__init__(f"https://{address}", interceptors=interceptors, verify=_trusting(b""))
@@ -72,7 +72,7 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         """Activate the SuperNode, as soon as the SuperLink accepts its key.
 
         Raises:
-            httpx.HTTPStatusError: it is refused, for too long if the key is unknown.
+            httpx.HTTPStatusError: the SuperLink refuses; for an unknown key, only after 90 s of refusals.
         """
         give_up_s, pause_s = self._clock.now_s() + ACCEPTED_WITHIN_S, _FIRST_PAUSE_S
         while True:
@@ -85,7 +85,7 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
                 if self._clock.now_s() + pause_s > give_up_s:
                     log(ERROR, "wattfleet-supernode: %s", _REVOKED)
                     raise
-            self._note(INFO, "the SuperLink does not know this device's key yet; asking again")
+            self._note(INFO, "the SuperLink does not know this device's key yet; trying again")
             self._clock.sleep_s(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
@@ -114,7 +114,7 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
             if (reason := self._why(error)) is None:
                 raise
             self._note(WARNING, reason)
-            # Flower gives up if the text speaks of TLS, and tries again otherwise.
+            # Flower gives up if the text mentions TLS, and tries again otherwise.
             raise httpx.ConnectError("the SuperLink was not accepted", request=context.request) from None
         if response.status_code == httpx.codes.UNAUTHORIZED:
             self._note(ERROR, _REVOKED)
@@ -123,7 +123,7 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         return response
 
     def _trust(self) -> None:
-        """Trust exactly the authorities in the file, also of connections that are open."""
+        """Trust exactly the authorities in the file, also for connections that are open."""
         with self._lock:
             try:
                 trusted_pem = self._trusted.read_bytes()
@@ -144,7 +144,7 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         self._retired.clear()
 
     def _why(self, error: httpx.ConnectError) -> str | None:
-        """Why the SuperLink is not accepted; None if TLS is not the reason."""
+        """Return why the SuperLink's certificate is rejected; None if TLS is not the cause of the error."""
         found: BaseException | None = error
         while found is not None and not isinstance(found, ssl.SSLError):
             found = found.__cause__ or found.__context__
@@ -164,12 +164,13 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
             )
         if found.verify_code in _UNKNOWN_ISSUER:
             return (
-                f"{whose} is not from the authority of this device's fleet: check the address. If the fleet has another"
+                f"{whose} was not issued by the authority of this device's fleet: check the address. If the fleet has"
+                " another"
                 " authority now, enrol the device again with `wattfleet agent join`"
             )
         if found.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
             return (
-                f"{whose} is made out to other names: use one of them, or restart the coordinator with"
+                f"{whose} was issued for other names: connect to one of them, or restart the coordinator with"
                 " --superlink-host for this one"
             )
         return f"{whose} cannot be verified: {found.verify_message}"
@@ -182,11 +183,11 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
 
 
 def _trusting(authorities_pem: bytes) -> ssl.SSLContext:
-    """A context that trusts some authorities, or nobody if there are none.
+    """Return a TLS context that trusts the given authorities only; nobody if there are none.
 
     Raises:
-        ValueError: they are no certificates.
-        ssl.SSLError: as ValueError.
+        ValueError: the text is not a certificate.
+        ssl.SSLError: the same.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if authorities_pem:

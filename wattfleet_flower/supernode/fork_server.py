@@ -1,6 +1,6 @@
-"""The process that has imported what ClientApps need, and forks one process for each message.
+"""A fork server: it imports what ClientApps need once, and then forks a process for each message.
 
-It has one thread, and no connection but the socket to the process that started it. When that socket closes, it ends.
+It has one thread, and one connection: a socket to the process that started it. When the socket closes, it ends.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from wattfleet_flower import process_log
 from wattfleet_flower.supernode.warm_imports import UnfitImportError, import_all, loaded_libraries
 
 RUNTIME = ("flwr.supernode.cli", "flwr.supernode.runtime.run_clientapp")
-"""What Flower's own process of a ClientApp imports."""
+"""The modules that Flower's own ClientApp process imports."""
 
 LARGEST_MESSAGE_BYTES = 65_536
 _REAP_EVERY_S = 1.0
 
 
 def main() -> None:
-    """Import, report, and serve; arguments: the socket's descriptor, and a file with the names to import."""
+    """Import modules and serve requests. Arguments: the socket's descriptor, and a file with the module names."""
     # Ctrl-C reaches the whole group. This process ends when its socket closes.
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -40,7 +40,7 @@ def main() -> None:
         _send(control, unfit=error.module, reason=error.reason)
         return
     process_log.start()  # for this process and those that it forks
-    # Objects that never go are left alone by the collector, so that the processes share their memory.
+    # The garbage collector ignores frozen objects, so that the forked processes share their memory.
     gc.collect()
     gc.freeze()
     _send(control, ready=True)
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def _send(control: socket.socket, **message: Any) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # the process that asked is gone, and this one will be
+    with suppress(BrokenPipeError, ConnectionResetError):  # the requesting process has ended, so this one will end, too
         control.send(json.dumps(message).encode())
 
 
 def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for each request; its request in each of them, None in this process when it is to end."""
+    """Fork a process for each request. Return the request in the child, and None in this process at its end."""
     children: set[int] = set()
     while True:
         readable, _, _ = select.select([control], [], [], _REAP_EVERY_S if children else None)
@@ -65,7 +65,7 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
             continue
         try:
             received = control.recv(LARGEST_MESSAGE_BYTES)
-        except ConnectionResetError:  # it was closed before an answer had been read
+        except ConnectionResetError:  # closed before an answer was read
             received = b""
         if not received:
             return None
@@ -89,8 +89,8 @@ def _ended(children: set[int]) -> set[int]:
 
 
 def _run(arguments: Sequence[str], learned: Path) -> None:
-    """Run Flower's own script as if it had been started by itself, and write what the app imported to a folder."""
-    if "numpy.random" in sys.modules:  # Python's own generator is seeded anew in each fork, torch's at no time
+    """Run Flower's script as if it had been started directly, and write the names of the app's imports to a folder."""
+    if "numpy.random" in sys.modules:  # A fork reseeds Python's generator. Torch's is never reseeded
         sys.modules["numpy.random"].seed()
     sys.argv = list(arguments)
     known = set(sys.modules)

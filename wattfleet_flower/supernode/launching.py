@@ -1,4 +1,4 @@
-"""Starts the process of a ClientApp: by a fork server if there is one, otherwise as Flower does."""
+"""Starts the processes of ClientApps: with a fork server if possible, or else as Flower does."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ _BOOTSTRAP = (
 
 
 class NoServerError(Exception):
-    """The fork server cannot start the process; the text says why."""
+    """The fork server cannot start the process; the text gives the reason."""
 
 
 class ForkServer:
-    """A running fork server, seen from the process that started it."""
+    """The client side of a running fork server."""
 
     def __init__(self, script: Path, imports: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
-        """Start it; it is ready once its imports are done.
+        """Start the server. It is ready once its imports are done.
 
         Args:
-            script: Flower's program of a ClientApp.
-            imports: modules to import beside Flower's.
-            folder: for this server's files. Processes write what they have imported to `learned` beside it.
-            environment: of the processes that it starts.
+            script: Flower's program that runs a ClientApp.
+            imports: modules to import in addition to Flower's.
+            folder: the folder for this server's files. Processes write the names of their imports to `learned` beside
+                it.
+            environment: environment variables of the processes that it starts.
         """
         self.imports = list(imports)
         self._learned = folder.parent / LEARNED
@@ -65,7 +66,7 @@ class ForkServer:
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
 
     def is_ready(self, within_s: float = 0.0) -> bool:
-        """Whether it can start processes; `failure` says why not, if it never will."""
+        """Whether the server can start processes. If it never will, `failure` gives the reason."""
         if not self._is_ready and not self.failure and self._has_answered(within_s):
             answer = self._answer()
             self._is_ready = "ready" in answer
@@ -78,7 +79,7 @@ class ForkServer:
         """Start Flower's program with these arguments, and return its process id.
 
         Raises:
-            NoServerError: it was not started, and never will be.
+            NoServerError: the program was not started, and never will be.
         """
         request = {"arguments": [str(self._script), *arguments], "learned": str(self._learned)}
         try:
@@ -88,12 +89,12 @@ class ForkServer:
         except (OSError, KeyError):
             self._end()
             raise NoServerError("the fork server has ended") from None
-        # It must not start the program later, beside the one that is started instead.
+        # The server must not start the program later, since another process is started instead.
         self._end()
         raise NoServerError(f"the fork server did not answer within {_ACKNOWLEDGED_WITHIN_S:g} s")
 
     def retire(self) -> None:
-        """Let it end when the processes that it has started have ended."""
+        """Let the server end when the processes that it has started have ended."""
         try:
             self._control.send(json.dumps({"retire": True}).encode())
         except OSError:
@@ -101,7 +102,7 @@ class ForkServer:
         self._control.close()
 
     def close(self) -> None:
-        """Close the connection, upon which it ends."""
+        """Close the connection, which ends the server."""
         self._control.close()
 
     def _has_answered(self, within_s: float) -> bool:
@@ -122,11 +123,11 @@ class ForkServer:
 
 
 class Launcher:
-    """Stands in for `subprocess.Popen` where Flower's SuperExec starts a process.
+    """Replaces `subprocess.Popen` where Flower's SuperExec starts a process.
 
-    A fork server imports Flower's modules at first. When an app's process has ended, it writes down which libraries it
-    had to import. The next server imports them, too, and replaces the first as soon as it is ready. A library whose
-    import cannot be forked is left out.
+    The first fork server imports Flower's modules only. Each app process records the libraries that it had to import.
+    The next fork server imports these, too, and replaces the first one when it is ready. A library that must not be
+    imported before a fork is left out.
     """
 
     def __init__(
@@ -135,10 +136,10 @@ class Launcher:
         """Start the first fork server.
 
         Args:
-            folder: an empty folder for files of the servers.
-            environment: of the processes of apps.
-            learn: whether libraries of the apps are imported ahead.
-            imports: modules to import ahead in any case.
+            folder: an empty folder for the servers' files.
+            environment: environment variables of the app processes.
+            learn: whether to import the apps' libraries ahead of messages.
+            imports: modules that are always imported ahead.
         """
         self._lock = Lock()
         self._folder = folder
@@ -165,18 +166,18 @@ class Launcher:
             self._processes.append(subprocess.Popen(logged(command), env=self._environment, **options))
 
     def reap(self) -> int:
-        """Reap what has ended; how many of its own processes, servers included, still run."""
+        """Reap ended child processes, and return how many still run, including fork servers."""
         with self._lock:
             return self._reap()
 
     def prepare(self) -> bool:
-        """Take over the next server if it is ready, or start one if there is more to import; whether one is awaited."""
+        """Use the next server if it is ready, or start one if there is more to import; return if one is starting."""
         with self._lock:
             return self._prepare()
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Prepare in a thread: what an app's process imported is imported ahead as soon as that process has ended."""
+        """Call `prepare` in a thread, so that a process's imports are imported ahead as soon as it has ended."""
         is_over = Event()
 
         def prepare() -> None:
@@ -203,7 +204,7 @@ class Launcher:
     def _close(self) -> None:
         if self._current is not None:
             self._current.close()
-        if self._next is not None:  # it may be importing for seconds, and has started no process
+        if self._next is not None:  # it may import for seconds, and has not started a process
             self._next.process.kill()
             self._next.close()
 
@@ -233,7 +234,7 @@ class Launcher:
         return self._next is not None
 
     def _learned(self) -> list[str]:
-        """What the processes that have ended had to import; each is told once."""
+        """Return the imports of ended processes; each is returned once."""
         names: dict[str, None] = {}
         for file in sorted((self._folder / LEARNED).glob("*.json")):
             names.update(dict.fromkeys(json.loads(file.read_text(encoding="utf-8"))))
@@ -270,10 +271,11 @@ class Launcher:
         return server
 
     def _give_up(self, reason: str) -> None:
-        """Start processes as Flower does from now on."""
+        """Log the reason, and start all later processes as Flower does."""
         log(
             WARNING,
-            "Each message starts its process anew, as in Flower: %s. Restart the SuperNode to try again.",
+            "Each message starts a new process without warm imports, as in Flower: %s. Restart the SuperNode to try"
+            " again.",
             reason,
         )
         self._close()

@@ -1,4 +1,4 @@
-"""How often a SuperNode asks the SuperLink for a message."""
+"""How often a SuperNode polls the SuperLink for a message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from wattfleet_io.clock import Clock
 
 FLOWER_POLL_S = 3.0
-"""Between two requests of Flower's own SuperNode."""
+"""The pause between two requests of Flower's own SuperNode."""
 
 _WAITED_SHARE = 0.05
 _REQUEST_SHARE = 0.1
@@ -17,18 +17,18 @@ Received = TypeVar("Received")
 
 
 class Receiver(Generic[Received]):
-    """Asks for a message until there is one.
+    """Polls for a message until there is one.
 
     The pause between two requests is 5 % of the time waited so far, so that a message is late by at most this share. It
     is at least `poll_s`, and at most Flower's 3 s. Requests take at most about a tenth of the time, so that a busy
-    SuperLink is asked less often.
+    SuperLink gets fewer requests.
     """
 
     def __init__(self, receive: Callable[[], Received | None], poll_s: float, clock: Clock) -> None:
         """Wrap Flower's request.
 
         Args:
-            receive: asks once; None if there is no message.
+            receive: sends one request; returns the message, or None if there is none.
             poll_s: seconds of the shortest pause.
             clock: measures the waiting.
         """

@@ -1,4 +1,4 @@
-"""Flower's SuperExec, which starts the processes of ClientApps by a fork server.
+"""Flower's SuperExec with a fork server that starts the processes of ClientApps.
 
     python -P -m wattfleet_flower.supernode.superexec SETTINGS OPTIONS
 
@@ -25,7 +25,7 @@ from wattfleet_flower import process_log
 from wattfleet_flower.supernode.launching import Launcher
 
 POLL_VARIABLE = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-"""Flower's own setting: seconds between two requests of the SuperExec for a task."""
+"""Flower's setting for the seconds between two requests of the SuperExec for a task."""
 
 _INSTALLS = {"--allow-runtime-dependency-installation"}
 
@@ -35,14 +35,18 @@ def main() -> None:
     settings = json.loads(sys.argv.pop(1))
     process_log.start()
     if _INSTALLS & set(sys.argv):
-        # The app's own version of a library must not lose to one that is imported already.
+        # The app installs its own versions of libraries, so other versions must not be imported already.
         settings = {**settings, "learn": False, "imports": []}
     environment = dict(os.environ)
     os.environ.setdefault(POLL_VARIABLE, str(settings["task_poll_s"]))
     try:
         folder = tempfile.mkdtemp(prefix="wattfleet-supernode-")
     except OSError as error:
-        log(WARNING, "Each message starts its process anew, as in Flower: %s. Provide a folder in TMPDIR.", error)
+        log(
+            WARNING,
+            "Each message starts a new process without warm imports, as in Flower: %s. Set TMPDIR to a usable folder.",
+            error,
+        )
         flower_superexec()
         return
     launcher = Launcher(Path(folder), environment, settings["learn"], settings["imports"])

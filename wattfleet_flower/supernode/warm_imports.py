@@ -1,4 +1,4 @@
-"""Which modules a fork server may import before it forks, and which ones an app's process has imported."""
+"""Imports modules before a fork if that is safe, and lists the libraries that an app's process has imported."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from types import ModuleType
 
 from wattfleet.errors import WattfleetError
 
-# Devices without a state that a fork would share.
+# Devices without state that a fork would share.
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/", "/dev/shm/")
 
 
 class UnfitImportError(WattfleetError):
-    """An import does something that a fork would break.
+    """A module must not be imported before a fork.
 
     Attributes:
         module: the module.
-        reason: what it does.
+        reason: what the module does that a fork would break, such as "starts a thread".
     """
 
     def __init__(self, module: str, reason: str) -> None:
-        """Say which module, and what it does."""
+        """Set the text to the module and the reason."""
         super().__init__(f"{module} {reason}")
         self.module = module
         self.reason = reason
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules, and look after each what it has started.
+    """Import modules, and check after each one whether it can be forked.
 
-    Modules that cannot be imported are left out: the app may have imported them under conditions of its own.
+    Modules that cannot be imported are skipped. The app may have imported them under other conditions.
 
     Raises:
-        UnfitImportError: a module started a thread or a process, or opened a network connection or a device, such as
-            CUDA's.
+        UnfitImportError: a module started a thread or a process, or opened a network connection or a device such as a
+            GPU.
     """
     opened = _open_files()
     for name in names:
         try:
             importlib.import_module(name)
-        except (Exception, SystemExit):  # noqa: BLE001  # whatever a library raises
+        except (Exception, SystemExit):  # noqa: BLE001  # a library may raise anything
             continue
         if reason := _started(opened):
             raise UnfitImportError(name, reason)
 
 
 def _started(opened_before: Collection[str]) -> str:
-    """What the imports so far have started; empty for nothing that matters."""
+    """Return what the imports have started or opened that a fork would break; empty if nothing."""
     for file in _open_files() - set(opened_before):
         if file.startswith("socket:"):
             return "opens a network connection"
@@ -64,9 +64,9 @@ def _started(opened_before: Collection[str]) -> str:
 
 
 def _has_threads() -> bool:
-    """Whether threads run that a fork does not end properly.
+    """Whether threads are running that would not survive a fork.
 
-    OpenBLAS ends its threads before a fork and starts them again when needed, so that its users may fork.
+    OpenBLAS ends its threads before a fork and restarts them when needed, so it is safe.
     """
     if _thread_count() == 1:
         return False
@@ -86,17 +86,17 @@ def _open_files() -> set[str]:
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except OSError:  # the descriptor that listed them
+        except OSError:  # the descriptor that was open for the listing
             continue
     return found
 
 
 def loaded_libraries(app_types: tuple[type, ...], known: Collection[str]) -> list[str]:
-    """The modules of installed libraries that this process has imported, in order, without the app's own.
+    """Return the modules of installed libraries that this process has imported, in order, without the app's own.
 
     Args:
-        app_types: a package is an app's own if one of its modules has an object of such a type.
-        known: modules that are left out.
+        app_types: a package is the app's own if one of its modules holds an object of such a type.
+        known: modules to leave out.
     """
     installed = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     folders = tuple(os.path.join(path, "") for path in (sysconfig.get_path("stdlib"), *installed))
@@ -114,5 +114,5 @@ def loaded_libraries(app_types: tuple[type, ...], known: Collection[str]) -> lis
 
 
 def _has_object_of(module: ModuleType, types: tuple[type, ...]) -> bool:
-    # Not isinstance: some modules hold objects that warn, or import something, when they are asked for their class.
+    # Not isinstance, since it reads `__class__`, and some objects then warn or import something.
     return any(issubclass(type(value), types) for value in list(vars(module).values()))

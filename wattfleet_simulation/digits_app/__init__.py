@@ -1,1 +1,1 @@
-"""A complete Flower app: a small network on handwritten digits, power-aware by one line on either side."""
+"""A complete Flower app that trains on handwritten digits. One line on each side makes it power-aware."""

@@ -1,4 +1,4 @@
-"""The device's side. Wattfleet's part is the mod, and the wrapper of the loader that lets the agent measure modes."""
+"""The ClientApp. Wattfleet's parts are the mod, and the loader's wrapper with which the agent can measure modes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ app = ClientApp(mods=[power_mode_mod])
 @app.train()
 def train_locally(message: Message, context: Context) -> Message:
     """Train the global model on the device's own digits."""
-    # Imported here: Flower starts a process for each message, and those that only ask for the device need no torch.
+    # Imported here, since Flower starts a process for each message, and messages that request the device id need no
+    # torch.
     import torch
 
     from wattfleet_simulation.digits_app.task import (

@@ -1,4 +1,4 @@
-"""The server's side. Wattfleet's part is the wrapper around the strategy."""
+"""The ServerApp. Wattfleet's part is the wrapper around the strategy."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def main(grid: Grid, context: Context) -> None:
         coordinator=str(config["coordinator"]),
         local_epochs=_epochs(config),
         batches=_batches(str(config["batches"]), int(config["batch-size"])),
-        # The plan's seconds are the simulated boards'. How long this machine takes for all of them is another matter.
+        # The plan's seconds are those of the simulated boards, not those that this machine needs for the trainings.
         allowance_s=None,
-        # The devices are ready before the run begins and their budget is constant, so only nodes take time.
+        # The devices are ready before the run begins and their budget is constant, so only nodes are waited for.
         patience_s=float(config["patience-s"]),
     )
     strategy.start(
@@ -49,7 +49,7 @@ def _batches(listed: str, batch_size: int) -> BatchChoice | None:
 
 
 def _epochs(config: Mapping[str, UserConfigValue]) -> float | EpochChoice:
-    """The local epochs, or those that the plan may choose."""
+    """The number of local epochs, or the numbers that the plan may choose."""
     if not config["epoch-choice"]:
         return float(config["local-epochs"])
     return EpochChoice.of(map(int, str(config["epoch-choice"]).split(",")), is_per_device=bool(config["own-epochs"]))

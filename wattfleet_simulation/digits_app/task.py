@@ -1,4 +1,4 @@
-"""The learning task: scikit-learn's digits, split unevenly, and two small networks."""
+"""The learning task: scikit-learn's digits, split unevenly over the devices, and two small networks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 MINIBATCH = 16
 _CLASSES = 10
 _TEST_SHARE = 0.2
-# Lower is more uneven: at 0.5 a device of six typically holds half its samples from three classes.
+# Lower is more uneven: at 0.5 and with six devices, typically half of a device's samples are from three classes.
 _CONCENTRATION = 0.5
 _FEWEST_SAMPLES = 2 * MINIBATCH
 _SHIFTS_PER_EPOCH = 64
@@ -56,12 +56,12 @@ class DigitsPerceptron(nn.Module):
 
 
 NETWORKS: dict[str, type[nn.Module]] = {"convolutional": DigitsNet, "perceptron": DigitsPerceptron}
-"""The networks by the name that the run config gives."""
+"""The networks by their names in the run config."""
 
 
 @cache
 def digits(file: str = "") -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test images and labels; the split is the same everywhere.
+    """Return training and test images and labels; the split is the same in every process.
 
     Args:
         file: what `save_digits` wrote; empty to read scikit-learn's data set.
@@ -69,7 +69,7 @@ def digits(file: str = "") -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]
     if file:
         train_x, train_y, test_x, test_y = torch.load(file, weights_only=True)
         return (train_x, train_y), (test_x, test_y)
-    # Imported here: it takes seconds, which the processes of messages save by the file.
+    # Imported here because it takes seconds. Processes that handle messages read the file instead.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -90,16 +90,17 @@ def save_digits(file: Path) -> None:
 def partitions(
     labels: NDArray[np.int_], devices: int, seed: int, concentration: float = _CONCENTRATION
 ) -> list[NDArray[np.intp]]:
-    """Split samples over devices, each class by a Dirichlet draw of its own (Hsu et al., arXiv 1909.06335).
+    """Split samples over devices, with one Dirichlet draw per class (Hsu et al., arXiv 1909.06335).
 
     Args:
         labels: `[n]` class of each sample.
         devices: number of parts.
-        seed: of the draw.
+        seed: random seed of the draws.
         concentration: parameter of the Dirichlet draw; lower is more uneven.
 
     Returns:
-        For each device the indices of its samples; every sample is in one part, and no part is too small to train.
+        The indices of each device's samples. Every sample is in exactly one part, and every part is large enough to
+        train.
     """
     generator = np.random.default_rng(seed)
     while True:
@@ -115,20 +116,20 @@ def partitions(
 
 
 def sample_counts(devices: int, seed: int) -> list[int]:
-    """How many training samples each device holds."""
+    """Return how many training samples each device holds."""
     labels = digits()[0][1].numpy()
     return [len(part) for part in partitions(labels, devices, seed)]
 
 
 def device_data(partition: int, devices: int, seed: int, file: str = "") -> tuple[Tensor, Tensor]:
-    """One device's images and labels; the file is that of `digits`."""
+    """Return one device's images and labels. The file is the same as for `digits`."""
     images, labels = digits(file)[0]
     index = torch.from_numpy(partitions(labels.numpy(), devices, seed)[partition])
     return images[index], labels[index]
 
 
 class Minibatches:
-    """A device's digits in minibatches, shuffled anew for each epoch.
+    """A device's digits in minibatches, reshuffled for each epoch.
 
     An epoch shows each digit several times, each time shifted by up to a pixel. The boards' modes are measured during
     training, and a measurement takes hundreds of minibatches.
@@ -136,8 +137,8 @@ class Minibatches:
     Args:
         data: images and labels.
         batch_size: samples in a minibatch.
-        seed: of the order.
-        passes: passes over the digits and their shifts that an epoch makes.
+        seed: random seed of the order.
+        passes: passes over the digits and their shifts in an epoch.
     """
 
     def __init__(self, data: tuple[Tensor, Tensor], batch_size: int, seed: int, passes: float = 1.0) -> None:
@@ -157,10 +158,10 @@ class Minibatches:
 
 
 def scaled_learning_rate(learning_rate: float, batch_size: int) -> float:
-    """The learning rate of a minibatch size, in proportion to it (Goyal et al., arXiv 1706.02677, section 2.1).
+    """Return the learning rate for a minibatch size, in proportion to it (Goyal et al., arXiv 1706.02677, section 2.1).
 
     Args:
-        learning_rate: of minibatches of `MINIBATCH` samples.
+        learning_rate: learning rate for minibatches of `MINIBATCH` samples.
         batch_size: samples in a minibatch.
     """
     return learning_rate * batch_size / MINIBATCH
@@ -174,7 +175,7 @@ def train(network: nn.Module, epochs: Sequence[Iterable[tuple[Tensor, Tensor]]],
         epochs: the minibatches of each epoch.
         learning_rate: step size.
     """
-    # Optimisers of torch import its compiler, which takes a new process seconds.
+    # Torch's optimizers import its compiler, which takes seconds in a new process.
     parameters = list(network.parameters())
     velocities = [torch.zeros_like(parameter) for parameter in parameters]
     network.train()
@@ -194,7 +195,7 @@ def train(network: nn.Module, epochs: Sequence[Iterable[tuple[Tensor, Tensor]]],
 
 
 def evaluate(network: nn.Module, file: str = "") -> tuple[float, float]:
-    """Loss and accuracy on the test images; the file is that of `digits`."""
+    """Return loss and accuracy on the test images. The file is the same as for `digits`."""
     images, labels = digits(file)[1]
     network.eval()
     with torch.no_grad():

@@ -23,7 +23,7 @@ def test_a_changed_parameter_or_another_form_of_physics_is_found():
     changed["deviation"]["time"][0] = -1.0
     found = board_fit.differences(changed, kept)
     assert [line.split(" is off")[0] for line in found] == [
-        "orin-nano: not the parameters of today's physics",
+        "orin-nano: the parameters do not match those of the current physics",
         "orin-nx: time",
         "orin-nx: power",
         "deviation: time differs",

@@ -217,7 +217,7 @@ def test_the_results_of_a_long_outage_are_not_all_kept(monkeypatch: pytest.Monke
     told = planner.asked("ReportUnplannedRound")
     assert [report.round for report in told] == [2, 3, 4, 5, 6]
     assert [len(report.results) for report in told] == [4, 4, 0, 0, 0]
-    assert len(warnings.about("are not kept")) == 3
+    assert len(warnings.about("are dropped")) == 3
 
 
 def test_a_round_that_began_without_any_coordinator_is_reported_by_node() -> None:

@@ -116,7 +116,7 @@ def test_a_run_ends_even_if_the_coordinators_disk_stays_full(warnings: WarningLo
 
     grid.nodes[B].train = train
     assert run(grid, planner).arrays
-    assert warnings.about("record of this run is incomplete: 2 reports could not be sent")
+    assert warnings.about("no complete record of this run: 2 reports could not be sent")
 
 
 def test_a_coordinator_with_a_new_store_is_sent_the_run_again() -> None:

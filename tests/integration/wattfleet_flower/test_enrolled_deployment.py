@@ -163,7 +163,7 @@ def test_strangers_are_refused(deployment: Deployment) -> None:
     folder = deployment.enrol("nano-2")
     (folder / "trusted.pem").write_bytes(other)
     misled = deployment.start_supernode("misled", "--enrolled", str(folder))
-    until("it says why", lambda: "is not from the authority of this device's fleet" in misled.log.read_text())
+    until("it says why", lambda: "was not issued by the authority of this device's fleet" in misled.log.read_text())
     # A user without a proof of identity may do nothing, and is told what to do.
     content = {"content": ListNodesRequest().SerializeToString(), "headers": {"content-type": "application/x-protobuf"}}
     identity = read_identity(deployment.folder / "superlink")

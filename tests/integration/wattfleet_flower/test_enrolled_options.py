@@ -92,7 +92,7 @@ def test_insecure_leaves_the_enrolment_aside(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--enrolled", "nowhere"], "nowhere has no key of a SuperNode: enrol the device"),
+        (["--enrolled", "nowhere"], "nowhere has no SuperNode key: enrol the device"),
         (["--enrolled", "FOLDER", "--insecure"], "leave out one of them"),
         (["--enrolled", "FOLDER", "--node-config", 'a="b'], "--node-config"),
     ],

@@ -72,7 +72,7 @@ def test_an_update_that_is_too_old_is_dropped(max_staleness: int, used: bool, wa
     quorum = Quorum(replies=2, max_staleness=max_staleness)
     run = quorum_run(quorum, rounds=4, a=10, b=10, c=25)
     assert (run.weights[3] != pytest.approx(4.5)) == used
-    assert warnings.about("too old") == ([] if used else ["c: its update of round 1 is dropped: it is too old"])
+    assert warnings.about("too old") == ([] if used else ["c: its update of round 1 is dropped, because it is too old"])
     assert run.planned[3] == "abc", "its device is free again"
 
 

@@ -49,7 +49,7 @@ def test_a_node_with_its_agent_has_no_problem(agent: Agent) -> None:
 
 def test_the_agent_of_another_device_is_named(agent: Agent) -> None:
     problem = told(agent.socket, "orin-nano-1")[PAIRING_PROBLEM_KEY]
-    assert f"the socket {agent.socket} is that of orin-nano-0, and the SuperNode names orin-nano-1" in problem
+    assert f"the socket {agent.socket} belongs to orin-nano-0, but the SuperNode names orin-nano-1" in problem
     assert "--node-config 'device-id=\"orin-nano-0\"'" in problem
 
 

@@ -67,7 +67,7 @@ def test_a_node_whose_agent_refused_a_training_is_asked_before_the_next_plan() -
 
 
 def test_a_node_that_names_another_nodes_device_does_not_replace_it() -> None:
-    grid = GridOfNodes(fleet(d={"device_id": "a", "problem": "it is that of b"}))
+    grid = GridOfNodes(fleet(d={"device_id": "a", "problem": "it belongs to b"}))
     known = {A: "a", B: "b", C: "c"}
     # The wrong node is new: a new node without a problem would be the restarted SuperNode of its device.
     run(grid, PlannerStub(nodes=known, problems=dict.fromkeys(known, "")), rounds=2)

@@ -61,9 +61,9 @@ def test_messages_to_nodes_outside_the_plan_are_dropped(warnings: WarningLog) ->
 
 def test_a_power_aware_strategy_around_another_is_refused() -> None:
     inner = PowerAware(FedAvg(), PlannerStub())
-    with pytest.raises(TwoStrategiesError, match="wrap a strategy once"):
+    with pytest.raises(TwoStrategiesError, match="use PowerAware only once"):
         PowerAware(inner, PlannerStub())
-    with pytest.raises(TwoStrategiesError, match="wrap a strategy once"):
+    with pytest.raises(TwoStrategiesError, match="use PowerAware only once"):
         PowerAware(DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 10.0, 2), PlannerStub())
 
 

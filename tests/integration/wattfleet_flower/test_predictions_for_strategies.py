@@ -183,7 +183,7 @@ def test_a_selection_that_chooses_nobody_is_asked_again_and_then_ends_the_run(wa
 @pytest.mark.parametrize("chosen", [[12], ["b"], [None]])
 def test_a_selection_of_a_node_that_there_is_not_is_refused(chosen: list[Any]) -> None:
     grid = GridOfNodes(fleet())
-    with pytest.raises(InvalidInputError, match=f"select chose {chosen[0]!r} in round 1, which is no node"):
+    with pytest.raises(InvalidInputError, match=f"select chose {chosen[0]!r} in round 1, which is not the id"):
         run(grid, PlannerStub(nodes=dict(KNOWN)), select=lambda number, predictions: chosen)
 
 

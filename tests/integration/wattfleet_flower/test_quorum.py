@@ -69,7 +69,7 @@ def test_a_quorum_out_of_reach_ends_when_all_have_answered() -> None:
 def test_a_quorum_of_more_replies_than_devices_is_warned_of_once(warnings: WarningLog) -> None:
     run = quorum_run(Quorum(replies=5), rounds=3, a=10, b=20, c=30, d=400)
     assert run.ended_s[1:] == pytest.approx([400, 800, 1200], abs=4)
-    assert warnings.about("quorum") == ["a round waits for all of its 4 devices, since the quorum is 5 replies"]
+    assert warnings.about("quorum") == ["a round waits for all of its 4 devices, since the quorum needs 5 replies"]
 
 
 def test_devices_without_a_reply_at_the_timeout_have_failed_and_are_not_late() -> None:
@@ -132,7 +132,7 @@ def test_a_quorum_that_cannot_be_is_refused(wrong: dict[str, float], error: str)
 
 
 def test_fedbuff_takes_no_quorum() -> None:
-    with pytest.raises(InvalidInputError, match="FedBuff never waits for all devices, so it takes no quorum"):
+    with pytest.raises(InvalidInputError, match="FedBuff never waits for all devices, so it has no quorum"):
         PowerAware(FedBuff(2), quorum=Quorum())
     PowerAware(FedAvg(), quorum=Quorum())
 

@@ -120,7 +120,7 @@ def test_a_round_does_not_wait_for_a_coordinator_that_answers_nothing(clock: Rec
     link.round_trip_s = float("inf")
     began_s = clock.now_s()
     with pytest.raises(CoordinatorUnreachableError):
-        client.ask_soon("GetPlan", planning_pb2.GetPlanRequest(plan_id="7/1"))
+        client.call_briefly("GetPlan", planning_pb2.GetPlanRequest(plan_id="7/1"))
     client.report("FinishRound", planning_pb2.FinishRoundRequest)
     assert clock.now_s() - began_s == pytest.approx(2.0)
     assert client.pending_reports == 1

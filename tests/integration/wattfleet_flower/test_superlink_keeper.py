@@ -93,16 +93,16 @@ async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
         assert await asyncio.to_thread(superlink.certificate.prepare) == ""
         key = superlink.certificate.key_file.read_bytes()
         assert matches(key, superlink.certificate.certificate_file.read_bytes())
-        assert await asyncio.to_thread(superlink.keeper.look) == EVERY_S and superlink.nodes.named == {}
+        assert await asyncio.to_thread(superlink.keeper.check) == EVERY_S and superlink.nodes.named == {}
         service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
         for name in ("nano-1", "nano-2"):
             await joined(service, Role.DEVICE, Applicant(name, "orin-nano", "6f0c"), name, SuperNodeKey.create().public)
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         assert sorted(superlink.nodes.named.values()) == ["nano-1", "nano-2"]
         await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="nano-1"))
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         assert list(superlink.nodes.named.values()) == ["nano-2"]
-    waits = [await asyncio.to_thread(superlink.keeper.look) for _ in range(5)]
+    waits = [await asyncio.to_thread(superlink.keeper.check) for _ in range(5)]
     assert waits == sorted(waits) and EVERY_S < waits[0] and waits[-1] == 30
     assert list(superlink.nodes.named.values()) == ["nano-2"]
     # A SuperLink that starts meanwhile uses the certificate that it has; one that never had any does not start.
@@ -126,7 +126,7 @@ async def test_a_start_without_the_coordinator_knows_the_revocations_of_before(
             await joined(service, Role.DEVICE, Applicant(name, "orin-nano", "6f0c"), name, SuperNodeKey.create().public)
         for name in ("anna", "nano-1"):
             await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial=name))
-        await asyncio.to_thread(first.keeper.look)
+        await asyncio.to_thread(first.keeper.check)
     stored = first.certificate.folder / "enrolled.json"
     assert stored.stat().st_mode & 0o777 == 0o600
     second = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
@@ -135,11 +135,11 @@ async def test_a_start_without_the_coordinator_knows_the_revocations_of_before(
     assert "which is 3 h old: 1 SuperNode and 1 revoked certificate" in caplog.text
     with pytest.raises(FlowerError, match="flower anna was revoked"):
         second.access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof_of(anna, FOR_SUPERLINK, utc_now()))])
-    await asyncio.to_thread(second.keeper.look)
+    await asyncio.to_thread(second.keeper.check)
     assert list(second.nodes.named.values()) == ["nano-2"]
     stored.write_text("{}")
     await asyncio.to_thread(SuperLink(served.bound.address, fleet, tmp_path / "superlink").keeper.restore)
-    assert "enrolled.json is damaged: remove it" in caplog.text
+    assert "enrolled.json is damaged: delete it" in caplog.text
 
 
 async def test_a_list_that_still_holds_is_not_old(
@@ -148,9 +148,9 @@ async def test_a_list_that_still_holds_is_not_old(
     caplog.set_level(logging.INFO, "flwr")
     async with serving(settings) as served:
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         superlink.now += timedelta(hours=3)
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         superlink.now += timedelta(minutes=10)
         await asyncio.to_thread(superlink.keeper.restore)
     assert "which is 10 min old" in caplog.text
@@ -165,7 +165,7 @@ async def test_an_unexpected_error_ends_no_later_look(
     async with serving(settings) as served:
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
         monkeypatch.setattr(superlink.nodes, "ListNodes", failing)
-        assert await asyncio.to_thread(superlink.keeper.look) == 2 * EVERY_S
+        assert await asyncio.to_thread(superlink.keeper.check) == 2 * EVERY_S
         assert superlink.certificate.certificate_file.exists(), "what comes after the failure was done"
 
 
@@ -175,11 +175,11 @@ async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
     async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
         await asyncio.to_thread(superlink.certificate.prepare)
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         assert superlink.reloads == []
         service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
         await service.BeginRotation(identity_pb2.BeginRotationRequest())
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         second = superlink.certificate.certificate_file.read_bytes()
         assert fleet.authority.authority.has_issued(second), "not everybody trusts the new authority yet"
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
@@ -187,11 +187,11 @@ async def test_the_certificate_is_renewed_when_the_authority_was_replaced(
         )
         write_identity(tmp_path / "superlink", renewed)
         await service.FinishRotation(identity_pb2.FinishRotationRequest())
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         third = superlink.certificate.certificate_file.read_bytes()
         assert AuthorityFolder.open(fleet.authority.folder).authority.has_issued(third)
         assert superlink.reloads == ["TLS", "TLS"]
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         assert superlink.reloads == ["TLS", "TLS"]
 
 
@@ -204,7 +204,7 @@ async def test_the_superlink_trusts_whom_the_coordinator_trusts_now(
         access = ControlAccess(fleet.authority.authority.fleet, superlink.certificate.trusted_file)
         service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
         await service.BeginRotation(identity_pb2.BeginRotationRequest())
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         renewed = AuthorityFolder.open(fleet.authority.folder).own_identity(
             Role.SUPERLINK, "superlink", served.bound.address, LIFETIME, utc_now()
         )
@@ -213,7 +213,7 @@ async def test_the_superlink_trusts_whom_the_coordinator_trusts_now(
             assert access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proof)])[0]
         write_identity(tmp_path / "superlink", renewed)
         await service.FinishRotation(identity_pb2.FinishRotationRequest())
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
         with pytest.raises(FlowerError, match="authority that is not trusted"):
             access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proofs[0])])
         assert access.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, proofs[1])])[0]
@@ -238,13 +238,13 @@ async def test_tls_files_of_the_user_are_used_when_they_are_replaced(
         path.write_text(path.name)
     async with serving(settings) as served:
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink", WatchedFiles(pem, key))
-        assert await asyncio.to_thread(superlink.keeper.look) == EVERY_S
+        assert await asyncio.to_thread(superlink.keeper.check) == EVERY_S
         assert superlink.reloads == [] and not superlink.certificate.certificate_file.exists()
         pem.unlink()
-        assert await asyncio.to_thread(superlink.keeper.look) == 2 * EVERY_S
-        assert "Those of before stay in use; trying again" in caplog.text
+        assert await asyncio.to_thread(superlink.keeper.check) == 2 * EVERY_S
+        assert "The earlier ones stay in use; trying again" in caplog.text
         pem.symlink_to(tmp_path / "second.pem")
-        await asyncio.to_thread(superlink.keeper.look)
-        await asyncio.to_thread(superlink.keeper.look)
+        await asyncio.to_thread(superlink.keeper.check)
+        await asyncio.to_thread(superlink.keeper.check)
         assert superlink.reloads == ["TLS"]
-    assert caplog.text.count("used from the next connection on") == 1
+    assert caplog.text.count("The TLS files were replaced. New connections use them") == 1

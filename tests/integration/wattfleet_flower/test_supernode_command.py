@@ -74,7 +74,7 @@ def test_an_unknown_flower_runs_as_it_is(
     run(monkeypatch, "--insecure", "--poll-s", "1")
     assert flower.arguments == [["--insecure"]]
     assert [getattr(start_client_internal, name) for name in SEAMS] == before
-    assert "runs as flower-supernode: it knows Flower 1.41.x, and this is 1.30.0" in caplog.text
+    assert "runs as flower-supernode: it supports Flower 1.41.x, but 1.30.0 is installed" in caplog.text
 
 
 def test_a_flower_without_the_replaced_names_runs_as_it_is(

@@ -19,7 +19,7 @@ from wattfleet_simulation.processes import Part, Parts
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(180)]
 
 APP = Path(__file__).parents[3] / "benchmarks" / "round_overhead" / "app"
-RUNTIME = "Each message starts its process anew"
+RUNTIME = "Each message starts a new process"
 
 
 @dataclass

@@ -103,7 +103,7 @@ def test_the_planned_timeout_stands_if_a_trim_cannot_be_looked_up(warnings: Warn
     result = run(grid, planner, timeout=10_000)
     assert grid.waited_s[-1] == pytest.approx(2 * 600 + 90) and result.arrays
     assert grid.clock.now_s() - began_s < 2 * 600 + 90 + 60
-    assert warnings.about("not waiting longer for replies")
+    assert warnings.about("not waiting any longer for replies")
 
 
 def test_missing_nodes_are_waited_for_once(warnings: WarningLog) -> None:
@@ -113,7 +113,7 @@ def test_missing_nodes_are_waited_for_once(warnings: WarningLog) -> None:
     assert len(grid.trainings()) == 3 * 4
     assert sum(grid.clock.slept) == 60.0, "once, not in every round"
     assert len(result.evaluate_metrics_clientapp) == 3, "evaluation does not stall either"
-    assert len(warnings.about("continuing with 4 nodes: the strategy asks for 6")) == 1
+    assert len(warnings.about("continuing with 4 nodes: the strategy wants 6")) == 1
 
 
 def test_late_nodes_are_waited_for() -> None:

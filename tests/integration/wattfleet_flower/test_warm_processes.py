@@ -191,7 +191,7 @@ def test_a_killed_server_is_replaced_by_flowers_own_start(
         server.kill()
     for _ in range(2):
         assert "flwr.supernode.runtime.run_clientapp" not in messages.run(launcher)["modules"]
-    [warning] = [each for each in caplog.messages if each.startswith("Each message starts its process anew")]
+    [warning] = [each for each in caplog.messages if each.startswith("Each message starts a new process")]
     assert "the fork server has ended" in warning and "Restart the SuperNode" in warning
 
 

@@ -106,7 +106,7 @@ def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(
         assert {each.device_id for each in planned.plan.assignments} == {"agx-orin-0", "orin-nano-0"}
         assert not planned.failed_device_ids
         [left_out] = [each for each in planned.plan.decisions if not each.selected]
-        assert left_out.device_id == "xavier-0" and "is that of orin-nano-0" in left_out.reason
+        assert left_out.device_id == "xavier-0" and "belongs to orin-nano-0" in left_out.reason
 
 
 def test_rounds_hold_the_watts_and_train(folder: Path) -> None:

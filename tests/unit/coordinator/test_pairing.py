@@ -13,7 +13,7 @@ from coordinator.state.preview import RoundPreview
 from coordinator.state.records import NodeRecord, RoundRecord
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, small_fleet
 
-WRONG = "the socket /run/a.sock is that of nano, and the SuperNode names orin: start it with another device-id"
+WRONG = "the socket /run/a.sock belongs to nano, but the SuperNode names orin: start it with another device-id"
 NOW = datetime(2026, 5, 1, tzinfo=timezone.utc)
 
 

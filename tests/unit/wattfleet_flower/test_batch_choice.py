@@ -88,7 +88,7 @@ def test_the_workload_states_the_apps_own_batch_and_the_options(stated: int | No
 
 
 def test_a_workload_of_another_batch_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="states batches of 16 samples, but base_batch is 32: state one"):
+    with pytest.raises(InvalidInputError, match="states batches of 16 samples, but base_batch is 32: state only one"):
         CHOICE.of_workload(Workload("digits", WorkloadFacts(batch=16)))
 
 

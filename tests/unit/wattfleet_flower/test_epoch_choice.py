@@ -198,7 +198,7 @@ def test_an_app_that_never_asks_is_warned_of_once_and_the_choice_is_over(caplog:
     assert assigned(grid) == dict.fromkeys((A, B, C, D), 2.0)
     assert work(grid) == {}
     [warning] = warnings_of(caplog)
-    assert "further rounds are planned with 2: train as many epochs as planned_work(batch_size, epochs=...)" in warning
+    assert "later rounds are planned with 2: train for planned_work(batch_size, epochs=...)" in warning
 
 
 @pytest.mark.parametrize("took", [False, None], ids=["does not ask", "cannot say"])
@@ -211,7 +211,7 @@ def test_one_device_that_does_not_follow_is_named(
     run(GridOfNodes(nodes), planner, rounds=2, local_epochs=CHOICE)
     assert [request.HasField("epoch_choice") for request in planner.asked("PlanRound")] == [True, True]
     warnings = WarningLog(caplog).about("the plan's local epochs were not followed by")
-    assert [f"not followed by {ignoring}: train as many epochs" in each for each in warnings] == [True] * 2
+    assert [f"not followed by {ignoring}: train for planned_work" in each for each in warnings] == [True] * 2
 
 
 def test_an_app_that_asks_keeps_the_choice(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,7 +227,7 @@ def test_devices_before_protocol_2_4_end_the_choice(caplog: pytest.LogCaptureFix
     run(GridOfNodes(fleet()), planner, rounds=2, local_epochs=CHOICE)
     assert [request.HasField("epoch_choice") for request in planner.asked("PlanRound")] == [True, False]
     [warning] = warnings_of(caplog)
-    assert "with protocol 2.4 on the device" in warning
+    assert "with protocol 2.4 or newer on the device" in warning
 
 
 def test_batches_are_chosen_further_where_epochs_are_not() -> None:

@@ -118,8 +118,8 @@ REQUEST = ActivateNodeRequest(public_key=b"key", heartbeat_interval=30)
     ("case", "why"),
     [
         ("expired", "has expired at"),
-        ("another fleet", "is not from the authority of this device's fleet"),
-        ("another name", "is made out to other names"),
+        ("another fleet", "was not issued by the authority of this device's fleet"),
+        ("another name", "was issued for other names"),
     ],
 )
 def test_a_superlink_with_a_wrong_certificate_is_explained(

@@ -118,5 +118,5 @@ def test_a_run_config_that_names_no_workload_is_refused_with_the_remedy(value: s
 
 
 def test_a_single_text_as_keys_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"several keys, such as \('model',\)"):
+    with pytest.raises(InvalidInputError, match=r"a sequence of keys, such as \('model',\)"):
         told(workload_keys="model")

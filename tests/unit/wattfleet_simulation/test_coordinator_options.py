@@ -55,5 +55,5 @@ def test_the_policy_and_its_options_reach_the_coordinator(tmp_path: Path) -> Non
 
 
 def test_a_deadline_is_asked_for_before_anything_starts() -> None:
-    with pytest.raises(InvalidInputError, match="pass the time as --deadline-s"):
+    with pytest.raises(InvalidInputError, match="pass it as --deadline-s"):
         settings("deadline", None)

@@ -44,7 +44,7 @@ def test_a_replayed_board_has_no_duty(tmp_path: Path) -> None:
     file = tmp_path / "board.csv"
     file.write_text("cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n4,1190400,306000000,665600000,462.3,10931\n")
     device = SimulatedDevice("replay-0", f"replay:{file}", 0, 0, "resnet:5:500")
-    with pytest.raises(InvalidInputError, match="replay-0: nothing is known of the inference of a replayed board"):
+    with pytest.raises(InvalidInputError, match="replay-0: a replayed board has no inference measurements"):
         require_kept([device], {"replay-0": open_virtual_board(device.spec, 0)})
     require_kept([SimulatedDevice("replay-0", device.spec, 0, 0)], {})
 

@@ -1,1 +1,1 @@
-"""A Flower app whose rounds train nothing, and that says when each part of a round happened."""
+"""A Flower app whose rounds train nothing, and which records when each part of a round happened."""

@@ -1,4 +1,4 @@
-"""The device's side: replies with the times at which its process began and the app had what it imports."""
+"""The ClientApp: replies with the times at which its process started and its imports were done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = ClientApp()
 
 
 def _started_s() -> float:
-    """When this process started, in seconds since 1970."""
+    """Return when this process started, in seconds since 1970."""
     after_boot_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - after_boot_ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s
@@ -22,7 +22,7 @@ def _started_s() -> float:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Import what a training would import, and reply at once; times are seconds since 1970."""
+    """Import what a training would import, and reply at once. Times are seconds since 1970."""
     called_s = time.time()
     if context.run_config["torch"]:
         importlib.import_module("torch")

@@ -1,4 +1,4 @@
-"""The server's side: sends a message to each node in every round, and writes down when the replies are there."""
+"""The ServerApp: sends a message to each node in every round, and records when the replies arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background use of a coordinator while it answers leases: planning rounds and metrics scrapes."""
+"""Plans rounds and scrapes metrics in the background while a coordinator answers leases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 SCRAPED_EVERY_S = 5.0
-"""The interval in `deploy/prometheus/prometheus.yml`."""
+"""Seconds between scrapes, as in `deploy/prometheus/prometheus.yml`."""
 
 PLANNED_EVERY_S = 10.0
 """Seconds between plans, as in a fleet with short rounds."""
@@ -29,13 +29,13 @@ _POLL_S = 0.05
 _PLAN = "/wattfleet.v1.PlanningService/PlanRound"
 
 
-class Use:
-    """A context in which rounds of all devices are planned and metrics are scraped, each at its pace.
+class BackgroundLoad:
+    """A context in which rounds of all devices are planned and metrics are scraped at fixed intervals.
 
     Args:
         server: the coordinator.
-        count: devices.
-        workloads: runs, which are planned in turn.
+        count: number of devices.
+        workloads: number of runs, which are planned in turn.
     """
 
     def __init__(self, server: Server, count: int, workloads: int = 1) -> None:
@@ -50,23 +50,23 @@ class Use:
 
     @property
     def figures(self) -> dict[str, Figures]:
-        """How long plans and scrapes took, as they were seen from outside."""
+        """Return how long plans and scrapes took for the client."""
         return {"plan_ms": percentiles_ms(self._plans_s), "scrape_ms": percentiles_ms(self._scrapes_s)}
 
     async def measured(self, limit_s: float) -> None:
-        """Wait until there is a time of each kind, or no longer than the limit, or until a request has failed."""
+        """Wait until there is a time of each kind or a request has failed, but not for longer than the limit."""
         give_up_s = time.perf_counter() + limit_s
         while not (self._plans_s and self._scrapes_s) and time.perf_counter() < give_up_s:
             if any(task.done() for task in self._tasks):
-                return  # it failed, which is raised at the end
+                return  # the failure is raised at the end
             await asyncio.sleep(_POLL_S)
 
-    async def __aenter__(self) -> Use:
+    async def __aenter__(self) -> BackgroundLoad:
         host, port = self._server.address
         identities = self._server.identities
         options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
         self._channel = open_async_channel(f"{host}:{port}", None if identities is None else identities.flower, options)
-        # A plan is not taken apart here: the generator has leases to answer.
+        # The plan is not decoded, since the generator has to answer leases meanwhile.
         self._plan_round = self._channel.unary_unary(_PLAN, planning_pb2.PlanRoundRequest.SerializeToString, None)
         self._stub = planning_pb2_grpc.PlanningServiceStub(self._channel)
         nodes = [
