@@ -245,6 +245,16 @@ def test_devices_reasons_and_modes_appear(report: dict[str, Any], tmp_path: Path
     assert "6c 1.73/0.92/2.13" in text
 
 
+def test_the_run_is_compared_with_other_ways(report: dict[str, Any], tmp_path: Path) -> None:
+    text = _text(_page(report, tmp_path))
+    for row in (
+        "this run, as observed 45.5 120.0 6.50 0.0% 3",
+        "plain Flower 99.5 130.0 7.25 75.0% 3",
+        "the same devices in presets – – – – 0",
+    ):
+        assert row in text
+
+
 def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tmp_path: Path) -> None:
     text = _text(_page(report, tmp_path))
 
