@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattfleet_simulation.report_html import device_styles
+from wattfleet_simulation.report_figures import device_styles
 
 
 def test_every_device_of_a_large_fleet_looks_different() -> None:
