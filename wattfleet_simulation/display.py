@@ -193,13 +193,13 @@ def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("seconds", "site W", "kJ", "over\nbudget"):
         table.add_column(name, justify="right")
     for row in rows:
-        joules = row["training_j"]
+        joules, share = row["training_j"], row["over_budget_share"]
         table.add_row(
             row["name"],
             _number(row["duration_s"]),
             _number(row["site_w"]),
             "-" if joules is None else f"{joules / 1e3:.2f}",
-            percent(row["over_budget_share"]),
+            "-" if share is None else percent(share),
         )
     return table
 

@@ -82,8 +82,8 @@ class Timeline:
             )
             for k, each in enumerate(shown)
         ]
-        # Whole minutes where seconds would be too many.
-        unit_s = 60.0 if longest_s > 120 else 1.0
+        # Round values in the unit that the labels have.
+        unit_s = 1.0 if longest_s < 120 else 60.0 if longest_s < 7_200 else 3_600.0
         ticks = [(_LEFT + k * unit_s * scale, k * unit_s) for k in round_values(longest_s / unit_s, _TICKS)]
         mark = None if totals["planned_s"] is None else _LEFT + totals["planned_s"] * scale
         height = _TOP + len(shown) * _ROW + 8

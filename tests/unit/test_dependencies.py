@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import requires
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,38 @@ def test_every_locked_package_has_the_hashes_of_all_its_files(lock: Path) -> Non
     # One file for each Python and machine, and not the one that was installed where the lock was made.
     assert len(hashes["numpy"]) > 20 and len(hashes["grpcio"]) > 20
     assert "://" not in text, "the index is whoever installs to choose"
+
+
+def test_locks_agree_on_the_hashes_of_a_version() -> None:
+    found: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for lock in LOCKS:
+        for each in entries(lock.read_text()):
+            hashes = set(re.findall(r"sha256:([0-9a-f]{64})", each.text))
+            found.setdefault((each.name, each.version), {})[lock.name] = hashes
+    shared = {key: list(by_lock.values()) for key, by_lock in found.items() if len(by_lock) > 1}
+    assert len(shared) > 30
+    assert [key for key, hashes in shared.items() if any(each != hashes[0] for each in hashes)] == []
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_a_lock_has_all_that_its_packages_need(lock: Path) -> None:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    locked = installed(lock, here)
+    missing, checked = [], 0
+    for each in locked.values():
+        with suppress(PackageNotFoundError):  # of another platform
+            if version(each.name) != each.version:
+                continue
+            checked += 1
+            needs = [Requirement(line) for line in requires(each.name) or ()]
+            missing += [
+                f"{each.name} needs {need}"
+                for need in needs
+                if need.marker is None or need.marker.evaluate({**environment(here), "extra": ""})
+                if normal(need.name) not in locked or locked[normal(need.name)].version not in need.specifier
+            ]
+    assert checked > 20
+    assert missing == [], "run `make lock`"
 
 
 def test_the_lock_has_what_torch_needs_but_neither_torch_nor_cuda() -> None:

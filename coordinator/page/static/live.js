@@ -79,8 +79,10 @@
 
   async function afterRefusal() {
     const refused = await refusal();
-    if (refused !== null) show(`Not up to date: ${refused.text}`, "away");
-    if (refused !== null && refused.final) return;
+    if (refused !== null) {
+      show(`Not up to date: ${refused.text}`, "away");
+      if (refused.final) return;
+    }
     refresh();
     setTimeout(follow, RETRY_MS);
   }

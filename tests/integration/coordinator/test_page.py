@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,10 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.browser import Browsed, browsing
 from tests.fakes.served import serving
 from tests.fakes.small_fleet import RUN
-from tests.fakes.trained_fleet import DEVICES, HOT, OVER_BUDGET, SLOWEST, THROTTLED, trained
+from tests.fakes.trained_fleet import DEVICES, HOT, OVER_BUDGET, SLOWEST, THROTTLED, Trained, trained
 from wattfleet.modes import BOARDS
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import planning_pb2, session_pb2
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
 
 _PICTURES = os.environ.get("PAGE_PICTURES")
 _DESK, _PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -186,9 +187,20 @@ async def test_profiling_is_shown_with_what_is_left(config: CoordinatorSettings)
         assert "2 of 20" in row and "≤ " in row and "left" in row
 
 
+async def state_of(fleet: Trained) -> tuple[Any, ...]:
+    """What a plan may change: devices, rounds, budgets, and the next plan itself."""
+    operator = fleet.client.operator
+    return (
+        await fleet.client.devices(),
+        (await fleet.client.rounds()).rounds,
+        await operator.GetBudgets(operator_pb2.GetBudgetsRequest()),
+        await operator.PreviewPlan(operator_pb2.PreviewPlanRequest()),
+    )
+
+
 async def test_what_if_tells_who_drops_out_and_changes_nothing(config: CoordinatorSettings) -> None:
     async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
-        before = await fleet.client.devices()
+        before = await state_of(fleet)
         await tab.page.goto(f"{fleet.url}/what-if")
         await tab.page.fill("[name=budget_w]", "45")
         await tab.page.click("button[type=submit]")
@@ -198,8 +210,11 @@ async def test_what_if_tells_who_drops_out_and_changes_nothing(config: Coordinat
         await tab.page.select_option("[name=policy]", "deadline")
         await tab.page.click("button[type=submit]")
         assert "needs a deadline" in await tab.page.inner_text("[role=alert]")
-        assert await fleet.client.devices() == before
-        assert len((await fleet.client.rounds()).rounds) == 1
+        await tab.page.select_option("[name=policy]", "fastest-k")
+        await tab.page.fill("[name=clients]", "1")
+        await tab.page.click("button[type=submit]")
+        assert "1 of 8" in await tab.page.inner_text("#totals tbody tr:nth-child(2)")
+        assert await state_of(fleet) == before
 
 
 async def test_a_phone_needs_no_sideways_scrolling(config: CoordinatorSettings) -> None:

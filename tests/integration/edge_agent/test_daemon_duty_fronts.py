@@ -134,6 +134,8 @@ def test_no_inference_is_measured_between_a_grant_and_its_training(tmp_path, coo
 def test_a_training_is_stopped_once_the_duty_takes_the_whole_board(tmp_path, coordinator, board, monkeypatch):
     """The app hears of it after one more minibatch, which is tried between requests."""
     monkeypatch.setattr("edge_agent.serving.duty_service.require_live_time", lambda device: None)
+    # A device that measures inference refuses the training, which has no grant here.
+    monkeypatch.setattr(InferenceMeasuring, "wanted", lambda measuring, profiled: [])
     state = tmp_path / "state"
     state.mkdir()
     DutyFile(state).write(duty(5_000.0, per_s=1.0))

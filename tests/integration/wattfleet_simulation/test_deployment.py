@@ -83,6 +83,10 @@ def test_rounds_complete(tmp_path: Path) -> None:
         assert device["minibatches_per_epoch"] > 41
         assert 0 < device["time_mape_pct"] < 50
         assert 0 < device["power_mape_pct"] < 50
+    own, plain, maxn, _ = run["comparison"]
+    assert (own["rounds"], own["training_j"], own["site_w"]) == (1, first["training_j"], first["observed_site_w"])
+    assert maxn["rounds"] == plain["rounds"] == 1 and plain["duration_s"] > 0
+    assert maxn["duration_s"] < 1.1 * own["duration_s"] and maxn["site_w"] > 0.9 * own["site_w"]
     page = (tmp_path / "report.html").read_text()
     assert "agx-orin-0" in page and "simulated" in page
 

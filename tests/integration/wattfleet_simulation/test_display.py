@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
+from tests.fakes.compared_ways import COMPARISON
 from wattfleet_proto.v1 import session_pb2, view_pb2
-from wattfleet_simulation.display import LineDisplay, closing_line
+from wattfleet_simulation.display import LineDisplay, closing_line, closing_tables
 from wattfleet_simulation.run import Snapshot
 
 
@@ -40,3 +42,16 @@ def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
         "run 2: final accuracy 91.2%, median error of an epoch's seconds 2.1% and watts – over 4 trainings, 8 modes"
         " measured, watts held in 1 of 2 rounds, 6.5 kJ for the trainings"
     )
+
+
+def test_a_run_ends_with_its_comparison_with_other_ways() -> None:
+    run = {"run": 1, "network": "perceptron", "batch_sizes": [4], "devices": {}, "rounds": [], "comparison": COMPARISON}
+    out = io.StringIO()
+    Console(file=out, width=200).print(*closing_tables(run))
+    lines = [" ".join(re.sub("[│┃]", " ", line).split()) for line in out.getvalue().splitlines()]
+    for row in (
+        "this run, as observed 45.5 120.0 6.50 0.0%",
+        "plain Flower 99.5 130.0 7.25 75.0%",
+        "the same devices in presets - - - -",
+    ):
+        assert row in lines

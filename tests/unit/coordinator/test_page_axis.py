@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.page.axis import round_log_values, round_values
+from coordinator.page.timeline import Timeline
+from wattfleet_io.console import duration_text
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,20 @@ from coordinator.page.axis import round_log_values, round_values
 )
 def test_an_axis_has_round_values(most: float, expected: list[float]) -> None:
     assert round_values(most, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (90.0, ["0.0 s", "20.0 s", "40.0 s", "60.0 s", "80.0 s"]),
+        (3_000.0, ["0.0 s", "10 min", "20 min", "30 min", "40 min", "50 min"]),
+        (9_000.0, ["0.0 s", "30 min", "60 min", "90 min", "2.0 h", "2.5 h"]),
+        (72_000.0, ["0.0 s", "5.0 h", "10.0 h", "15.0 h", "20.0 h"]),
+    ],
+)
+def test_a_rounds_timeline_is_labelled_at_round_times(seconds: float, labels: list[str]) -> None:
+    drawn = Timeline.of([], {"planned_s": seconds})
+    assert [duration_text(tick_s) for _, tick_s in drawn.ticks] == labels
 
 
 @given(most=st.floats(1e-6, 1e9), about=st.integers(3, 8))

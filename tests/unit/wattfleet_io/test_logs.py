@@ -209,3 +209,20 @@ def test_a_process_that_a_service_starts_logs_as_the_service_does() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert [json.loads(line)["message"] for line in done.stderr.splitlines()] == ["of the child"]
+
+
+def test_what_python_prints_of_failures_is_an_object_in_json() -> None:
+    program = (
+        "import threading, warnings; from wattfleet_io.logs import start_logging; start_logging('json')\n"
+        "def fail(): raise ValueError('in a thread')\n"
+        "warnings.warn('a warning')\n"
+        "thread = threading.Thread(target=fail, name='worker'); thread.start(); thread.join()\n"
+        "raise RuntimeError('in the main thread')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    warning, of_thread, of_process = (json.loads(line) for line in done.stderr.splitlines())
+    assert done.returncode == 1
+    assert warning["level"] == "warning" and "a warning" in warning["message"]
+    assert of_thread["message"] == "thread worker ends: ValueError: in a thread"
+    assert of_process["message"] == "the process ends: RuntimeError: in the main thread"
+    assert all(each["traceback"].startswith("Traceback") for each in (of_thread, of_process))
