@@ -54,18 +54,20 @@ _log = logging.getLogger(__name__)
 async def run_agent(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, device_folder: Path, stop: asyncio.Event
 ) -> None:
-    """Serve one device until `stop` is set, then restore its knobs. No answer of the coordinator ends the agent.
+    """Serve one device until `stop` is set, then restore its knobs.
+
+    Whatever the coordinator answers, the agent goes on.
 
     Args:
-        settings: how to run.
+        settings: the agent's settings.
         device: the board.
         profiled: the workload that is trained while modes are measured.
         device_folder: the folder for the device's lock and knob backup; the same for all agents of the device.
-        stop: ends the agent.
+        stop: stops the agent once it is set.
 
     Raises:
         InvalidInputError: the socket or the metrics cannot be served, the state directory is another user's or
-            device's, or a connection would be unprotected although it must not.
+            device's, or a connection would be unencrypted where that is not allowed.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
@@ -157,7 +159,7 @@ async def _run_with_device(
 
 
 def _simulated_serving(settings: DeviceSettings, device: Device, rows: InferenceRows) -> ServingBoard | None:
-    """The board that answers the simulated requests of `--simulated-duty`; None without it.
+    """Return the board that answers the simulated requests of `--simulated-duty`; None without the option.
 
     Raises:
         InvalidInputError: the duty cannot be read, or the device is not simulated.
@@ -171,15 +173,15 @@ def _simulated_serving(settings: DeviceSettings, device: Device, rows: Inference
 
 
 def take_up_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:
-    """Put the stored duty in force, and note the mode in force, each even if the other cannot be read."""
+    """Restore the stored duty and note the current mode; if one cannot be read, still do the other."""
     try:
         turns.in_mode(device.current_mode())
     except WattfleetError as error:
-        _log.error("the mode in force cannot be read: %s", error)
+        _log.error("the current power mode cannot be read: %s", error)
     try:
         turns.duty = duty_file.read()
     except WattfleetError as error:
-        _log.error("the duty cannot be kept: %s", error)
+        _log.error("the stored duty cannot be restored: %s", error)
 
 
 def _duty_figures(turns: DeviceTurns) -> duty_pb2.DutyFigures | None:

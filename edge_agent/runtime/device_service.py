@@ -1,4 +1,4 @@
-"""Serves one device: prepares it as the coordinator asks, runs rounds, and starts again when the request changes."""
+"""Serves one device: prepares it as the coordinator requests, runs rounds, and repeats this on a changed request."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 _REST_INTERVAL_S = 1.0
-"""How often another mode may be looked for in which the device rests with a duty."""
+"""Shortest time between two changes of the mode in which a device with a duty rests, s."""
 
 _FRONT_INTERVAL_S = 2.0
-"""How often a change of the duty is looked for."""
+"""Time between two checks whether the duty has changed, s."""
 
 _MEASURE_INTERVAL_S = 5.0
-"""How often it is looked whether there is inference to measure."""
+"""Time between two checks whether there is inference to measure, s."""
 
-_REQUEST_CHANGED = "preparing again: the coordinator asks for another reference, number of modes or protocol"
+_REQUEST_CHANGED = "preparing again: the coordinator requests another reference, number of modes or protocol"
 
 
 class DeviceService:
-    """Prepares a device and serves its trainings, for one Welcome after the other.
+    """Prepares a device and serves its trainings as the latest Welcome requests.
 
     Args:
-        settings: how to run.
+        settings: the agent's settings.
         device: the board, whose knobs are backed up.
         profiled: the workload that is trained while modes are measured without an app.
         session: reports to the coordinator.
         welcome: the coordinator's latest Welcome.
         connect: opens connections to the coordinator.
-        trainings: of apps, which it runs once the device is ready.
-        turns: of the device, between requests and training.
+        trainings: apps' trainings, run once the device is ready.
+        turns: shares the device between requests and training.
         duty: plans trainings beside the device's duty.
         measuring: measures the duty's inference.
 
@@ -109,7 +109,7 @@ class DeviceService:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the device is ready and nobody uses it, until the event loop does something else."""
+        """Whether the device is ready and unused. Valid only until the event loop runs something else."""
         supervisor = self._supervisor
         return supervisor is not None and supervisor.state is DeviceState.READY and not supervisor.device_lock.locked()
 
@@ -129,7 +129,7 @@ class DeviceService:
             _log.info("%s: %s", self._settings.device.id, _REQUEST_CHANGED)
 
     async def _changed_from(self, welcome: session_pb2.Welcome) -> session_pb2.Welcome:
-        """Wait for another Welcome, or until references of this one that were refused are accepted."""
+        """Wait for another Welcome, or until this one's refused references are accepted; return the Welcome to use."""
         other = asyncio.create_task(self._welcome.changed_from(welcome))
         accepted = background_task(
             "check refused references again", self._references.accepted_again(references_of(welcome))
@@ -141,7 +141,7 @@ class DeviceService:
             await stop_tasks(other, accepted)
 
     async def _made_ready_at_last(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
-        """Prepare the device as a Welcome asks; while its reference cannot be used, say so and try again."""
+        """Prepare the device as a Welcome requests; while its reference cannot be used, report that and try again."""
         backoff, reported = Backoff(), ""
         while True:
             try:
@@ -156,12 +156,13 @@ class DeviceService:
             await backoff.pause()
 
     async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
-        """Prepare the device as a Welcome asks. Once this has ended, cancelled or not, nothing touches the device."""
+        """Prepare the device as a Welcome requests. Once this returns or is cancelled, nothing touches the device."""
         settings, device, profile_modes = self._settings, self._device, welcome.profile_modes
         references = await self._references.of(references_of(welcome))
         self.reporter.remark = self._references.refused
         if not self._references.refused:
-            # Not earlier: after a restart without the coordinator, a Welcome without its references would be useless.
+            # Store it only now: after a restart without the coordinator, a Welcome without its references would be
+            # useless.
             self._welcome.store(welcome)
         remove_old_references(self._cache, [each.digest for each in references])
         loop = asyncio.get_running_loop()
@@ -206,7 +207,7 @@ class DeviceService:
             raise
 
     def _warn_of_old_options(self) -> None:
-        """Say once that workloads and lengths now come from the apps."""
+        """Log once that workloads and lengths now come from the apps."""
         given = {
             "--workload": self._settings.workload.name,
             "--minibatches-per-epoch": self._settings.profile.minibatches_per_epoch,
@@ -215,8 +216,8 @@ class DeviceService:
         if names and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "%s: not needed any more, as the Flower app names its workload and its data loader tells its length;"
-                " measure ahead of the first run with `wattfleet agent profile`",
+                "%s: no longer needed, as the Flower app names its workload and its data loader reports its length. "
+                "To measure before the first run, use `wattfleet agent profile`",
                 " and ".join(names),
             )
 
@@ -263,11 +264,11 @@ class DeviceService:
                 await supervisor.retire(_REQUEST_CHANGED)
 
     def _resting(self, parked: PowerMode) -> PowerMode:
-        """The mode in which nothing is trained; `parked` without a duty."""
+        """Return the mode for when nothing is trained; `parked` without a duty."""
         return self._turns.resting_mode(parked, self._device.modes)
 
     async def _rest_anew(self, supervisor: RecoverySupervisor, parked: PowerMode) -> None:
-        """Have the device rest in another mode once it turns out that its mode does not keep the duty."""
+        """Change the resting mode whenever the current one turns out not to keep the duty."""
         while True:
             await self._turns.changed.wait()
             self._turns.changed.clear()
@@ -276,7 +277,7 @@ class DeviceService:
             await asyncio.sleep(_REST_INTERVAL_S)
 
     async def _report_anew(self, supervisor: RecoverySupervisor) -> None:
-        """Report other fronts once the duty has changed, and end a training that cannot go on beside it."""
+        """Report new fronts when the duty has changed, and end a training that cannot continue beside the duty."""
         while True:
             await asyncio.sleep(_FRONT_INTERVAL_S)
             try:
@@ -293,10 +294,10 @@ class DeviceService:
                 _log.exception("the fronts beside the duty could not be reported")
 
     def _why_training_ends(self, has_changed: bool) -> str | None:
-        """Why the training in progress cannot go on beside the duty; None if it can.
+        """Return why the training in progress cannot continue beside the duty; None if it can.
 
         Args:
-            has_changed: whether the duty has changed since it was asked last.
+            has_changed: whether the duty has changed since the last check.
         """
         mode = self._turns.mode
         if has_changed and mode is not None and not self._turns.keeps_duty(mode):
@@ -320,18 +321,18 @@ class DeviceService:
 
 
 async def _discard(work: asyncio.Task[Readiness]) -> None:
-    """Wait for a preparation that was told to stop, and release what it opened."""
+    """Wait until a stopping preparation has ended, and close what it opened."""
     try:
         (await work).workloads.close()
     except StoppedError:
         pass
     except WattfleetError as error:
-        # A workload that is stopped together with the agent fails, which is expected.
+        # Expected: a workload that is stopped together with the agent fails.
         _log.warning("failed while stopping: %s", error)
 
 
 async def _unless(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`; None if `other` is done first, after `work` was cancelled and has ended."""
+    """Return the result of `work`. If `other` is done first, cancel `work`, wait for its end and return None."""
     working = asyncio.create_task(work)
     try:
         await asyncio.wait([working, other], return_when=asyncio.FIRST_COMPLETED)
@@ -344,7 +345,7 @@ async def _unless(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -
 
 
 async def _cancel(working: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; an error other than the cancellation is raised."""
+    """Cancel a task and wait for its end; raise its error if it ends with one."""
     working.cancel()
     with suppress(asyncio.CancelledError):
         await working

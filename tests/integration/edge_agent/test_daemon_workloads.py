@@ -256,7 +256,7 @@ def test_options_of_an_earlier_installation_are_named_once_as_not_needed(
         coordinator.reports.clear()
         coordinator.come()
         until(lambda: any("preparing again" in detail for detail in coordinator.details) and coordinator.is_ready())
-    warnings = [record.getMessage() for record in caplog.records if "not needed any more" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "no longer needed" in record.getMessage()]
     assert len(warnings) == 1 and warnings[0].startswith("--minibatches-per-epoch: ")
 
 
