@@ -296,7 +296,7 @@ def test_an_own_hello_that_arrives_late_is_no_other_agent(
             settings = SessionSettings(welcome_timeout_s=0.3)
             async with proxy.listening() as front, session_at(front, outbox, settings):
                 await eventually(
-                    lambda: "has reached the coordinator late" in caplog.text or "This agent" in caplog.text
+                    lambda: "reached the coordinator late" in caplog.text or "This agent" in caplog.text
                 )
                 coordinator.refusal = None
                 before = len(coordinator.installations)

@@ -179,9 +179,9 @@ def test_an_ordered_measurement_is_reported_under_the_workloads_name(
 @pytest.mark.parametrize(
     ("synthetic", "modes", "why"),
     [
-        ("os:abort", MODES, "is no workload that comes with the agent: use one of resnet18"),
-        ("x" * 10_000, MODES, "is no workload that comes with the agent"),
-        ("bell\x07", MODES, "is no workload that comes with the agent"),
+        ("os:abort", MODES, "is not a workload that ships with the agent: use one of resnet18"),
+        ("x" * 10_000, MODES, "is not a workload that ships with the agent"),
+        ("bell\x07", MODES, "is not a workload that ships with the agent"),
         ("resnet18", 0, "modes must be 1 to"),
         ("resnet18", 2**31, "modes must be 1 to"),
     ],
