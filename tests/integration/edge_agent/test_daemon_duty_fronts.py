@@ -76,7 +76,7 @@ def test_an_unknown_inference_leaves_no_front_until_requests_were_answered(tmp_p
     state.mkdir()
     DutyFile(state).write(duty(5_000.0, per_s=2.0))
     with ready_agent(coordinator, tmp_path, board) as running:
-        assert announced_front(coordinator).no_front.startswith("nothing is known of the inference of 'camera' yet")
+        assert announced_front(coordinator).no_front.startswith("the inference of 'camera' has not been measured yet")
         socket = str(running.settings.device.socket)
         with DutyServer(lambda inputs: inputs, largest_batch=32, agent_socket=socket) as server:
 
