@@ -223,7 +223,7 @@ def test_a_loader_without_a_length_is_measured_and_observed_never(
     report = front_after(coordinator, "stream")
     assert report.profiled_modes == MODES
     assert not report.HasField("minibatches_per_epoch")
-    assert "its minibatches are unknown; use `wattfleet_flower.profiled`" in caplog.text
+    assert "its number of minibatches is unknown; wrap the app" in caplog.text
     assert not any(row.get("kind") == "round" for row in journal_of(running, "stream"))
 
 
