@@ -152,7 +152,7 @@ class AcceptedReferences:
             except _UNUSABLE as error:
                 if not references:
                     raise
-                problems.append(f"the reference {digest[:12]} is left out: {_shown(error)}")
+                problems.append(f"the reference {digest[:12]} is not used: {_shown(error)}")
                 _log.error("%s", problems[-1])
         self.refused = "; ".join(problems)
         return references
