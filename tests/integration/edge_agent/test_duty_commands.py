@@ -125,7 +125,7 @@ def test_a_schedule_is_set(agent):
         (("--arrivals-per-s", "0"), "requests per second must be"),
         (("--arrivals-per-s", "30", "--quantile", "1"), "quantile must be"),
         (("--arrivals-per-s", "nan"), "requests per second must be"),
-        (("--arrivals-schedule", "all day"), "is no part of a schedule"),
+        (("--arrivals-schedule", "all day"), "is not a part of a schedule"),
         (("--arrivals-schedule", "06:00-18:00=30"), "no arrivals for"),
         (("--arrivals-schedule", "00:00-24:00=30", "--time-zone", "Mars"), "not a time zone"),
     ],
