@@ -115,7 +115,10 @@ class HostDevice(PhysicalBoard):
         return PolledMeter(self._power_reader(), self._clock)
 
     def _power_reader(self) -> Callable[[], float]:
-        """Reads the power of all sources, mW; NaN without any. Power by RAPL is the mean since it was read last."""
+        """Return a reader of the power of all sources, mW (NaN without any).
+
+        RAPL gives the mean since the last reading.
+        """
         sources: list[Callable[[], float]] = [self._nvml.power_mw] if self._nvml else []
         if self._rapl.packages:
             sources.append(self._rapl.reader())

@@ -82,7 +82,10 @@ class NvpmodelDevice(SysfsDevice):
             raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """Describe how the current settings differ from an applied mode; nvpmodel caps the memory without a lock."""
+        """Describe how the current settings differ from an applied mode.
+
+        nvpmodel caps the memory without locking it.
+        """
         found = [*self.cpu.differences(mode.cores, mode.cpu_khz), *self.gpu.differences(mode.gpu_hz)]
         memory_hz = self.memory.frequency_hz()
         if memory_hz != mode.mem_hz:
