@@ -186,7 +186,7 @@ def _absolute(search_path: str) -> str:
     return os.pathsep.join(os.path.abspath(folder) for folder in search_path.split(os.pathsep) if folder)
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Lower this process's priority, if that is allowed; the service's unit does not allow it."""
     with suppress(OSError):
         os.nice(_NICENESS)

@@ -145,12 +145,12 @@ def service_handler(stream: TextIO | None = None) -> logging.Handler:
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(BoundedJson() if log_format() == "json" else BoundedPlainText(_FORMAT))
-    handler.addFilter(is_worth_a_line)
+    handler.addFilter(should_log)
     handler.addFilter(RateLimit())
     return handler
 
 
-def is_worth_a_line(record: logging.LogRecord) -> bool:
+def should_log(record: logging.LogRecord) -> bool:
     """Return False for gRPC's tracebacks of expected events, and of errors that are already reported."""
     caught = record.exc_info[0] if isinstance(record.exc_info, tuple) else None
     has_gone = record.name == _OF_CALLS and caught is not None and caught.__name__ == _CLIENT_GONE

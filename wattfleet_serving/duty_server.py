@@ -35,7 +35,7 @@ _UNKNOWN: Any = object()
 _MAX_PROBLEM = 200
 
 
-def _least_s(least_ms: Sequence[float], batch: int) -> float:
+def _simulated_s(least_ms: Sequence[float], batch: int) -> float:
     """Return a simulated board's time for a batch, s, interpolated between the times of 1, 2, 4, ... requests."""
     known = len(least_ms) - 1
     lower = min(batch.bit_length() - 1, known)
@@ -47,7 +47,7 @@ def _least_s(least_ms: Sequence[float], batch: int) -> float:
 def _pace(begun_s: float, least_ms: Sequence[float], batch: int) -> None:
     """Wait until a batch has taken as long as on the simulated board; on a real board, do not wait."""
     if least_ms:
-        time.sleep(max(0.0, begun_s + _least_s(least_ms, batch) - time.monotonic()))
+        time.sleep(max(0.0, begun_s + _simulated_s(least_ms, batch) - time.monotonic()))
 
 
 @dataclass

@@ -65,7 +65,7 @@ def choose(
         raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
     board = open_named(device, state_dir)
     with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
-        fitted = read_fitted(state_dir, board, workload).with_epochs_of(minibatches_per_epoch)
+        fitted = read_fitted(state_dir, board, workload).with_minibatches_per_epoch(minibatches_per_epoch)
         chosen = _chosen(fitted, budget_w, deadline_s, least, probability)
     content = _content(fitted, chosen, budget_w, deadline_s)
     if json_:

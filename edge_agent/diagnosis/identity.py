@@ -34,7 +34,7 @@ def identity_findings(folder: Path, service: InstalledConnection | None, now: da
         service: how the installed service connects; None if none is installed.
         now: the machine's time.
     """
-    if not _may_look_into(folder):
+    if not _may_enter(folder):
         yield limited("certificate", f"{folder}: permission denied", _AS_ROOT)
         return
     yield from _key(folder)
@@ -55,7 +55,7 @@ def identity_findings(folder: Path, service: InstalledConnection | None, now: da
         yield _metrics(folder, service)
 
 
-def _may_look_into(folder: Path) -> bool:
+def _may_enter(folder: Path) -> bool:
     return os.access(folder, os.R_OK | os.X_OK) if os.path.exists(folder) else True
 
 

@@ -19,7 +19,13 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Profile
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, ParentConnection, give_way, parent_connection
+from wattfleet_io.child_process import (
+    ChildEndedError,
+    ChildProcess,
+    ParentConnection,
+    lower_priority,
+    parent_connection,
+)
 from wattfleet_io.logs import start_logging
 
 ANSWERS_WITHIN_S = 600.0
@@ -110,7 +116,7 @@ def _serve(parent: ParentConnection) -> None:
 
 def main() -> None:
     """Serve the agent that started this process."""
-    give_way()
+    lower_priority()
     start_logging()
     with parent_connection() as parent:
         _serve(parent)

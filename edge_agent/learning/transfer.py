@@ -42,7 +42,7 @@ class Transfer:
             only.
         header: describes the device and its workload.
         minibatches_per_epoch: minibatches of one pass over the device's data.
-        told: what the app or its data loader has reported of the workload.
+        reported: what the app or its data loader has reported of the workload.
         others: predictors of other workloads of the same device, which adapt the references to the board.
         units: measurements of the workload by a few other devices of the same kind, per device.
         batches: batch sizes that a plan may choose; empty if the app always trains with its own.
@@ -51,7 +51,7 @@ class Transfer:
     references: tuple[Artefact, ...]
     header: JournalHeader
     minibatches_per_epoch: int
-    told: WorkloadFacts = WorkloadFacts()
+    reported: WorkloadFacts = WorkloadFacts()
     others: tuple[Artefact, ...] = ()
     units: tuple[tuple[Measurement, ...], ...] = ()
     batches: tuple[int, ...] = ()
@@ -59,12 +59,12 @@ class Transfer:
     @property
     def facts(self) -> WorkloadFacts:
         """The known facts of the device's workload; the batch size is always known."""
-        return replace(self.told, batch=self.batch)
+        return replace(self.reported, batch=self.batch)
 
     @property
     def batch(self) -> int:
         """The current batch size, samples."""
-        return self.told.batch or self.header.minibatch
+        return self.reported.batch or self.header.minibatch
 
     def priors(self) -> Sequence[Predictor]:
         """Return the references, adapted to the hardware of the device's board.

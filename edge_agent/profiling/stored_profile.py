@@ -118,7 +118,7 @@ class FittedDevice:
         """Whether the number of minibatches per epoch is assumed: neither an app nor an option has stated it."""
         return self.workload.minibatches_per_epoch is None
 
-    def with_epochs_of(self, minibatches: int | None) -> FittedDevice:
+    def with_minibatches_per_epoch(self, minibatches: int | None) -> FittedDevice:
         """Return a copy with this number of minibatches per epoch; None leaves it unchanged."""
         if minibatches is None:
             return self

@@ -18,13 +18,13 @@ from edge_agent.runtime.board_sampler import BoardSampler
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
 from edge_agent.runtime.own_metrics import OwnMetrics
-from edge_agent.runtime.supernode_news import tell_supernode
+from edge_agent.runtime.supernode_update import update_supernode_folder
 from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_planning import DutyPlanning
-from edge_agent.serving.duty_process import keep_duty_aside
+from edge_agent.serving.duty_process import keep_duty_in_process
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.serving.inference_rows import InferenceRows
@@ -91,7 +91,7 @@ async def _run_with_device(
     board = DutyDevice(device, turns) if serving is None else serving
     planning = DutyPlanning(turns, rows, device.modes)
     turns.judge, turns.plan_batching = planning.judge, planning.batching
-    planning.keep = partial(keep_duty_aside, lambda: turns.measuring_ends.is_set())
+    planning.keep = partial(keep_duty_in_process, lambda: turns.measuring_ends.is_set())
     endpoint = settings.endpoint()
     if endpoint.warning is not None:
         _log.warning("%s", endpoint.warning)
@@ -108,10 +108,10 @@ async def _run_with_device(
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
     news = SessionNews(endpoint.address, state_directory / SESSION_FILE, is_exposed=endpoint.is_exposed)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
-    tell_supernode(settings)
+    update_supernode_folder(settings)
 
     def renewed() -> None:
-        tell_supernode(settings)
+        update_supernode_folder(settings)
         session.reconnect()
 
     keeper = CertificateKeeper(endpoint, renewed)
@@ -140,7 +140,7 @@ async def _run_with_device(
     metrics = OwnMetrics(settings, device, session, outbox, sampler, turns, service.reporter)
     turns.serve_here()
     if serving is None:
-        take_up_duty(turns, duty_file, device)
+        restore_duty(turns, duty_file, device)
     else:
         serving.begin()
     socket, group = settings.device.socket, settings.device.socket_group
@@ -172,7 +172,7 @@ def _simulated_serving(settings: DeviceSettings, device: Device, rows: Inference
     return ServingBoard(simulated, turns, duty, settings.seed, SpanFile(settings.state_dir / SERVED_FILE))
 
 
-def take_up_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:
+def restore_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:
     """Restore the stored duty and note the current mode; if one cannot be read, still do the other."""
     try:
         turns.in_mode(device.current_mode())

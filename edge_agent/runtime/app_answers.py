@@ -21,14 +21,14 @@ class AppAnswers:
         """Queue an answer; it is sent as soon as the app reads."""
         self._waiting.put_nowait(answer)
 
-    async def taken(self) -> None:
+    async def wait_until_read(self) -> None:
         """Wait until the app has read all queued answers.
 
         Do so before reading the next request: this keeps the queue short.
         """
         await self._waiting.join()
 
-    async def of(self, work: Callable[[AppAnswers], Coroutine[Any, Any, None]]) -> AsyncGenerator[Any, None]:
+    async def run(self, work: Callable[[AppAnswers], Coroutine[Any, Any, None]]) -> AsyncGenerator[Any, None]:
         """Run a training in its own task; yield its answers, then raise its error if it failed.
 
         If the app disconnects, the training is cancelled, and this generator ends only after the training has.

@@ -121,7 +121,7 @@ async def until_finish(
     """
 
     async def next_request() -> local_pb2.TrainRequest:
-        await answers.taken()
+        await answers.wait_until_read()
         return await anext(requests)
 
     requested = asyncio.ensure_future(next_request())

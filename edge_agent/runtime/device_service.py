@@ -17,7 +17,7 @@ from edge_agent.paths import REFERENCES_DIRECTORY, TRUST_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_trainings import DeviceTrainings
-from edge_agent.runtime.readiness import Readiness, make_ready
+from edge_agent.runtime.readiness import Readiness, prepare_device
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.requested_work import RequestedWork
 from edge_agent.runtime.state_reporter import StateReporter
@@ -120,7 +120,7 @@ class DeviceService:
             changed = asyncio.create_task(self._changed_from(welcome), name="changed welcome")
             stopping = self._turns.measuring_ends = threading.Event()
             try:
-                ready = await _unless(changed, self._made_ready_at_last(welcome, stopping))
+                ready = await _run_unless_done(changed, self._prepare_with_retries(welcome, stopping))
                 if ready is not None:
                     await self._serve(ready, changed, stopping)
                 welcome = await changed
@@ -132,7 +132,7 @@ class DeviceService:
         """Wait for another Welcome, or until this one's refused references are accepted; return the Welcome to use."""
         other = asyncio.create_task(self._welcome.changed_from(welcome))
         accepted = background_task(
-            "check refused references again", self._references.accepted_again(references_of(welcome))
+            "check refused references again", self._references.wait_until_accepted(references_of(welcome))
         )
         try:
             await asyncio.wait([other, accepted], return_when=asyncio.FIRST_COMPLETED)
@@ -140,12 +140,12 @@ class DeviceService:
         finally:
             await stop_tasks(other, accepted)
 
-    async def _made_ready_at_last(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
+    async def _prepare_with_retries(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
         """Prepare the device as a Welcome requests; while its reference cannot be used, report that and try again."""
         backoff, reported = Backoff(), ""
         while True:
             try:
-                return await self._made_ready(welcome, stopping)
+                return await self._prepare(welcome, stopping)
             except (CorruptReferenceError, ReferenceRefusedError) as error:
                 reason = plain_text(str(error), MAX_REASON_LENGTH)
                 problem = f"the coordinator's reference cannot be used: {reason}"
@@ -155,7 +155,7 @@ class DeviceService:
                 self.reporter.report(self.reporter.decide(PreparationRestarted(problem)), 0)
             await backoff.pause()
 
-    async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
+    async def _prepare(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
         """Prepare the device as a Welcome requests. Once this returns or is cancelled, nothing touches the device."""
         settings, device, profile_modes = self._settings, self._device, welcome.profile_modes
         references = await self._references.of(references_of(welcome))
@@ -182,7 +182,7 @@ class DeviceService:
         if is_announcing:
             self._warn_of_old_options()
         making = asyncio.to_thread(
-            make_ready,
+            prepare_device,
             settings,
             device,
             self._profiled,
@@ -251,9 +251,9 @@ class DeviceService:
                 try:
                     await supervisor.start()
                     resting = background_task(
-                        "rest in a mode that keeps the duty", self._rest_anew(supervisor, ready.parked)
+                        "rest in a mode that keeps the duty", self._update_resting_mode(supervisor, ready.parked)
                     )
-                    planning = background_task("fronts beside the duty", self._report_anew(supervisor))
+                    planning = background_task("fronts beside the duty", self._report_changed_fronts(supervisor))
                     measuring = background_task("inference of the duty", self._measure_inference(supervisor, workloads))
                     _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)
                     await requests.serve_until(changed)
@@ -267,7 +267,7 @@ class DeviceService:
         """Return the mode for when nothing is trained; `parked` without a duty."""
         return self._turns.resting_mode(parked, self._device.modes)
 
-    async def _rest_anew(self, supervisor: RecoverySupervisor, parked: PowerMode) -> None:
+    async def _update_resting_mode(self, supervisor: RecoverySupervisor, parked: PowerMode) -> None:
         """Change the resting mode whenever the current one turns out not to keep the duty."""
         while True:
             await self._turns.changed.wait()
@@ -276,7 +276,7 @@ class DeviceService:
                 await supervisor.rest()
             await asyncio.sleep(_REST_INTERVAL_S)
 
-    async def _report_anew(self, supervisor: RecoverySupervisor) -> None:
+    async def _report_changed_fronts(self, supervisor: RecoverySupervisor) -> None:
         """Report new fronts when the duty has changed, and end a training that cannot continue beside the duty."""
         while True:
             await asyncio.sleep(_FRONT_INTERVAL_S)
@@ -331,7 +331,7 @@ async def _discard(work: asyncio.Task[Readiness]) -> None:
         _log.warning("failed while stopping: %s", error)
 
 
-async def _unless(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -> Result | None:
+async def _run_unless_done(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -> Result | None:
     """Return the result of `work`. If `other` is done first, cancel `work`, wait for its end and return None."""
     working = asyncio.create_task(work)
     try:

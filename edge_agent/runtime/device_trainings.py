@@ -112,7 +112,7 @@ class DeviceTrainings:
         self, requests: AsyncIterator[local_pb2.TrainRequest]
     ) -> AsyncGenerator[local_pb2.TrainResponse, None]:
         """Run one round's training and yield the answers to its app. Closing the generator ends the training."""
-        return AppAnswers().of(partial(self._train, requests))
+        return AppAnswers().run(partial(self._train, requests))
 
     async def _train(self, request_iterator: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers) -> None:
         """Run one round's training, without ever waiting for the app to read an answer.

@@ -186,7 +186,7 @@ class Readiness:
         return report
 
 
-def make_ready(
+def prepare_device(
     settings: AgentSettings,
     device: Device,
     profiled: ProfiledWorkload,

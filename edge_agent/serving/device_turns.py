@@ -112,7 +112,7 @@ class DeviceTurns:
         self.batching = self.plan_batching(self._turns.mode)
         self.batching_changed()
         self._advance()
-        self._tell()
+        self._notify()
 
     def choose_batching(self) -> None:
         """Make servers gather requests as planned for the mode in force. May be called in any thread."""
@@ -128,7 +128,7 @@ class DeviceTurns:
     def plan_changed(self) -> None:
         """Note that the planned modes or batches of the duty may have changed. May be called in any thread."""
         self.choose_batching()
-        self._later(self._tell)
+        self._later(self._notify)
 
     def duty_now(self) -> DutyNow | None:
         """Return the duty and what was observed of its requests; None without a duty. May be called in any thread."""
@@ -164,7 +164,7 @@ class DeviceTurns:
         server = next(self._server_numbers)
         self._servers[server] = largest_batch
         self._turns.largest_batch = max(self._servers.values())
-        self._tell()
+        self._notify()
         return server
 
     def server_gone(self, server: int) -> None:
@@ -193,7 +193,7 @@ class DeviceTurns:
         self.figures.arrived(arrived, now_s)
         self.figures.answered(latencies_ms, failed, None if duty is None else duty.latency_ms)
         self._note_rate(now_s)
-        self._tell()
+        self._notify()
 
     def served(self, run: ServedDuty) -> None:
         """Note requests that a simulated board has served in its own time. May be called in any thread."""
@@ -208,7 +208,7 @@ class DeviceTurns:
         for end_s, took_s in zip(run.minibatch_end_s.tolist(), run.minibatch_s.tolist(), strict=True):
             self.figures.trained(took_s, end_s)
         self._note_rate(self._now_s())
-        self._tell()
+        self._notify()
 
     def keeps_duty(self, mode: PowerMode) -> bool:
         """Return whether requests are answered in time in a mode; True if there are none to answer.
@@ -322,7 +322,7 @@ class DeviceTurns:
         self, kind: Kind, is_first: bool = False, server: int | None = None, work_ms: float | None = None
     ) -> int:
         """Wait for a turn, and return its ticket for `give_back`. Cancelling the call withdraws the request."""
-        ticket = self._turns.ask(kind, self._now_s(), is_first, server, work_ms)
+        ticket = self._turns.request(kind, self._now_s(), is_first, server, work_ms)
         begun = self._begun[ticket] = asyncio.get_running_loop().create_future()
         self._advance()
         try:
@@ -432,7 +432,7 @@ class DeviceTurns:
             return measured_per_s or 0.0
         return self.duty.arrivals_per_s(self._utc_now())
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Notify those who watch the duty of a change."""
         self.changed.set()
 

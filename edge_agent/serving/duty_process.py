@@ -9,7 +9,7 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import PROBABILITY, KnownModes
 from wattfleet.duties import Demand, ModesWithDuty, keep_duty
 from wattfleet.errors import WattfleetError
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, give_way, parent_connection
+from wattfleet_io.child_process import ChildEndedError, ChildProcess, lower_priority, parent_connection
 from wattfleet_io.logs import start_logging
 
 _WITHIN_S = 120.0
@@ -19,7 +19,7 @@ class DutyProcessError(WattfleetError):
     """The process has failed or takes too long; its message is in the agent's log."""
 
 
-def keep_duty_aside(
+def keep_duty_in_process(
     is_stopping: Callable[[], bool],
     training: KnownModes,
     inference: KnownModes,
@@ -62,7 +62,7 @@ def keep_duty_aside(
 
 def main() -> None:
     """Serve the agent that started this process."""
-    give_way()
+    lower_priority()
     start_logging()
     with parent_connection() as parent:
         for arguments in parent.requests():

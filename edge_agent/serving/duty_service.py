@@ -48,7 +48,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._streams: set[ServerStream] = set()
         self._trainings = 0
         self._one_change = asyncio.Lock()
-        turns.batching_changed = self._tell_batching
+        turns.batching_changed = self._send_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[duty_pb2.ServeRequest], context: Any
@@ -67,7 +67,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
         try:
-            stream.tell_batching()
+            stream.send_batching()
             reading.add_done_callback(lambda _: stream.answers.put_nowait(None))
             while (answer := await stream.answers.get()) is not None:
                 yield answer
@@ -196,9 +196,9 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         finally:
             self._turns.give_back(ticket, is_complete=False)
 
-    def _tell_batching(self) -> None:
+    def _send_batching(self) -> None:
         for stream in self._streams:
-            stream.tell_batching()
+            stream.send_batching()
 
 
 def require_live_time(device: Device) -> None:

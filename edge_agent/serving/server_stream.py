@@ -88,7 +88,7 @@ class ServerStream:
             self._pace.end()
         return (loop.time() - begun_s) * 1e3
 
-    def tell_batching(self) -> None:
+    def send_batching(self) -> None:
         """Tell the server how to gather requests."""
         duty, chosen = self._turns.duty, self._turns.batching
         latency_ms = 0.0 if duty is None else duty.latency_ms

@@ -86,7 +86,7 @@ class ServingBoard(DutyDevice):
 
     def begin_training(self, workload: Workload | None = None) -> AppTraining:
         """Begin an app's training in the mode in force; requests are answered during its first minibatch."""
-        self._service.stand_still(self.clock.now_s())
+        self._service.pause_until(self.clock.now_s())
         training = _ServedTraining(self._simulated, workload, self._train)
         run = self._serve(None, self.clock.now_s())
         self.clock.sleep_s(max(0.0, run.begin_s + run.duration_s - self.clock.now_s()))
@@ -108,7 +108,7 @@ class ServingBoard(DutyDevice):
 
     def rest(self, seconds: float) -> None:
         """Answer requests for some time without training."""
-        self._service.stand_still(self.clock.now_s())
+        self._service.pause_until(self.clock.now_s())
         self._spend(self._serve(None, self.clock.now_s() + seconds))
 
     def _train(self, minibatches: int) -> None:

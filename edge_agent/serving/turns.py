@@ -49,7 +49,7 @@ class Kind(Enum):
 @dataclass
 class _Turn:
     kind: Kind
-    asked_s: float
+    requested_s: float
     begun_s: float | None = None
     after_minibatch: bool = False
     is_alone: bool = True
@@ -114,7 +114,7 @@ class Turns:
         else:
             self._waiting[server] = _Waiting(count, oldest_s, oldest_s if heard_s is None else heard_s)
 
-    def ask(
+    def request(
         self,
         kind: Kind,
         now_s: float,
@@ -163,7 +163,7 @@ class Turns:
             self.times.mode_changed(took_ms)
 
     def _minibatch_ended(self, turn: _Turn, took_ms: float, now_s: float) -> None:
-        fits_again = turn.is_trial and self._why_not(took_ms, now_s, pending=False) is None
+        fits_again = turn.is_trial and self._refusal_reason(took_ms, now_s, pending=False) is None
         if fits_again:
             # The cause of the long minibatches, such as a pause, is over.
             self.times.forget_minibatches(self.mode)
@@ -194,21 +194,21 @@ class Turns:
         if all(turn.begun_s is not None for turn in self._turns.values()):
             return None
         times = [self._overdue_s(turn) for turn in self._held()]
-        if changes := self._asking(Kind.CHANGE).values():
-            times += [turn.asked_s + _CHANGE_WITHIN_S for turn in changes]
+        if changes := self._requested(Kind.CHANGE).values():
+            times += [turn.requested_s + _CHANGE_WITHIN_S for turn in changes]
             times += [self._blocks_change_until_s(turn) for turn in self._held()]
         times += [self._silent_s(server) for server in self._waiting]
-        if (latest_s := self._latest_start_s(now_s)) is not None and self._asking(Kind.INFERENCE):
+        if (latest_s := self._latest_start_s(now_s)) is not None and self._requested(Kind.INFERENCE):
             times.append(max([latest_s, *map(self._expected_end_s, self._held())]))
-        if self._asking(Kind.MINIBATCH):
+        if self._requested(Kind.MINIBATCH):
             times.append(self._next_trial_s())
         return min((each for each in times if math.isfinite(each) and each > now_s), default=None)
 
     def why_training_waits(self, now_s: float) -> str | None:
         """Return why a minibatch waits for its turn, for people; None if no minibatch waits."""
-        if not self._asking(Kind.MINIBATCH):
+        if not self._requested(Kind.MINIBATCH):
             return None
-        without_requests = self._why_not(self._minibatch_ms, now_s, pending=False)
+        without_requests = self._refusal_reason(self._minibatch_ms, now_s, pending=False)
         if without_requests is not None:
             return without_requests
         return "requests are answered first"
@@ -227,9 +227,9 @@ class Turns:
         minibatch = self._first(Kind.MINIBATCH)
         if change is not None or minibatch is None or busy:
             return None
-        if self._why_not(self._work_ms(self._turns[minibatch]), now_s) is None:
+        if self._refusal_reason(self._work_ms(self._turns[minibatch]), now_s) is None:
             return minibatch
-        if not self._counted(now_s) and now_s >= self._next_trial_s():
+        if not self._pending_requests(now_s) and now_s >= self._next_trial_s():
             self._tried_s = now_s
             self._turns[minibatch].is_trial = True
             return minibatch
@@ -245,13 +245,13 @@ class Turns:
 
     def _may_change(self, turn: _Turn, now_s: float) -> bool:
         return self._is_forced(turn, now_s) or (
-            not self._asking(Kind.INFERENCE) and self._why_not(self.times.change_ms, now_s) is None
+            not self._requested(Kind.INFERENCE) and self._refusal_reason(self.times.change_ms, now_s) is None
         )
 
     def _is_forced(self, turn: _Turn, now_s: float) -> bool:
-        return now_s >= turn.asked_s + _CHANGE_WITHIN_S
+        return now_s >= turn.requested_s + _CHANGE_WITHIN_S
 
-    def _why_not(self, work_ms: float | None, now_s: float, pending: bool = True) -> str | None:
+    def _refusal_reason(self, work_ms: float | None, now_s: float, pending: bool = True) -> str | None:
         """Return why some work must not begin now; None if it keeps the duty.
 
         Args:
@@ -261,7 +261,7 @@ class Turns:
         """
         if self.duty is None:
             return None
-        waiting = self._counted(now_s) if pending else []
+        waiting = self._pending_requests(now_s) if pending else []
         if work_ms is None:
             return "the time of its minibatches is not known yet, and requests are waiting" if waiting else None
         inference_ms = self._inference_ms(work_ms, sum(each.count for each in waiting))
@@ -287,7 +287,7 @@ class Turns:
         batch = waiting + math.ceil(self.arrivals_per_s * work_ms / 1e3)
         return self.times.inference_ms(self.mode, max(1, min(batch, self.largest_batch)))
 
-    def _counted(self, now_s: float) -> list[_Waiting]:
+    def _pending_requests(self, now_s: float) -> list[_Waiting]:
         """Return the waiting requests of all inference servers that are not silent."""
         return [each for server, each in self._waiting.items() if now_s < self._silent_s(server)]
 
@@ -301,7 +301,7 @@ class Turns:
 
     def _latest_start_s(self, now_s: float) -> float | None:
         """Return the latest start of the waiting requests for an answer in time, s; None if none waits."""
-        waiting = self._counted(now_s)
+        waiting = self._pending_requests(now_s)
         if self.duty is None or not waiting:
             return None
         count = min(self.largest_batch, sum(each.count for each in waiting))
@@ -366,8 +366,8 @@ class Turns:
     def _held(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.begun_s is not None]
 
-    def _asking(self, kind: Kind) -> dict[int, _Turn]:
+    def _requested(self, kind: Kind) -> dict[int, _Turn]:
         return {ticket: turn for ticket, turn in self._turns.items() if turn.kind is kind and turn.begun_s is None}
 
     def _first(self, kind: Kind) -> int | None:
-        return next(iter(self._asking(kind)), None)
+        return next(iter(self._requested(kind)), None)

@@ -82,12 +82,12 @@ class AcceptedReferences:
         try:
             return await self._checked(digests)
         except _UNUSABLE as error:
-            return await self._old_ones(error)
+            return await self._in_force_instead(error)
         finally:
             if self.refused:
                 self._is_any_refused.set()
 
-    async def accepted_again(self, digests: Sequence[str]) -> None:
+    async def wait_until_accepted(self, digests: Sequence[str]) -> None:
         """Wait until all refused references are accepted.
 
         Args:
@@ -157,7 +157,7 @@ class AcceptedReferences:
         self.refused = "; ".join(problems)
         return references
 
-    async def _old_ones(self, error: WattfleetError) -> list[Artefact]:
+    async def _in_force_instead(self, error: WattfleetError) -> list[Artefact]:
         """Return the references in force, to use instead of refused ones.
 
         Raises:

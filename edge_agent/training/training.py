@@ -210,7 +210,7 @@ class TrainingWatch:
         if running.measurements_ended:
             return False
         if running.profiler is None:
-            asked_s = self._waits_since_s(running)
+            asked_s = self._waiting_since_s(running)
             assigned = running.epochs * running.trained.minibatches_per_epoch
             minibatches = assigned if running.trained.is_length_known else math.inf
             running.profiler = running.trained.productive(running.power_limit_w, minibatches)
@@ -224,7 +224,7 @@ class TrainingWatch:
             self._end_measurements(running, running.profiler)
         return running.profiler.measuring and not running.measurements_ended
 
-    def _waits_since_s(self, running: _Running) -> float:
+    def _waiting_since_s(self, running: _Running) -> float:
         """Return since when the app has waited for the answer to its first report, device-clock seconds."""
         now_s, loader = self._device.clock.now_s(), running.loader
         # An app that reports at once has waited since it reported its loader; otherwise it has trained meanwhile.
@@ -248,7 +248,7 @@ class TrainingWatch:
         running.measurements_ended = True
         running.power_limit_w = power_limit_w
         self._granted(None if mode is None else power_limit_w)
-        self._go_on_in(mode or self._parked, running)
+        self._continue_in(mode or self._parked, running)
 
     def lower(self, mode: PowerMode) -> None:
         """Continue in another mode, since the app's minibatches draw more than planned; there is no observation.
@@ -264,9 +264,9 @@ class TrainingWatch:
         """
         running = self._running
         assert running is not None, "lower follows start"
-        self._go_on_in(mode, running)
+        self._continue_in(mode, running)
 
-    def _go_on_in(self, mode: PowerMode, running: _Running) -> None:
+    def _continue_in(self, mode: PowerMode, running: _Running) -> None:
         # The coordinator would take an observation to be one of the planned mode.
         running.unobservable = True
         running.mode = mode

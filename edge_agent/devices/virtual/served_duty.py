@@ -143,7 +143,7 @@ class RequestService:
         self._trained_last: bool | None = None
         self.now_s = 0.0
 
-    def stand_still(self, until_s: float) -> None:
+    def pause_until(self, until_s: float) -> None:
         """Pause the requests until a given time: none arrives, and the waiting ones do not wait longer."""
         self._requests.postpone(until_s - self.now_s)
         self.now_s = until_s
@@ -198,7 +198,7 @@ class _Run:
         self._deviations = rng.standard_normal(0)
         self._inference: dict[int, tuple[Load, float]] = {}
         self._idle_mw = self._load(1)[0].idle_mw
-        self._minibatch_s = 0.0 if board.training is None else _careful_s(board.training)
+        self._minibatch_s = 0.0 if board.training is None else _high_estimate_s(board.training)
         self.trained_last = trained_last
         self.now_s = now_s
         self.step_end_s: list[float] = []
@@ -238,7 +238,7 @@ class _Run:
         """Return the load of inference, and a high estimate of its time, s."""
         if requests not in self._inference:
             load = self._board.inference(requests)
-            self._inference[requests] = load, _careful_s(load)
+            self._inference[requests] = load, _high_estimate_s(load)
         return self._inference[requests]
 
     def _switch(self, to_training: bool) -> None:
@@ -258,5 +258,5 @@ class _Run:
         self.step_mw.append(power_mw)
 
 
-def _careful_s(load: Load) -> float:
+def _high_estimate_s(load: Load) -> float:
     return float(step_times_s(load, _CAREFUL)[0])

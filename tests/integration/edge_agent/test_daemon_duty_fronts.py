@@ -26,7 +26,7 @@ from wattfleet_serving import DutyServer, share_device
 @pytest.fixture(autouse=True)
 def fits_here(monkeypatch):
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
-    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_aside", keep_duty_here)
+    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_in_process", keep_duty_here)
 
 
 @pytest.fixture

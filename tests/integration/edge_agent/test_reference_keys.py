@@ -258,7 +258,7 @@ async def test_an_unsigned_further_reference_is_left_out(repository: SignedRepos
     assert await device.take(OLD.digest, NEW.digest) == [OLD.digest]
     assert "left out: not named" in device.references.refused
     repository.publish(NEW)
-    await device.references.accepted_again([OLD.digest, NEW.digest])
+    await device.references.wait_until_accepted([OLD.digest, NEW.digest])
     assert device.in_force == (OLD.digest, NEW.digest)
 
 

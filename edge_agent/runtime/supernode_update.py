@@ -13,7 +13,7 @@ from wattfleet_identity.supernode_folder import update_supernode
 _log = logging.getLogger(__name__)
 
 
-def tell_supernode(settings: AgentSettings) -> None:
+def update_supernode_folder(settings: AgentSettings) -> None:
     """Update the SuperNode's folder, after the agent's start or after a renewal of its certificate.
 
     If that fails, the failure is logged and the SuperNode continues with the old contents.
