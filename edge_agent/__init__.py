@@ -1,1 +1,1 @@
-"""The process on each Jetson: devices, profiler, agent, and the Flower mod."""
+"""The process on each Jetson: devices, profiler, agent, and the service for apps."""

@@ -7,10 +7,10 @@ from pathlib import Path
 DEFAULT_STATE_DIRECTORY = "/var/lib/wattfleet"
 
 WORKLOADS_DIRECTORY = "workloads"
-"""Below the state directory: what is stored of each workload, in a folder of its own."""
+"""Below the state directory: the workloads, each in its own folder."""
 
 WORKLOAD_FILE = "workload.json"
-"""Below a workload's folder: its name, and what is known of it."""
+"""Below a workload's folder: its name and what is known of it."""
 
 PROFILE_FILE = "profile.jsonl"
 """Below a workload's folder: the journal of its profile."""
@@ -28,7 +28,7 @@ OUTBOX_FILE = "outbox.jsonl"
 """Below the state directory: reports that the coordinator has not acknowledged."""
 
 INSTALLATION_FILE = "installation"
-"""Below the state directory: a random name, by which the coordinator knows this agent after a restart."""
+"""Below the state directory: a random name, by which the coordinator recognizes this agent after a restart."""
 
 IDENTITY_DIRECTORY = "identity"
 """Below the state directory: the agent's key and certificate."""
@@ -37,24 +37,24 @@ SUPERNODE_DIRECTORY = "supernode"
 """Below the state directory: the key of the device's SuperNode, which the group `wattfleet` may read."""
 
 SESSION_FILE = "session.json"
-"""Below the state directory: how the session with the coordinator stands, for `wattfleet agent status`."""
+"""Below the state directory: the state of the session with the coordinator, for `wattfleet agent status`."""
 
 EXPORTER_FILE = "exporter.json"
-"""Below the state directory: where the agent serves its metrics, while it does."""
+"""Below the state directory: the URL of the agent's metrics, while it serves them."""
 
 DUTY_FILE = "duty.json"
 """Below the state directory: the duty in force."""
 
 INFERENCE_DIRECTORY = "inference"
-"""Below the state directory: measured rows of inference, in a CSV file for each workload."""
+"""Below the state directory: measured rows of inference, in one CSV file per workload."""
 
 SERVED_FILE = "served.jsonl"
 """Below the state directory: what a simulated board has served, span by span."""
 
 WELCOME_FILE = "welcome.json"
-"""Below the state directory: the latest Welcome, for a start while the coordinator is away."""
+"""Below the state directory: the latest Welcome, for a start while the coordinator is unreachable."""
 
 
 def device_folder(state_directory: Path) -> Path:
-    """The folder for the device's lock and for the backup of its knobs."""
+    """Return the folder for the device's lock and the backup of its knobs."""
     return state_directory / "device"

@@ -17,11 +17,11 @@ from wattfleet_proto.local_socket import DEFAULT_SOCKET
 ENVIRONMENT_PREFIX = "WATTFLEET_AGENT_"
 
 IDLE_S = 20.0
-"""Default time for measuring idle power, device-clock seconds."""
+"""Default time to measure idle power, device-clock seconds."""
 
 
 class DeviceSettings(Group):
-    """Device: which one it is, and where its files are."""
+    """Device: its name, its board and its files."""
 
     spec: str = setting(
         ...,
@@ -38,17 +38,18 @@ class DeviceSettings(Group):
     socket: Path = setting(Path(DEFAULT_SOCKET), "Serve Flower's ClientApp on this unix socket.", option="--socket")
     socket_group: str | None = setting(
         None,
-        "Let the members of this group train through the socket, beside root and the agent's own user.",
+        "Let the members of this group train through the socket, in addition to root and the agent's own user.",
         option="--socket-group",
-        unset="the group that the agent runs with, which is wattfleet in the service",
+        unset="the group with which the agent runs; in the service, it is wattfleet",
         min_length=1,
     )
     seed: int = setting(0, "Set the random seed for choosing modes and for a simulated board.", option="--seed", ge=0)
 
     simulated_duty: str | None = setting(
         None,
-        "Have a simulated board answer simulated requests beside its trainings: network:requests per second:latency in"
-        " ms, such as mobilenetv3:60:500, and :0.99 for another share than 95 % of them. See docs/duties.md.",
+        "Let a simulated board answer simulated requests beside its trainings: network:requests per second:latency "
+        "in ms, such as mobilenetv3:60:500. Append a share such as :0.99 if it is not 95 % of the requests. See "
+        "docs/duties.md.",
         option="--simulated-duty",
         unset="none",
     )
@@ -59,16 +60,17 @@ class ProfileSettings(Group):
 
     minibatches_per_epoch: int | None = setting(
         None,
-        "Assume this number of minibatches in one pass over the device's data, until an app's data loader tells it. It"
-        " is not needed with a coordinator of protocol 2.1 or later.",
+        "Assume this number of minibatches in one pass over the device's data, until an app's data loader reports "
+        "it. It is not needed with a coordinator of protocol 2.1 or later.",
         option="--minibatches-per-epoch",
         unset="100",
         ge=1,
     )
     modes_first: int | None = setting(
         None,
-        "Measure so many modes before the first round: of --workload on hardware, and of each announced workload on a"
-        " virtual board; the coordinator's number of modes is the most. More modes are measured while apps train.",
+        "Measure this number of modes before the first round: of --workload on hardware, and of each announced "
+        "workload on a virtual board; at most the coordinator's number of modes. More modes are measured while apps "
+        "train.",
         option="--modes-first",
         unset="none; all of them with a coordinator of protocol 2.0",
         ge=0,
@@ -83,8 +85,8 @@ class ProfileSettings(Group):
     )
     inference_modes: int = setting(
         6,
-        "Measure the inference of a duty in so many power modes, with two batch sizes each, once it has answered"
-        " requests. Rows that were stated with the duty count. 0 measures none.",
+        "Measure the inference of a duty in this number of power modes, with two batch sizes each, once it has "
+        "answered requests. Modes with rows passed with the duty are included. 0 measures none.",
         option="--inference-modes",
         ge=0,
         le=1_000,
@@ -99,7 +101,7 @@ class ProfileSettings(Group):
 
 
 class WorkloadSettings(Group):
-    """Workload: what is trained while modes are measured without an app, and what is stored of all workloads."""
+    """Workload: the training for measuring modes without an app, and limits on the stored workloads."""
 
     name: str | None = setting(
         None,
@@ -114,13 +116,13 @@ class WorkloadSettings(Group):
     processor: Processor = setting("cuda", "Set where this workload computes.", option="--processor")
     max_workloads: int = setting(
         32,
-        "Store at most so many workloads; the least recently used are removed, but none that is announced.",
+        "Store at most this number of workloads. The least recently used are removed, except for announced ones.",
         option="--max-workloads",
         ge=2,
     )
     max_state_mb: float = setting(
         64.0,
-        "Store at most this much of all workloads; the least recently used are removed.",
+        "Store at most this amount for all workloads. The least recently used are removed.",
         unit="MB",
         option="--max-state-mb",
         gt=0,
@@ -134,7 +136,7 @@ class SessionSettings(Group):
         None,
         "Connect to the coordinator at this address, host:port.",
         option="--coordinator",
-        unset=f"that of the enrolment, else {DEFAULT_ADDRESS}",
+        unset=f"the address of the enrolment, else {DEFAULT_ADDRESS}",
     )
     identity: Path | None = setting(
         None,
@@ -144,8 +146,8 @@ class SessionSettings(Group):
     )
     insecure: bool = setting(
         False,
-        "Connect in plaintext where there is no identity, also to another machine. Anybody on the network can then read"
-        " and change everything.",
+        "Connect in plaintext, even to another machine, if there is no identity. Anybody on the network can then "
+        "read and change everything.",
         option="--insecure",
     )
     welcome_timeout_s: float = setting(
@@ -171,8 +173,8 @@ class SessionSettings(Group):
     )
     stop_timeout_s: float = setting(
         300.0,
-        "Time for an app to end a training that it was told to stop. The device is parked at once, and after this time"
-        " it is free for other trainings.",
+        "Wait this long for an app to end its training after a stop. The device is parked at once; after this time, "
+        "it is free for other trainings.",
         unit="s",
         gt=0,
     )
@@ -184,22 +186,22 @@ class SessionSettings(Group):
     )
     reference_retry_s: float = setting(
         300.0,
-        "Check references that are refused again after about this time; earlier ones stay in force meanwhile.",
+        "Check refused references again after about this time. Earlier ones stay in force meanwhile.",
         unit="s",
         gt=0,
     )
     max_queued_observations: int = setting(
-        1000, "Keep at most this many observations while the coordinator is away; the oldest are dropped.", ge=1
+        1000, "Keep at most this many observations while the coordinator is unreachable. The oldest are dropped.", ge=1
     )
 
 
 class MetricsSettings(Group):
-    """Metrics: of this device, for a Prometheus that reads them from the device itself (docs/metrics.md)."""
+    """Metrics: figures of this device, which Prometheus reads directly from the device (docs/metrics.md)."""
 
     address: str | None = setting(
         None,
-        "Serve Prometheus metrics of this device on this host:port, such as 127.0.0.1:9466. On an address that other"
-        " machines reach, viewers and operators read them over TLS.",
+        "Serve Prometheus metrics of this device on this host:port, such as 127.0.0.1:9466. On an address that other "
+        "machines can reach, viewers and operators read them over TLS.",
         option="--metrics-address",
         unset="nowhere",
     )
@@ -234,11 +236,11 @@ class AgentSettings(Settings):
         return self.session.identity or self.device.state_dir / IDENTITY_DIRECTORY
 
     def endpoint(self) -> Endpoint:
-        """The coordinator, and how to connect to it.
+        """The coordinator's address and how to connect to it.
 
         Raises:
-            InvalidInputError: its address is none, or the identity is absent although it was named, is damaged, or is
-                that of another device; or plaintext would leave this machine although it must not.
+            InvalidInputError: the address is invalid; a named identity is absent, is damaged, or is that of another
+                device; or plaintext would leave this machine although that is not allowed.
         """
         if self.session.identity is not None:
             require_identity(self.session.identity)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from wattfleet_io.logs import is_worth_a_line
+from wattfleet_io.logs import should_log
 from wattfleet_io.settings.user_file import FILE_VARIABLE
 
 pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.processes"]
@@ -30,7 +30,7 @@ settings.register_profile("slow", settings.get_profile("unhurried"), max_example
 settings.load_profile("unhurried")
 
 # A client that goes away at the end of a test is no failure either, and services do not log it.
-logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_a_line)
+logging.getLogger("grpc._cython.cygrpc").addFilter(should_log)
 
 
 # The settings of whoever runs the tests are not those of the commands under test.

@@ -1,1 +1,1 @@
-"""What all processes share at their edges: files, child processes, signals, addresses and the `wattfleet` command."""
+"""Input and output shared by all processes: files, child processes, signals, addresses and the `wattfleet` command."""

@@ -1,4 +1,4 @@
-"""Network addresses as people write them."""
+"""Parses network addresses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from wattfleet.errors import InvalidInputError
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`.
+    """Return host and port of `host:port`.
 
     Raises:
-        InvalidInputError: it is not of that form, or the port is out of range.
+        InvalidInputError: the address does not have that form, or the port is out of range.
     """
     host, colon, port = address.rpartition(":")
     if not (colon and host and "/" not in host and port.isdecimal() and int(port) <= 65535):

@@ -1,6 +1,6 @@
-"""Files of a process's own folders: replaced atomically, and never through somebody else's link.
+"""Files in a process's own folders: replaced atomically, and never through another user's link.
 
-After a power cut, a file has either its old or its new content. Another user who may write to a folder could plant a
+After a power cut, a file has either its old or its new content. Another user who may write to a folder could put a
 symbolic link, a pipe or a file of their own there; a process of root must neither follow nor use it.
 """
 
@@ -15,26 +15,26 @@ from contextlib import suppress
 from pathlib import Path
 
 _ABANDONED_S = 3600.0
-"""A draft this much older than a newer one is of a process that was killed."""
+"""A draft that is older than a newer one by this time, s, was left by a killed process."""
 
 
 def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] = os.write, mode: int = 0o644) -> None:
     """Replace a file's content atomically; it is on disk when this returns.
 
-    Of several writers at once, the last one's content stays. Each has a draft of its own.
+    If several processes write at once, the content of the last one stays. Each writes its own draft.
 
     Args:
         path: the file; its folder exists.
         content: the new content.
-        write: writes bytes to a descriptor; `os.write` except in tests.
+        write: writes bytes to a file descriptor; tests replace `os.write`.
         mode: the file's permissions, before the process's umask; 0o600 for secrets.
 
     Raises:
-        OSError: it cannot be written; the old content stays.
+        OSError: the file cannot be written; the old content stays.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
-        # O_EXCL also refuses links, which could only be there if somebody guessed the name.
+        # O_EXCL also refuses links, which could exist only if somebody guessed the name.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             while content:
@@ -54,7 +54,7 @@ def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] 
 
 
 def _remove_abandoned(path: Path, before_s: float) -> None:
-    """Remove the drafts of a file that were written before a time of the file system's clock."""
+    """Remove the drafts of a file that were written before a given time of the file system's clock."""
     with os.scandir(path.parent) as entries:
         for entry in entries:
             is_draft = entry.name.startswith(f".{path.name}.") and entry.name.endswith(".draft")
@@ -63,13 +63,14 @@ def _remove_abandoned(path: Path, before_s: float) -> None:
 
 
 def open_regular_file(path: Path, flags: int) -> int:
-    """Open a file that is no link; see `os.open` for the flags. A new file gets the mode 644.
+    """Open a file that is not a link; see `os.open` for the flags. A new file gets the mode 644.
 
     Returns:
         Its descriptor.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or is to be written by root and belongs to another user.
+        OSError: the file cannot be opened, is not a regular file, or is opened for writing by root and belongs to
+            another user.
     """
     try:
         # Without O_NONBLOCK, a pipe would block until somebody writes to it.
@@ -91,19 +92,19 @@ def open_regular_file(path: Path, flags: int) -> int:
 
 
 def read_regular_file(path: Path) -> bytes:
-    """The content of a file that is no link.
+    """Return the content of a file that is not a link.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: the file cannot be read, or is not a regular file.
     """
     with open(open_regular_file(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 def require_own_folder(folder: Path) -> None:
-    """Make sure that nobody else can replace the files of a folder that a process of root writes to.
+    """Check that nobody else can replace the files in a folder to which a process of root writes.
 
-    The folder may be absent. For processes of other users nothing is checked.
+    The folder may be absent. For processes of other users, nothing is checked.
 
     Raises:
         OSError: the folder belongs to another user, or every user may write to it.
@@ -130,7 +131,7 @@ def remove_file(path: Path) -> None:
     """Remove a file; it is gone from the disk when this returns.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the file cannot be removed.
     """
     path.unlink()
     sync_folder(path.parent)

@@ -10,7 +10,7 @@ FIRST_S = 0.2
 
 
 class Backoff:
-    """Pauses of random length below a limit that doubles, so that a fleet does not reconnect all at once."""
+    """Pauses of random length below a limit that doubles, so that not all of a fleet reconnects at once."""
 
     def __init__(self) -> None:
         self._up_to_s = FIRST_S
@@ -23,8 +23,8 @@ class Backoff:
         """Wait before the next attempt.
 
         Args:
-            max_s: limit on the growth of the pauses.
-            spread_s: spread the attempts over at least so many seconds.
+            max_s: maximum of the growing limit, s.
+            spread_s: spread the attempts over at least this time, s.
         """
         await asyncio.sleep(random.uniform(0, max(self._up_to_s, spread_s)))
         self._up_to_s = min(max_s, 2 * self._up_to_s)

@@ -13,12 +13,12 @@ Batch = TypeVar("Batch")
 
 
 class BatchTimes(NamedTuple):
-    """Where the time of one minibatch went.
+    """The parts of one minibatch's time.
 
     Attributes:
-        fetch_stall_ms: how long the training waited for the batch, ms.
-        compute_ms: how long it then computed, ms.
-        ended_s: when the minibatch ended, seconds on the clock used.
+        fetch_stall_ms: time that the training waited for the batch, ms.
+        compute_ms: time that it then computed, ms.
+        ended_s: end of the minibatch, seconds of the given clock.
     """
 
     fetch_stall_ms: float
@@ -27,7 +27,7 @@ class BatchTimes(NamedTuple):
 
 
 class _Waits(threading.local):
-    """How long this thread has waited within minibatches, seconds."""
+    """The time that this thread has waited within minibatches, s."""
 
     seconds = 0.0
 
@@ -36,10 +36,10 @@ _waits = _Waits()
 
 
 def note_wait(seconds: float) -> None:
-    """Leave a wait of this thread out of the times of its minibatches, as it was for others that use the device.
+    """Exclude a wait of this thread from its minibatches' times, since it was for other users of the device.
 
     Args:
-        seconds: how long it has waited.
+        seconds: the time waited, s.
     """
     _waits.seconds += seconds
 
@@ -51,14 +51,14 @@ def timed_batches(
     finish_step: Callable[[], None] = wait_for_gpu,
     now_s: Callable[[], float] = time.perf_counter,
 ) -> Generator[Batch, None, None]:
-    """Yield the batches of `loader`, and report the times of each once the caller has trained on it.
+    """Yield the batches of `loader`, and report the times of each after the caller has trained on it.
 
     Args:
         loader: yields minibatches.
-        is_timed: whether to time the minibatch that just ended.
-        report: receives its times.
+        is_timed: returns whether to time the minibatch that just ended.
+        report: called with its times.
         finish_step: waits until the work that the caller started is done.
-        now_s: the clock, seconds.
+        now_s: the clock, s.
     """
     batches = iter(loader)
 

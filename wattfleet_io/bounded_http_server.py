@@ -1,4 +1,4 @@
-"""An HTTP or HTTPS server for a WSGI application, whose connections are limited in number and time."""
+"""An HTTP or HTTPS server for a WSGI application, with a limited number and duration of connections."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ROOM_WITHIN_S = 1.0
-"""How long to wait until a closed connection's thread has ended; it may be in the midst of an answer."""
+"""How long to wait for the end of a closed connection's thread, s; it may be sending an answer."""
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NO_DESCRIPTOR_PAUSE_S = 0.1
 
 
 class Guard(Protocol):
-    """Says with which TLS a server answers, and whom."""
+    """Decides which TLS settings a server uses, and whom it answers."""
 
     def context(self) -> ssl.SSLContext:
-        """The TLS settings of the next connection."""
+        """Return the TLS settings for the next connection."""
         ...
 
     def require_viewer(self, connection: ssl.SSLSocket) -> object:
-        """Raise an error unless a caller may read, once the handshake is over."""
+        """Raise an error unless a caller may read; called after the handshake."""
         ...
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """How many connections a server holds, and for how long.
+    """The maximum number and duration of a server's connections.
 
     Attributes:
-        connections: open ones at most; a further one closes the oldest that has sent no request.
+        connections: maximum of open connections; a further one closes the oldest one without a request.
         timeout_s: a connection is closed this long after it was opened.
     """
 
@@ -55,25 +55,25 @@ class ConnectionLimits:
 
 
 class _Handler(WSGIRequestHandler):
-    """Answers one request; logs nothing."""
+    """Answers one request, without logging it."""
 
     server: _Server
 
     def parse_request(self) -> bool:
-        """Read the request; it is answered from now on."""
+        """Read the request, and note that the connection has sent it."""
         is_valid = super().parse_request()
         self.server.request_read(self.connection)
         return is_valid
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the base class
-        """Log no request."""
+        """Do not log requests."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread per connection, for a limited number of connections, each for a limited time."""
+    """A server with one thread per connection, and a limited number and duration of connections."""
 
     daemon_threads = True
-    request_queue_size = 128  # connections that wait here take no descriptor
+    request_queue_size = 128  # connections that wait here do not use a file descriptor
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._limit = limits.connections
         self._timeout_s = limits.timeout_s
         self._room = threading.Condition()
-        self._since_s: dict[socket.socket, float] = {}  # of the open connections, oldest first
-        self._answered: set[socket.socket] = set()  # connections whose request has been read
+        self._since_s: dict[socket.socket, float] = {}  # the open connections, oldest first
+        self._answered: set[socket.socket] = set()  # the connections whose request has been read
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -96,23 +96,23 @@ class _Server(ThreadingMixIn, WSGIServer):
             connection, address = super().get_request()
         except OSError as error:
             if error.errno in _NO_DESCRIPTOR:
-                time.sleep(_NO_DESCRIPTOR_PAUSE_S)  # the connection waits, and would be tried again at once
+                time.sleep(_NO_DESCRIPTOR_PAUSE_S)  # the connection still waits, and would be tried again at once
             raise
         if self._guard is not None:
-            # The handshake waits for the caller, so it is left to the connection's thread.
+            # The handshake waits for the caller, so the connection's thread does it.
             context = self._guard.context()
             connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, address
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer a request, over TLS only one of a caller who may read."""
+        """Answer a request; over TLS, only if the caller may read."""
         if self._guard is not None:
             request.do_handshake()
             self._guard.require_viewer(request)
         super().finish_request(request, client_address)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Make room for a connection by closing the oldest one that has sent no request; refuse it if there is none."""
+        """Make room for a connection by closing the oldest one without a request; if there is none, refuse it."""
         with self._room:
             idle = next((each for each in self._since_s if each not in self._answered), None)
             if len(self._since_s) >= self._limit and idle is not None:
@@ -124,12 +124,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         return True
 
     def request_read(self, connection: socket.socket) -> None:
-        """Note that a connection's request has been read: it is not closed to make room."""
+        """Note that a connection's request has been read, so that it is not closed to make room."""
         with self._room:
             self._answered.add(connection)
 
     def service_actions(self) -> None:
-        """Close the connections that take too long."""
+        """Close the connections that are open for too long."""
         with self._room:
             overdue_s = time.monotonic() - self._timeout_s
             for connection in [each for each, since_s in self._since_s.items() if since_s <= overdue_s]:
@@ -154,7 +154,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 def _close(connection: socket.socket) -> None:
-    """Wake the connection's thread, which then closes it."""
+    """Wake the connection's thread, which then closes the connection."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -163,15 +163,15 @@ def _close(connection: socket.socket) -> None:
 def serving(
     application: WSGIApplication, name: str, host: str, port: int, limits: ConnectionLimits, guard: Guard | None = None
 ) -> Iterator[int]:
-    """Serve a WSGI application from a thread until the context is left; yields the port.
+    """Serve a WSGI application from a thread within this context; yield the port.
 
     Args:
-        application: what is served.
-        name: what it is, for the error's text and the thread's name.
+        application: the application.
+        name: its name, for errors and for the thread.
         host: the address to listen on.
-        port: the port; 0 takes a free one.
-        limits: on the connections.
-        guard: who may read, over HTTPS; None lets everybody read over HTTP.
+        port: the port; 0 uses a free one.
+        limits: limits on the connections.
+        guard: decides who may read over HTTPS; None lets everybody read over HTTP.
 
     Raises:
         InvalidInputError: the address is in use or does not exist.

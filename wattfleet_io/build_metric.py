@@ -11,7 +11,7 @@ from wattfleet_proto.version import MAJOR, MINOR
 
 
 def build_family() -> GaugeMetricFamily:
-    """The family `wattfleet_build_info`."""
+    """Return the metric family `wattfleet_build_info`."""
     build = GaugeMetricFamily(
         "wattfleet_build_info", "Always 1; the labels are versions", labels=["version", "protocol", "python"]
     )

@@ -1,7 +1,8 @@
 """Child processes that run a module of this installation and answer requests over pipes.
 
-The parent sends pickled requests to the child's standard input. The child answers each on its standard output, and ends
-when its input ends: also when the parent was killed. Only for code that runs with the same rights: pickles are trusted.
+The parent sends pickled requests to the child's standard input. The child answers each on its standard output. It ends
+when its input ends, and therefore also when the parent is killed. Use this only for code that runs with the same
+rights, since pickles are trusted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any, BinaryIO
 from wattfleet.errors import WattfleetError
 
 _CHECK_EVERY_S = 0.1
-# An app or a profiled workload may train at the same time, and is being measured.
+# Lowest priority, since an app or a profiled workload may be training and measured at the same time.
 _NICENESS = 10
 
 
 class ChildEndedError(Exception):
-    """The child ended without an answer.
+    """The child process ended without an answer.
 
     Args:
         exit_code: its exit code, negative for a signal.
@@ -36,16 +37,16 @@ class ChildEndedError(Exception):
 
 
 def never_stop() -> None:
-    """Wait for the child as long as it takes."""
+    """Do not limit the time to wait for the child."""
 
 
 class ChildProcess:
-    """A running child, as its parent sees it; a context manager that ends it.
+    """The parent's side of a running child process; as a context manager, it ends the child.
 
     Args:
         module: the module to run; it reads requests through `parent_connection`.
         *arguments: its command-line arguments.
-        ends_within_s: how long the child may take to end by itself, seconds; then it is killed.
+        ends_within_s: time for the child to end by itself, s; then it is killed.
 
     Raises:
         OSError: the process cannot be started.
@@ -56,11 +57,11 @@ class ChildProcess:
         self._process = python_process(module, *arguments)
         assert self._process.stdin is not None and self._process.stdout is not None, "both are pipes"
         self._requests, self._answers = self._process.stdin, self._process.stdout
-        # A request may be larger than the pipe holds, and the child may not read it.
+        # Needed since a request may be larger than the pipe's buffer, and the child may not read it.
         os.set_blocking(self._requests.fileno(), False)
 
     def ask(self, request: Any, check: Callable[[], None] = never_stop) -> Any:
-        """Send a request and wait for its answer; see `send`.
+        """Send a request, wait for its answer and return it; see `send`.
 
         Raises:
             ChildEndedError: the child ended without an answer.
@@ -78,15 +79,15 @@ class ChildProcess:
         return answer
 
     def send(self, request: Any, check: Callable[[], None] = never_stop) -> None:
-        """Send a request that has no answer.
+        """Send a request without an answer.
 
         Args:
             request: anything that can be pickled.
-            check: called about ten times a second while waiting; raises to stop waiting.
+            check: called about ten times a second while waiting; it raises an error to stop waiting.
         """
         pipe = self._requests.fileno()
         left = memoryview(pickle.dumps(request))
-        # `ask` reports a child that has ended.
+        # `ask` reports that the child has ended.
         with suppress(BrokenPipeError):
             while left:
                 if select.select([], [pipe], [], _CHECK_EVERY_S)[1]:
@@ -114,15 +115,15 @@ class ChildProcess:
 
 
 class _ParentEndedError(Exception):
-    """Nobody reads the answers any more."""
+    """The parent has ended, so nobody reads the answers."""
 
 
 class ParentConnection:
     """The connection of a child to its parent; use `parent_connection`.
 
     Args:
-        requests: pickled requests.
-        answers: where pickled answers go.
+        requests: the stream of pickled requests.
+        answers: the stream for pickled answers.
     """
 
     def __init__(self, requests: BinaryIO, answers: BinaryIO) -> None:
@@ -130,7 +131,7 @@ class ParentConnection:
         self._answers = answers
 
     def requests(self) -> Iterator[Any]:
-        """The parent's requests, until it closes the pipe or ends, maybe in the middle of one."""
+        """Yield the parent's requests until it closes the pipe or ends, possibly in the middle of a request."""
         while True:
             try:
                 yield pickle.load(self._requests)
@@ -138,7 +139,7 @@ class ParentConnection:
                 return
 
     def answer(self, content: Any) -> None:
-        """Answer a request; a `WattfleetError` is raised in the parent. Ends the block if the parent has ended."""
+        """Answer a request. A `WattfleetError` is raised in the parent. If the parent has ended, end the block."""
         try:
             pickle.dump(content, self._answers)
             self._answers.flush()
@@ -148,7 +149,7 @@ class ParentConnection:
 
 @contextmanager
 def parent_connection() -> Iterator[ParentConnection]:
-    """Connect to the parent. Until the block ends, standard output goes to standard error, out of the answers' way."""
+    """Connect to the parent. Until the block ends, standard output goes to standard error, to keep answers separate."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
@@ -181,11 +182,11 @@ def python_process(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _absolute(search_path: str) -> str:
-    """A search path with absolute folders; without empty entries, which stand for the current folder."""
+    """Return a search path with absolute folders, and without empty entries, which mean the current folder."""
     return os.pathsep.join(os.path.abspath(folder) for folder in search_path.split(os.pathsep) if folder)
 
 
-def give_way() -> None:
-    """Lower this process's priority, if it is allowed to; the service's unit does not allow it."""
+def lower_priority() -> None:
+    """Lower this process's priority, if that is allowed; the service's unit does not allow it."""
     with suppress(OSError):
         os.nice(_NICENESS)

@@ -1,4 +1,4 @@
-"""The `wattfleet` command; its groups come from the packages that are installed."""
+"""The `wattfleet` command, with the groups of all installed packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
 
 _MAX_ERROR_LENGTH = 5_000
-"""Characters of an error that are shown; it may quote a file, and lists at most a few things."""
+"""Maximum of characters shown of an error, since it may quote a file."""
 
 _NAME = "wattfleet"
 
@@ -32,7 +32,7 @@ _EXTRAS = {
     "reference": "simulation",
     "simulate": "simulation",
 }
-"""The extra with a command's dependencies, if its name is not the command's; empty where it needs none."""
+"""The extra with a command's dependencies, if it is not named like the command; empty if none is needed."""
 
 
 class InstalledCommands(click.Group):
@@ -42,11 +42,11 @@ class InstalledCommands(click.Group):
         return {entry.name: entry for entry in entry_points(group="wattfleet.commands")}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all registered commands, and of those that every installation has."""
+        """Return the names of all registered commands, and of those in every installation."""
         return sorted([*self._entry_points(), *super().list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; if its dependencies are missing, calling it tells how to install them."""
+        """Import one command; if its dependencies are missing, calling it reports how to install them."""
         entry = self._entry_points().get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
@@ -59,7 +59,7 @@ class InstalledCommands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; its errors name a dependency that is missing, or the file of a value that is invalid."""
+        """Run a command; its errors name a missing dependency, or the file with an invalid value."""
         try:
             return super().invoke(ctx)
         except click.BadParameter as error:
@@ -69,7 +69,7 @@ class InstalledCommands(click.Group):
 
 
 def installation_of(name: str) -> str:
-    """The command that installs what a group of commands needs."""
+    """Return the command that installs the dependencies of a group of commands."""
     extra = _EXTRAS.get(name, name)
     return f"pip install 'wattfleet[{extra}]'" if extra else "pip install wattfleet"
 
@@ -103,7 +103,7 @@ for own_command in (print_completion, show_version):
 
 def main() -> None:
     """Run the command. Errors are printed as one line; the exit code is 2 for invalid input, and 1 for other errors."""
-    # Otherwise gRPC's core writes a line past the log and its limits for each handshake that fails, as often as
+    # Otherwise, gRPC's core bypasses the log and its limits with a line for each failed handshake, as often as
     # strangers connect.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
@@ -121,7 +121,7 @@ def main() -> None:
 
 def print_error(line: str) -> None:
     """Print a line to standard error; a service that logs JSON there logs it."""
-    from wattfleet_io.logs import logs_json  # not before the command has run, so that it starts without it
+    from wattfleet_io.logs import logs_json  # imported only after the command has run, so that commands start faster
 
     if logs_json():
         logging.getLogger(__name__).error("%s", line)
@@ -130,5 +130,5 @@ def print_error(line: str) -> None:
 
 
 def exit_code(error: WattfleetError) -> int:
-    """The exit code for an error: 2 if the input must be corrected, otherwise 1."""
+    """Return the exit code for an error: 2 if the input must be corrected, otherwise 1."""
     return EXIT_BAD_INPUT if error.caller_must_correct else EXIT_FAILED

@@ -8,57 +8,57 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A clock that never runs backwards, and a way to wait by it."""
+    """A clock that never runs backwards, with a way to wait."""
 
     def now_s(self) -> float:
-        """Seconds since a fixed moment."""
+        """Return the seconds since a fixed moment."""
         ...
 
     def sleep_s(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for this time, s."""
         ...
 
 
 class SystemClock:
-    """The machine's monotonic clock, which changes of the date do not affect."""
+    """The machine's monotonic clock, which is not affected by changes of the date."""
 
     def now_s(self) -> float:
-        """Seconds since the machine started."""
+        """Return the seconds since the machine started."""
         return time.monotonic()
 
     def sleep_s(self, seconds: float) -> None:
-        """Block for so many seconds."""
+        """Block for this time, s."""
         time.sleep(seconds)
 
 
 def utc_now() -> datetime:
-    """The date and time, for schedules and records: no duration is timed by it, since it can be set at any moment."""
+    """Return the date and time, for schedules and records; not for durations, since it can be set at any moment."""
     return datetime.now(timezone.utc)
 
 
 def unix_now_s() -> float:
-    """The date and time in seconds since 1970, as `utc_now`."""
+    """Return the date and time in seconds since 1970; see `utc_now`."""
     return utc_now().timestamp()
 
 
 def boot_time_s() -> float:
-    """Seconds since the machine started, suspended time included, which `time.monotonic` leaves out on Linux."""
+    """Return the seconds since the machine started, including suspended time, unlike `time.monotonic` on Linux."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class VirtualClock:
-    """A clock that only sleeping advances; sleeping returns at once and takes exactly as long as asked."""
+    """A clock that is advanced only by sleeping; sleeping returns at once and takes exactly the requested time."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         """Start the clock.
 
         Args:
-            start_s: the time that it shows first.
+            start_s: the initial time, s.
         """
         self._now_s = start_s
 
     def now_s(self) -> float:
-        """Seconds since the clock's zero."""
+        """Return the seconds since the clock's zero."""
         return self._now_s
 
     def sleep_s(self, seconds: float) -> None:

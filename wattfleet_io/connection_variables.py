@@ -1,10 +1,10 @@
-"""The environment variables that say once, for all commands, how to reach the coordinator."""
+"""The environment variables that define for all commands how to reach the coordinator."""
 
 COORDINATOR_VARIABLE = "WATTFLEET_COORDINATOR"
 """Its host:port."""
 
 IDENTITY_VARIABLE = "WATTFLEET_IDENTITY"
-"""The folder of the identity to connect with."""
+"""The folder of the identity to use."""
 
 INSECURE_VARIABLE = "WATTFLEET_INSECURE"
-"""Whether plaintext may leave this machine where there is no identity."""
+"""Whether plaintext may leave this machine if there is no identity."""

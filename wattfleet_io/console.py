@@ -1,4 +1,4 @@
-"""What commands print for programs and for people: JSON, plain text, counts and durations."""
+"""Prints the output of commands for programs and for people: JSON, plain text, counts and durations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MODE_LEGEND = "mode: CPU cores, then CPU/GPU/memory clocks in GHz"
-"""What the labels of power modes mean, for the end of whatever shows some."""
+"""The meaning of power modes' labels, to print below them."""
 
 
 def print_json(content: Any) -> None:
@@ -21,7 +21,7 @@ def print_json(content: Any) -> None:
 
 
 def json_text(content: Any, indent: int | None = None) -> str:
-    """JSON text in which NaN and infinities, which JSON lacks, become null.
+    """Return JSON text, with null for NaN and infinities, which JSON does not have.
 
     Args:
         content: dictionaries, lists and plain values.
@@ -39,14 +39,14 @@ def _finite(value: Any) -> Any:
 
 
 def plain_text(text: str, max_length: int | None = None, keep_newlines: bool = False) -> str:
-    """Text that a terminal shows and does not obey: without escape sequences and other control characters.
+    """Return text that is safe to print: without escape sequences and other control characters.
 
-    Use it for everything that came from another process and is shown or logged. Line breaks and tabs become spaces, so
+    Use it for all text from other processes that is shown or logged. Line breaks and tabs become spaces, so
     that a text cannot pretend to be several lines of a log.
 
     Args:
         text: any text.
-        max_length: cut longer text off here, with a note; None keeps all of it.
+        max_length: cut off longer text at this length, with a note; None keeps all of it.
         keep_newlines: keep line feeds.
     """
     if max_length is not None and len(text) > max_length:
@@ -65,14 +65,17 @@ def print_line(text: str, to_stderr: bool = False) -> None:
 
 
 def terminal(to_stderr: bool = False) -> Console:
-    """A console for tables and coloured text, which leaves out control characters in what it is given to print."""
+    """Return a console for tables and coloured text, which removes control characters from the printed text."""
     from collections.abc import Iterable
 
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class PlainTextConsole(Console):
-        """Every text that is printed passes through `render`; rich adds colours and cursor movements itself."""
+        """A console that removes control characters in `render`, which all text passes through.
+
+        Rich itself adds colours and cursor movements.
+        """
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
@@ -85,15 +88,15 @@ def terminal(to_stderr: bool = False) -> Console:
 
 
 def count_of(count: int, singular: str) -> str:
-    """A count with its noun, such as "1 mode" or "2,304 modes"."""
+    """Return a count with its noun, such as "1 mode" or "2,304 modes"."""
     return f"{count:,} {singular}{'' if count == 1 else 's'}"
 
 
 def rounds_text(numbers: Sequence[int]) -> str:
-    """Numbers of rounds in words, such as "round 2" or "rounds 1–3, 5".
+    """Return numbers of rounds as text, such as "round 2" or "rounds 1–3, 5".
 
     Args:
-        numbers: in ascending order.
+        numbers: the numbers in ascending order.
     """
     runs: list[list[int]] = []
     for number in numbers:
@@ -106,7 +109,7 @@ def rounds_text(numbers: Sequence[int]) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """A duration, such as "12.5 s", "42 min" or "3.1 h"; a dash if it is unknown."""
+    """Return a duration as text, such as "12.5 s", "42 min" or "3.1 h"; a dash if it is unknown."""
     if seconds is None:
         return "-"
     if seconds < 600:
@@ -116,7 +119,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def energy_text(joules: float | None) -> str:
-    """An energy, such as "950 J", "12.5 kJ" or "1.25 MJ"; a dash if it is unknown."""
+    """Return an energy as text, such as "950 J", "12.5 kJ" or "1.25 MJ"; a dash if it is unknown."""
     if joules is None:
         return "-"
     if joules < 1e3:

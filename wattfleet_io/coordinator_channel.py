@@ -1,4 +1,4 @@
-"""Whether a coordinator answers, and the errors of one that does not."""
+"""Checks whether a coordinator answers, and defines the errors if it does not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import grpc
 from wattfleet.errors import WattfleetError
 
 UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""Statuses of a call that may have reached no coordinator. A coordinator without a ready device answers with the first
-one, too; `answers` tells the two apart."""
+"""Statuses of a call that may not have reached a coordinator.
+
+A coordinator without a ready device also answers with the first one; `answers` distinguishes the two cases.
+"""
 
 
 class CoordinatorUnreachableError(WattfleetError):
@@ -19,10 +21,10 @@ class CoordinatorUnreachableError(WattfleetError):
 
 
 def answers(method: Callable[..., Any], request: Any, timeout_s: float, wait_for_ready: bool = False) -> bool:
-    """Check whether a coordinator answers, be it with an error.
+    """Return whether a coordinator answers, even if with an error.
 
     Args:
-        method: a stub's method that needs no ready device.
+        method: a stub's method that does not need a ready device.
         request: the method's request.
         timeout_s: how long to wait for the answer, seconds.
         wait_for_ready: whether to wait for a coordinator that is starting.

@@ -1,4 +1,4 @@
-"""Waiting for work that torch has queued on a GPU."""
+"""Waits for work that torch has queued on a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def wait_for_gpu() -> None:
-    """Wait until the GPU has done what torch has queued, if this process uses torch on a GPU."""
+    """If this process uses torch on a GPU, wait until the GPU has done all queued work."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -13,7 +13,7 @@ import jinja2
 from plotly.offline import get_plotlyjs
 
 INK = "@ink"
-"""A colour in a figure that the page replaces with the text colour of light or dark mode."""
+"""A placeholder colour in figures, which the page replaces with the text colour of light or dark mode."""
 
 
 def write_page(
@@ -28,10 +28,10 @@ def write_page(
 
     Args:
         path: the file to write.
-        package: the package whose folder `templates` holds the template.
+        package: the package with the template in its folder `templates`.
         template: file name of a template that extends `page.html.j2` of this package.
-        figures: Plotly figures by the id of the element that each is drawn in.
-        filters: filters for the template, besides `number`.
+        figures: Plotly figures by the id of the element in which each is drawn.
+        filters: filters for the template, in addition to `number`.
         **values: variables of the template.
 
     Raises:
@@ -50,5 +50,5 @@ def write_page(
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number with thousands separators; a dash if it is unknown."""
+    """Return a number with thousands separators; a dash if it is unknown."""
     return "–" if value is None else f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""Single keys from a terminal, while a command shows something that changes."""
+"""Reads single keys from a terminal while a command shows a live display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 WaitForKey = Callable[[float], str | None]
-"""Waits for so many seconds at most; returns the name of a key that was pressed meanwhile, such as "down", or None."""
+"""Waits at most for the given time, s; returns the name of a key pressed meanwhile, such as "down", or None."""
 
 _NAMES = {
     "\x1b[A": "up",
@@ -35,7 +35,7 @@ _NAMES = {
 
 @contextmanager
 def keyboard() -> Iterator[WaitForKey]:
-    """Read single keys from standard input; where that is no terminal, no key is ever pressed."""
+    """Read single keys from standard input; if that is not a terminal, no key is ever reported."""
     import termios
     import tty
 
@@ -61,7 +61,7 @@ def _pressed(keys: int, seconds: float) -> str | None:
         if not select.select([keys], [], [], left_s)[0]:
             return None
         pressed = os.read(keys, 16).decode(errors="replace")
-        if not pressed:  # the terminal is gone
+        if not pressed:  # the terminal was closed
             return "quit"
         if pressed in _NAMES:
             return _NAMES[pressed]

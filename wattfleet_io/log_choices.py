@@ -8,7 +8,7 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 FORMAT_VARIABLE = "WATTFLEET_LOG_FORMAT"
-"""The format of every process that is not told another."""
+"""The default format."""
 
 LEVEL_VARIABLE = "WATTFLEET_LOG_LEVEL"
-"""The least level of every process that is not told another."""
+"""The default minimum level."""

@@ -1,6 +1,6 @@
-"""The log of a service on standard error: plain text or JSON, limited in length, and in rate for each statement.
+"""The log of a service on standard error: plain text or JSON, with limits on lengths and on each statement's rate.
 
-What a peer sends may be in a line, and may be the reason for one. Neither must fill a disk.
+A peer's input may be part of a line, or cause one. Neither must fill a disk.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from wattfleet_io.token_bucket import TokenBucket
 _log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 10_000
-"""Limit of a line, or of a record with its traceback."""
+"""Maximum length of a line, or of a record with its traceback, bytes."""
 
 LINES_AT_ONCE = 20
-"""Lines that one logging statement may write at once."""
+"""Maximum of lines that one logging statement may write at once."""
 
 LINES_PER_S = 1.0
-"""Lines that one logging statement may write each second in the long run."""
+"""Maximum of lines per second that one logging statement may write in the long run."""
 
 DEVICE_LINES_AT_ONCE = 1_000
-"""Lines about devices that one logging statement may write at once."""
+"""Maximum of lines about devices that one logging statement may write at once."""
 
 DEVICE_LINES_PER_S = 20.0
-"""Lines about devices that one logging statement may write each second in the long run."""
+"""Maximum of lines about devices per second that one logging statement may write in the long run."""
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _FIELDS = "wattfleet_fields"
 
 _OF_DAMAGED_ANSWERS = "grpc._common"
-"""gRPC's logger that writes a traceback for each damaged answer; whoever made the call tells of it in one line."""
+"""gRPC's logger that writes a traceback for each damaged answer; the caller already reports it in one line."""
 
 _OF_CALLS = "grpc._cython.cygrpc"
 _CLIENT_GONE = "ExecuteBatchError"
-"""What gRPC's logger of calls has caught where a client has gone before it was sent its status."""
+"""The text of gRPC's logger of calls when a client disconnected before it was sent its status."""
 
 _ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """The argument `extra` of a logging statement whose line has fields in JSON, such as `device` or `run`.
+    """Return the argument `extra` of a logging statement, for fields in JSON such as `device` or `run`.
 
-    The message says the same in words, since text has no fields. A line with the field `device` has the limits of lines
-    about devices.
+    The message has to contain the same information, since the text format has no fields. The limits of lines about
+    devices apply to lines with the field `device`.
 
     Args:
         **values: plain values; None leaves a field out.
@@ -64,11 +64,11 @@ def fields(**values: Any) -> dict[str, Any]:
 
 
 def start_logging(form: LogFormat | None = None, level: LogLevel | None = None) -> None:
-    """Log to standard error from now on, within the limits; processes that this one starts do the same.
+    """Start to log to standard error within the limits; processes started by this one do the same.
 
     Args:
-        form: the format; None takes that of the environment, else text.
-        level: the least level; None takes that of the environment, else info.
+        form: the format; None uses the environment's, or else text.
+        level: the minimum level; None uses the environment's, or else info.
 
     Raises:
         InvalidInputError: the environment names an unknown format or level.
@@ -82,14 +82,14 @@ def start_logging(form: LogFormat | None = None, level: LogLevel | None = None) 
 
 
 def log_failures() -> None:
-    """Log Python's warnings and the tracebacks of what ends a thread or the process, which Python prints as text."""
+    """Log Python's warnings and uncaught errors of threads and the process, which Python would print as text."""
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
 
 
 def logs_json() -> bool:
-    """Whether this process logs, and in JSON, so that nothing else may be printed to standard error."""
+    """Return whether this process logs in JSON, so that nothing else may be printed to standard error."""
     return any(isinstance(handler.formatter, BoundedJson) for handler in logging.getLogger().handlers)
 
 
@@ -109,19 +109,19 @@ def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def log_format() -> str:
-    """The format that the environment names, else text.
+    """Return the environment's format, or else text.
 
     Raises:
-        InvalidInputError: it names an unknown one.
+        InvalidInputError: the environment names an unknown one.
     """
     return _from_environment(FORMAT_VARIABLE, get_args(LogFormat), "text")
 
 
 def log_level() -> int:
-    """The least level that the environment names, as `logging` counts it, else that of info.
+    """Return the environment's minimum level, as a number of `logging`, or else that of info.
 
     Raises:
-        InvalidInputError: it names an unknown one.
+        InvalidInputError: the environment names an unknown one.
     """
     level: int = getattr(logging, _from_environment(LEVEL_VARIABLE, get_args(LogLevel), "info").upper())
     return level
@@ -135,52 +135,52 @@ def _from_environment(variable: str, choices: tuple[str, ...], default: str) -> 
 
 
 def service_handler(stream: TextIO | None = None) -> logging.Handler:
-    """What writes the log of a service, within the limits, in the environment's format.
+    """Return a handler that writes a service's log within the limits, in the environment's format.
 
     Args:
-        stream: where it writes; None is standard error.
+        stream: the stream to write to; None is standard error.
 
     Raises:
         InvalidInputError: the environment names an unknown format.
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(BoundedJson() if log_format() == "json" else BoundedPlainText(_FORMAT))
-    handler.addFilter(is_worth_a_line)
+    handler.addFilter(should_log)
     handler.addFilter(RateLimit())
     return handler
 
 
-def is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record is not one of gRPC's tracebacks of what is expected or told elsewhere."""
+def should_log(record: logging.LogRecord) -> bool:
+    """Return False for gRPC's tracebacks of expected events, and of errors that are already reported."""
     caught = record.exc_info[0] if isinstance(record.exc_info, tuple) else None
     has_gone = record.name == _OF_CALLS and caught is not None and caught.__name__ == _CLIENT_GONE
     return record.name != _OF_DAMAGED_ANSWERS and not has_gone
 
 
 class BoundedPlainText(logging.Formatter):
-    """Leaves out control characters, and cuts long records in their middle: a traceback ends with its error."""
+    """Removes control characters, and shortens long records in their middle, since a traceback ends with its error."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - named by logging
-        """The record's line, without its traceback."""
+        """Return the record's line, without its traceback."""
         return plain_text(super().formatMessage(record))
 
     def formatException(self, ei: _ErrorInfo) -> str:  # noqa: N802 - named by logging
-        """The record's traceback."""
+        """Return the record's traceback."""
         return plain_text(super().formatException(ei), keep_newlines=True)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's text, within the limit."""
+        """Return the record's text, within the limit."""
         return _cut(super().format(record), MAX_LINE_BYTES)
 
 
 class BoundedJson(logging.Formatter):
     """One JSON object for each record: time (UTC), level, logger, message, its fields, and traceback if there is one.
 
-    Long texts are cut in their middle.
+    Long texts are shortened in their middle.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's object on one line, within the limit."""
+        """Return the record's object on one line, within the limit."""
         at = datetime.fromtimestamp(record.created, timezone.utc)
         content = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -194,7 +194,7 @@ class BoundedJson(logging.Formatter):
         line = json_text(content)
         texts = [name for name, value in content.items() if isinstance(value, str)]
         longest = MAX_LINE_BYTES // 2
-        while len(line) > MAX_LINE_BYTES:  # JSON is ASCII here, and may write one character as twelve
+        while len(line) > MAX_LINE_BYTES:  # JSON is ASCII here, and may need twelve characters for one
             content.update({name: _cut(content[name], longest) for name in texts})
             line, longest = json_text(content), longest // 2
         return line
@@ -206,7 +206,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    """A text within a limit: of a longer one, the middle is left out."""
+    """Return a text within a limit; the middle of a longer one is left out."""
     if len(text) * 4 <= max_bytes:  # a character has up to four bytes
         return text
     whole = text.encode(errors="backslashreplace")
@@ -220,11 +220,11 @@ def _cut(text: str, max_bytes: int) -> str:
 
 @dataclass(slots=True)
 class _Place:
-    """The lines of one logging statement.
+    """The state of one logging statement.
 
     Attributes:
-        allowed: the lines that it may write.
-        left_out: how many were left out since the last one that was written.
+        allowed: the limit on its lines.
+        left_out: number of lines left out since the last written one.
     """
 
     allowed: TokenBucket
@@ -232,20 +232,20 @@ class _Place:
 
 
 class RateLimit(logging.Filter):
-    """Limits the lines of each logging statement; its next line says how many were left out."""
+    """Limits the lines of each logging statement; its next line states how many were left out."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Start without any line written.
+        """Start before any line is written.
 
         Args:
-            now_s: a clock, in seconds.
+            now_s: a clock, s.
         """
         super().__init__()
         self._now_s = now_s
         self._places: dict[tuple[str, int], _Place] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write a record; its text is extended where lines are left out."""
+        """Return whether to write a record; extend its text if lines are left out."""
         now_s = self._now_s()
         key = record.pathname, record.lineno
         place = self._places.get(key)

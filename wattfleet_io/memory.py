@@ -1,4 +1,4 @@
-"""Returns freed memory to the system: a process that idles for days must not keep what one fit needed."""
+"""Returns freed memory to the system, since a process that idles for days must not keep what one fit needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGE = 256 * 1024
 def give_memory_back_early() -> None:
     """Make the C library return freed memory: one heap for all threads, and large arrays outside of it.
 
-    Call it before any thread starts. It does nothing if the C library is not glibc.
+    Call this before any thread starts. It has no effect if the C library is not glibc.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt

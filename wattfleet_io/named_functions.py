@@ -1,4 +1,4 @@
-"""Imports a function that a user names as module and function."""
+"""Imports a function that a user specifies by module and name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from wattfleet.errors import InvalidInputError
 
 
 def import_function(what: str, module_name: str, function_name: str) -> Callable[..., Any]:
-    """Import a module, and take a function from it.
+    """Import a module, and return a function of it.
 
     Args:
-        what: what the function stands for, to begin messages with, such as "workload acme:steps".
+        what: the function's purpose, for the start of messages, such as "workload acme:steps".
         module_name: the module's full name.
         function_name: the function's name in it.
 

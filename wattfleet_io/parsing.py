@@ -15,17 +15,18 @@ else:
 _MAX_DEPTH = 16
 _KEY_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
 _LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*(?:{_KEY_PART}\.[ \t]*){{{_MAX_DEPTH}}}{_KEY_PART}", re.MULTILINE)
-"""The begin of a TOML key with too many parts. Its parser takes the square of their number in time."""
+"""The start of a TOML key with too many parts. The parser's time grows with the square of their number."""
 
 _MAX_DIGITS = 19
-"""All integers of 64 bits have at most so many digits."""
+"""Maximum of digits of a 64-bit integer."""
 
 
 def parse_json(text: str | bytes) -> Any:
     """Parse one JSON document.
 
     Raises:
-        ValueError: it is not JSON, is nested too deeply, or has an integer of more than 64 bits; the text says which.
+        ValueError: the text is not JSON, is nested too deeply, or has an integer of more than 64 bits; the message
+            states which.
     """
     try:
         content = json.loads(text, parse_int=_integer)
@@ -39,7 +40,7 @@ def parse_json_object(text: str | bytes) -> dict[str, Any]:
     """Parse one JSON document that is an object; see `parse_json`.
 
     Raises:
-        ValueError: it cannot be parsed, or is something else.
+        ValueError: the text cannot be parsed, or is not an object.
     """
     content = parse_json(text)
     if not isinstance(content, dict):
@@ -51,8 +52,8 @@ def parse_toml(content: bytes) -> dict[str, Any]:
     """Parse a TOML document.
 
     Raises:
-        ValueError: it is not TOML in UTF-8, is nested too deeply, or has a key of many parts or an integer of thousands
-            of digits; the text says which.
+        ValueError: the text is not TOML in UTF-8, is nested too deeply, or has a key of many parts or an integer of
+            thousands of digits; the message states which.
     """
     try:
         text = content.decode()
@@ -67,7 +68,7 @@ def parse_toml(content: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError:
-        # Python converts no more than 4,300 digits to an integer.
+        # Python converts at most 4,300 digits to an integer.
         raise ValueError("an integer has too many digits") from None
 
 
@@ -78,7 +79,7 @@ def _integer(digits: str) -> int:
 
 
 def _require_shallow(content: Any) -> None:
-    """Walk down level by level: recursion is what deep nesting breaks."""
+    """Check the depth level by level, since deep nesting would break recursion."""
     level = [content]
     for _ in range(_MAX_DEPTH):
         level = [

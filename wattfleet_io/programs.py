@@ -15,7 +15,7 @@ class ProgramResult:
     """The result of a program.
 
     Attributes:
-        code: its exit status; None if it does not exist or did not end in time.
+        code: its exit status; None if the program does not exist or did not end in time.
         output: its standard output and standard error.
     """
 
@@ -44,7 +44,7 @@ def run_program(command: Sequence[str], answer: str) -> ProgramResult:
             errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
-            # Its output is searched for English words.
+            # English, since the output is searched for words.
             env={**os.environ, "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
@@ -55,5 +55,5 @@ def run_program(command: Sequence[str], answer: str) -> ProgramResult:
 
 
 def run_no_program(command: Sequence[str], answer: str) -> ProgramResult:
-    """Refuse to run a program: used for another machine's files, which this machine's programs cannot change."""
+    """Refuse to run a program; used with another machine's files, which this machine's programs cannot change."""
     return ProgramResult(None, f"{command[0]} is not run, since the files are another machine's")

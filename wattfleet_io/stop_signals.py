@@ -1,4 +1,4 @@
-"""Stop signals: they interrupt a command while it works, but not while it restores what it changed."""
+"""Handles stop signals: they interrupt a command while it works, but not while it restores what it changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoppedBySignal(BaseException):  # noqa: N818 - a request to stop is not a
 
 
 def handled_signals() -> list[signal.Signals]:
-    """The signals that stop this process. Those that it was started to ignore, as by `nohup`, stay ignored."""
+    """Return the signals that stop this process. Signals ignored since its start, as with `nohup`, stay ignored."""
     return [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -56,7 +56,7 @@ class StopSignals:
         """Let the first signal interrupt this block; further ones are ignored.
 
         Raises:
-            StoppedBySignal: a signal came, in this block or before it.
+            StoppedBySignal: a signal arrived in this block or before it.
         """
         self._interrupts = True
         try:

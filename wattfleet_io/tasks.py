@@ -1,4 +1,4 @@
-"""Asyncio tasks: named and watched in the background, stopped together, limited in time, or finished when cancelled."""
+"""Asyncio tasks: background tasks whose errors are logged, stopping, timeouts, and work that cannot be cancelled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _log = logging.getLogger(__name__)
 
 
 def background_task(name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Start a task that nobody awaits; if it fails, its name and error go into the log at once.
+    """Start a task that is not awaited; if it fails, its name and error are logged at once.
 
-    Keep a reference to it, as the event loop keeps none, and end it with `stop_tasks`.
+    Keep a reference to it, since the event loop does not, and end it with `stop_tasks`.
     """
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_failure)
@@ -28,7 +28,7 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
 
 
 async def stop_tasks(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks and wait until they have ended; how they ended is ignored. None stands for no task."""
+    """Cancel tasks and wait for their end, ignoring their results and errors. None stands for no task."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
@@ -36,10 +36,10 @@ async def stop_tasks(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 async def run_until_first(works: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
-    """Run coroutines, by their names, until the first of them ends; then cancel the others and wait for them.
+    """Run named coroutines until the first one ends; then cancel the others and wait for their end.
 
     Raises:
-        Exception: the error of the first one, or else an error of another while it was cancelled.
+        Exception: the error of the first one, or else an error of another one during its cancellation.
     """
     tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]
     try:
@@ -54,11 +54,11 @@ async def run_until_first(works: Mapping[str, Coroutine[Any, Any, Any]]) -> None
 async def with_timeout(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
     """Return the result of `work`, like `asyncio.wait_for`.
 
-    Before Python 3.12, `asyncio.wait_for` loses a cancellation that comes in the moment in which the work ends. A
-    session that was cancelled then went on, and kept the agent from stopping.
+    Before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives just as the work ends. A session cancelled
+    at that moment continued, and kept the agent from stopping.
 
     Raises:
-        TimeoutError: it took longer, and was cancelled.
+        TimeoutError: the work took longer, and was cancelled.
     """
     running = asyncio.create_task(work)
     try:
@@ -71,15 +71,15 @@ async def with_timeout(seconds: float, work: Coroutine[Any, Any, Result]) -> Res
 
 
 async def shield_until_done(work: Callable[..., Result], *arguments: Any) -> Result:
-    """Run `work` in a thread and wait for its end, even when cancelled: a change of the device is never half done."""
+    """Run `work` in a thread and wait for its end, even if cancelled, so that no change of the device is half done."""
     return await run_uncancelled(asyncio.to_thread(work, *arguments))
 
 
 async def run_uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` to its end; a cancellation takes effect only then."""
+    """Run `work` to its end; a cancellation takes effect only after that."""
     running = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
-    # There may be several cancellations: by gRPC as the client is gone, and by the agent as it stops.
+    # There may be several cancellations: by gRPC when the client disconnects, and by the agent when it stops.
     while not running.done():
         try:
             await asyncio.wait([running])

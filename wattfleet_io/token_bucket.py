@@ -1,4 +1,4 @@
-"""A limit on a rate that allows short bursts."""
+"""A rate limit that allows short bursts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class TokenBucket:
     """Allows `burst` events at once, and `per_s` events each second in the long run.
 
     Attributes:
-        per_s: events each second.
-        burst: events at once.
+        per_s: allowed events per second.
+        burst: maximum of events at once.
         left: events that are allowed now; negative if events were taken in advance.
-        since_s: when that was counted, by the clock that is passed in.
+        since_s: time of that count, seconds of the caller's clock.
     """
 
     per_s: float
@@ -23,23 +23,23 @@ class TokenBucket:
 
     @classmethod
     def full(cls, per_s: float, burst: float, now_s: float) -> TokenBucket:
-        """A bucket that nothing was taken from."""
+        """Return a full bucket."""
         return cls(per_s, burst, burst, now_s)
 
     def is_empty(self, now_s: float) -> bool:
-        """Whether no event is allowed now."""
+        """Return whether no event is allowed now."""
         self._refill(now_s)
         return self.left < 1
 
     def take(self, now_s: float) -> bool:
-        """Take an event if it is allowed now."""
+        """Take an event if it is allowed now, and return whether it was."""
         if self.is_empty(now_s):
             return False
         self.left -= 1
         return True
 
     def take_later(self, now_s: float) -> float:
-        """Take an event in any case; returns the seconds until it is allowed."""
+        """Take an event in any case, and return the seconds until it is allowed."""
         self._refill(now_s)
         self.left -= 1
         return max(0.0, -self.left / self.per_s)

@@ -1,4 +1,4 @@
-"""Passwords in URLs, such as that of a database: found before they are shown to others, and left out of texts."""
+"""Detects passwords in URLs, such as a database's, and removes them from texts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _HIDDEN = "***"
 
 
 def has_password(text: str) -> bool:
-    """Whether a text has a URL with a password, of its user or among its parameters."""
+    """Return whether a text has a URL with a password, for its user or among its parameters."""
     return bool(_OF_USER.search(text) or _OF_PARAMETER.search(text))
 
 
 def without_passwords(text: str) -> str:
-    """A text whose URLs have `***` in place of passwords."""
+    """Return a text with `***` in place of passwords in URLs."""
     return _OF_PARAMETER.sub(rf"\1{_HIDDEN}", _OF_USER.sub(rf"\1:{_HIDDEN}@", text))

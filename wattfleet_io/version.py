@@ -1,4 +1,4 @@
-"""`wattfleet version`: what is installed here, for a report or to compare two machines."""
+"""`wattfleet version`: the installed versions, for a bug report or to compare two machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def show_version(json_: bool) -> None:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """The versions by name; None for what is not installed."""
+    """Return the versions by name; None for software that is not installed."""
     return {
         "wattfleet": _version_of("wattfleet"),
         "protocol": _protocol(),
@@ -45,6 +45,6 @@ def _version_of(distribution: str) -> str | None:
 def _protocol() -> str | None:
     try:
         from wattfleet_proto.version import MAJOR, MINOR
-    except ModuleNotFoundError:  # the core alone needs no protobuf
+    except ModuleNotFoundError:  # the core alone does not need protobuf
         return None
     return f"{MAJOR}.{MINOR}"

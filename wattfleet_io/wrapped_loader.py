@@ -1,4 +1,4 @@
-"""A data loader whose iteration is wrapped, and which otherwise is what it was."""
+"""Wraps the iteration of a data loader, and otherwise leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Batch = TypeVar("Batch")
 
 
 class WrappedLoader(Generic[Batch]):
-    """A loader whose every iteration is wrapped; it has the loader's length and attributes.
+    """A loader with wrapped iterations, and with the length and attributes of the original loader.
 
     Attributes:
         loader: the wrapped loader.
-        shares_device: whether its minibatches hold the device, so that nothing may wait for the agent within them.
+        shares_device: whether its minibatches hold the device, so that they must not wait for the agent.
     """
 
     shares_device = False
@@ -23,7 +23,7 @@ class WrappedLoader(Generic[Batch]):
 
         Args:
             loader: yields minibatches.
-            wrap: makes an iterator over the loader.
+            wrap: returns an iterator over the loader.
         """
         self.loader = loader
         self._wrap = wrap
@@ -38,20 +38,20 @@ class WrappedLoader(Generic[Batch]):
         return length
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "loader":  # of this class itself, such as while it is unpickled
+        if name.startswith("_") or name == "loader":  # of this class itself, such as during unpickling
             raise AttributeError(name)
         return getattr(self.loader, name)
 
 
 def innermost(loader: Iterable[Batch]) -> Iterable[Batch]:
-    """The app's own loader inside of any wrappers."""
+    """Return the app's own loader inside any wrappers."""
     while isinstance(loader, WrappedLoader):
         loader = loader.loader
     return loader
 
 
 def shares_device(loader: Iterable[object]) -> bool:
-    """Whether a loader, or one that it wraps, holds the device while a minibatch is trained."""
+    """Return whether a loader, or one that it wraps, holds the device while a minibatch is trained."""
     while isinstance(loader, WrappedLoader):
         if loader.shares_device:
             return True
@@ -60,8 +60,8 @@ def shares_device(loader: Iterable[object]) -> bool:
 
 
 def length_of(loader: Iterable[object]) -> int | None:
-    """Return how many minibatches a loader has; None if it has no length."""
+    """Return the number of minibatches of a loader; None if it has no length."""
     try:
-        return len(loader)  # type: ignore[arg-type]  # the question is whether it has a length
+        return len(loader)  # type: ignore[arg-type]  # this checks whether it has a length
     except (TypeError, NotImplementedError):  # torch's iterable datasets may raise the latter
         return None

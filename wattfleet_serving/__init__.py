@@ -1,4 +1,4 @@
-"""What apps import that answer requests on a device which trains as well.
+"""The API for apps that answer requests on a device which also trains.
 
 In the inference server:
 
@@ -13,10 +13,10 @@ In the Flower app, around the data loader:
 
     for batch in share_device(loader):
 
-Both ask the device's agent for turns, and both go on at once without an agent.
+Both request turns from the device's agent. Without an agent, both continue at once.
 """
 
 import lazy_loader
 
-# Names are listed in `__init__.pyi`; each module is imported when a name of it is first used (decision 0008).
+# Names are listed in `__init__.pyi`; each module is imported when one of its names is first used (decision 0008).
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""A stream to the device's agent that opens again by itself: without an agent, nobody waits for one."""
+"""A stream to the device's agent that reconnects by itself; without an agent, nothing waits for one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
 
 
 class AgentStream(Generic[Request]):
-    """One stream at a time, in a background thread; close it at the end.
+    """A stream to the agent in a background thread; close it at the end.
 
     Args:
         socket: path of the agent's unix socket.
         open_stream: opens a stream of requests on a channel, and returns the responses.
         greeting: the first messages of every stream.
         receive: called with every response, in the background thread.
-        lost: called when a stream has ended, in the background thread.
-        without: what goes on without an agent, for the log.
+        lost: called in the background thread when a stream has ended.
+        without: what happens without an agent, for the log.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AgentStream(Generic[Request]):
         self._thread.start()
 
     def send(self, request: Request) -> bool:
-        """Send a message; returns False, without an effect, while there is no stream."""
+        """Send a message; while there is no stream, do nothing and return False."""
         with self._lock:
             if self._requests is None:
                 return False
@@ -70,14 +70,14 @@ class AgentStream(Generic[Request]):
         return self._requests is not None
 
     def reopen(self) -> None:
-        """End the current stream, since the agent does not answer, and open another one."""
+        """End the current stream, whose agent does not answer, and open another one."""
         self._end()
         channel = self._channel
         if channel is not None:
             channel.close()
 
     def close(self) -> None:
-        """End the stream for good."""
+        """End the stream permanently."""
         self._closed.set()
         self._end()
         if threading.current_thread() is not self._thread:
@@ -110,18 +110,18 @@ class AgentStream(Generic[Request]):
             self._closed.wait(random.uniform(pause_s / 2, pause_s))
 
     def _serve(self, requests: SimpleQueue[Request | None]) -> bool:
-        """Serve one stream until it ends; returns whether the agent has answered."""
+        """Serve one stream until it ends, and return whether the agent has answered."""
         has_answered = False
         with grpc.insecure_channel(f"unix:{self._socket}") as channel:
             self._channel = channel
             try:
                 for response in self._open_stream(channel, iter(requests.get, None)):
                     if not has_answered and self._has_warned:
-                        _log.info("the agent at %s is there again", self._socket)
+                        _log.info("the agent at %s can be reached again", self._socket)
                         self._has_warned = False
                     has_answered = True
                     self._receive(response)
-                problem = "it has ended the stream"
+                problem = "it ended the stream"
             except grpc.RpcError as error:
                 problem = "it cannot be reached"
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:

@@ -1,4 +1,4 @@
-"""`DutyServer`: gathers requests into batches, and asks the device's agent for a turn for each batch."""
+"""`DutyServer`: gathers requests into batches, and requests a turn from the device's agent for each batch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Output = TypeVar("Output")
 _log = logging.getLogger(__name__)
 
 _NO_LIMIT_S = 1.0
-"""How long a batch waits for the agent's turn where no duty states a limit."""
+"""How long a batch waits for its turn if no duty states a limit, s."""
 
 _LEAST_WAIT_S = 0.1
-"""How long a batch waits for its turn in any case, even if its requests are late already."""
+"""How long a batch waits for its turn even if its requests are already late, s."""
 
 _UNKNOWN: Any = object()
 
 _MAX_PROBLEM = 200
 
 
-def _least_s(least_ms: Sequence[float], batch: int) -> float:
-    """How long a simulated board takes for a batch, s, between the times of 1, 2, 4, ... requests."""
+def _simulated_s(least_ms: Sequence[float], batch: int) -> float:
+    """Return a simulated board's time for a batch, s, interpolated between the times of 1, 2, 4, ... requests."""
     known = len(least_ms) - 1
     lower = min(batch.bit_length() - 1, known)
     upper = min(lower + 1, known)
@@ -45,9 +45,9 @@ def _least_s(least_ms: Sequence[float], batch: int) -> float:
 
 
 def _pace(begun_s: float, least_ms: Sequence[float], batch: int) -> None:
-    """Wait until a batch has taken as long as on a simulated board; not at all on a real one."""
+    """Wait until a batch has taken as long as on the simulated board; on a real board, do not wait."""
     if least_ms:
-        time.sleep(max(0.0, begun_s + _least_s(least_ms, batch) - time.monotonic()))
+        time.sleep(max(0.0, begun_s + _simulated_s(least_ms, batch) - time.monotonic()))
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _Request(Generic[Input, Output]):
 
 
 def shape_of(request: object) -> Hashable:
-    """The shape of an array or tensor; None for anything else."""
+    """Return the shape of an array or tensor; None for anything else."""
     shape = getattr(request, "shape", None)
     return None if shape is None else tuple(shape)
 
@@ -66,18 +66,18 @@ def shape_of(request: object) -> Hashable:
 class DutyServer(Generic[Input, Output]):
     """Answers requests with the app's own model; close it at the end, or use it as a context manager.
 
-    The model runs in one thread of this server, with one batch at a time. A batch has as many requests as have
-    arrived, up to `largest_batch`, or up to fewer that the agent's plan counts with, until requests are late. If the
-    model raises for a batch, its requests are tried one by one, so that only those with an error get it. Without an
-    agent, batches are answered at once. While the agent measures the device, the model also answers copies of the
-    latest request, which nobody gets the answers of.
+    The model runs in one thread of this server, with one batch at a time. A batch consists of the requests that have
+    arrived, up to `largest_batch` or, unless requests are late, up to a smaller batch size of the agent's plan. If the
+    model raises an error for a batch, its requests are tried one by one, so that only the failing ones get an error.
+    Without an agent, batches are answered at once. While the agent measures the device, the model also answers copies
+    of the latest request; those answers are dropped.
 
     Args:
-        model: takes a list of inputs, and returns a list of as many outputs.
-        largest_batch: requests that the model takes at once.
+        model: maps a list of inputs to a list of the same number of outputs.
+        largest_batch: maximum number of requests that the model accepts at once.
         agent_socket: path of the agent's unix socket.
-        shape_of: tells the shape of an input; all requests must have that of the first one that was answered.
-        max_waiting: requests that may wait; further ones are refused.
+        shape_of: returns the shape of an input; all requests must have the shape of the first answered one.
+        max_waiting: maximum number of waiting requests; further ones are refused.
 
     Raises:
         ValueError: a number is below 1.
@@ -130,11 +130,11 @@ class DutyServer(Generic[Input, Output]):
         self.close()
 
     async def answer(self, request: Input) -> Output:
-        """Answer one request, in asyncio. If the caller is cancelled before its batch begins, it is dropped.
+        """Answer one request, in asyncio. If the caller is cancelled before its batch begins, the request is dropped.
 
         Raises:
-            RequestRefusedError: it has another shape than those before it, or too many requests wait.
-            ServerClosedError: the server was closed before it was answered.
+            RequestRefusedError: its shape differs from that of earlier requests, or too many requests are waiting.
+            ServerClosedError: the server was closed before the request was answered.
             Exception: the model's own error for this request.
         """
         return await asyncio.wrap_future(self.submit(request))
@@ -144,10 +144,10 @@ class DutyServer(Generic[Input, Output]):
 
         Args:
             request: an input of the model.
-            timeout_s: how long to wait; None for as long as it takes.
+            timeout_s: how long to wait, s; None for no limit.
 
         Raises:
-            TimeoutError: it was not answered in time, and is dropped if its batch has not begun.
+            TimeoutError: the request was not answered in time; it is dropped if its batch has not begun.
         """
         answer = self.submit(request)
         try:
@@ -157,10 +157,10 @@ class DutyServer(Generic[Input, Output]):
             raise
 
     def submit(self, request: Input) -> Future[Output]:
-        """Have one request answered, and return its future at once.
+        """Queue one request, and return its future at once.
 
         Raises:
-            RequestRefusedError: it has another shape than those before it, or too many requests wait.
+            RequestRefusedError: its shape differs from that of earlier requests, or too many requests are waiting.
             ServerClosedError: the server is closed.
         """
         shape = self._shape_of(request)
@@ -168,7 +168,7 @@ class DutyServer(Generic[Input, Output]):
             if self._is_closed:
                 raise ServerClosedError("the server is closed")
             if len(self._waiting) >= self._max_waiting:
-                raise RequestRefusedError(f"{len(self._waiting):,} requests wait already: try again later")
+                raise RequestRefusedError(f"{len(self._waiting):,} requests are already waiting: try again later")
             if self._shape is not _UNKNOWN and shape != self._shape:
                 raise RequestRefusedError(f"the request has the shape {shape}, but this server answers {self._shape}")
             waiting = _Request[Input, Output](request)
@@ -178,7 +178,7 @@ class DutyServer(Generic[Input, Output]):
         return waiting.answer
 
     def close(self) -> None:
-        """Answer no more requests: those that wait get a `ServerClosedError`."""
+        """Stop answering requests; the waiting ones get a `ServerClosedError`."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -188,7 +188,7 @@ class DutyServer(Generic[Input, Output]):
         while self._waiting:
             request = self._waiting.popleft()
             if request.answer.set_running_or_notify_cancel():
-                request.answer.set_exception(ServerClosedError("the server was closed before it has answered"))
+                request.answer.set_exception(ServerClosedError("the server was closed before it answered"))
 
     def _serve(self) -> None:
         while True:
@@ -208,7 +208,7 @@ class DutyServer(Generic[Input, Output]):
             self._report(batch, failed, time.monotonic() - began_s)
 
     def _gather(self) -> None:
-        """Wait until a batch is to be answered, as the agent has chosen."""
+        """Wait until it is time to answer a batch, as chosen by the agent."""
         while self._waiting and not self._is_closed:
             wait_s = self._batching.wait_ms / 1e3 if self._stream.is_open else 0.0
             left_s = self._waiting[0].arrived_s + wait_s - time.monotonic()
@@ -218,7 +218,7 @@ class DutyServer(Generic[Input, Output]):
             self._wait(left_s)
 
     def _wait(self, timeout_s: float | None = None) -> None:
-        """Wait for a change, with the lock held; what the agent wants to measure is answered meanwhile."""
+        """Wait for a change, with the lock held; meanwhile, answer the batches that the agent measures."""
         if self._to_measure is None:
             self._changed.wait(timeout_s)
         wanted, self._to_measure = self._to_measure, None
@@ -229,15 +229,15 @@ class DutyServer(Generic[Input, Output]):
             problem = self._why_not_measured(wanted.batch, wanted.least_ms)
         finally:
             self._changed.acquire()
-        if self._waiting:  # first, so that the agent begins no further batch that would make them late
+        if self._waiting:  # first, so that the agent does not begin another batch that would make them late
             self._stream.send(duty_pb2.ServeRequest(waiting=self._message()))
         measured = duty_pb2.BatchMeasured(number=wanted.number, problem=problem)
         self._stream.send(duty_pb2.ServeRequest(measured=measured))
 
     def _why_not_measured(self, batch: int, least_ms: Sequence[float]) -> str:
-        """Have the model answer copies of the latest request; returns why it could not, or an empty text."""
+        """Make the model answer copies of the latest request; return why it could not, or an empty text."""
         if self._latest_input is _UNKNOWN or not 1 <= batch <= self._largest_batch:
-            return f"a batch of {batch} cannot be made of requests that were answered"
+            return f"a batch of {batch} cannot be made of answered requests"
         begun_s = time.monotonic()
         try:
             self._model([self._latest_input] * batch)
@@ -247,7 +247,7 @@ class DutyServer(Generic[Input, Output]):
         return ""
 
     def _wait_for_turn(self) -> None:
-        """Ask for a turn, and wait for it as long as the requests can wait; not for an agent that is gone."""
+        """Request a turn, and wait for it as long as the requests can wait, or until the agent is gone."""
         with self._changed:
             if not self._waiting:
                 return
@@ -262,7 +262,7 @@ class DutyServer(Generic[Input, Output]):
                 if left_s <= 0:
                     if not self._has_warned:
                         _log.warning(
-                            "the agent gives no turn in time: requests are answered without turns until it does"
+                            "the agent did not give a turn in time: requests are answered without turns until it does"
                         )
                     self._has_warned = True
                     self._agent_answers = False
@@ -271,7 +271,7 @@ class DutyServer(Generic[Input, Output]):
             self._has_warned &= self._granted != self._asked
 
     def _taken(self) -> list[_Request[Input, Output]]:
-        """The requests of the next batch; clients that went away are left out."""
+        """Return the requests of the next batch, without those of disconnected clients."""
         most = self._largest_batch
         if self._batching.batch and not self._is_late():
             most = min(most, self._batching.batch)
@@ -283,20 +283,20 @@ class DutyServer(Generic[Input, Output]):
         return taken
 
     def _is_late(self) -> bool:
-        """Whether the oldest request misses the limit: more arrive than was planned for, and small batches fall behind.
+        """Return whether the oldest request has missed the limit, since more arrive than planned for small batches.
 
-        Without a limit, none is late.
+        Without a limit, no request is late.
         """
         limit_s = self._batching.latency_ms / 1e3
         return bool(self._waiting and limit_s) and time.monotonic() - self._waiting[0].arrived_s > limit_s
 
     def _answer_all(self, batch: list[_Request[Input, Output]]) -> int:
-        """Answer a batch; returns how many of its requests got an error."""
+        """Answer a batch, and return the number of its requests with an error."""
         try:
             outputs = self._outputs(batch)
-        except BaseException as error:  # even an exit must not end the thread that answers all others
+        except BaseException as error:  # even an exit must not end the thread, which answers all other requests
             if len(batch) > 1:
-                _log.warning("the model failed for a batch of %d, whose requests are tried one by one", len(batch))
+                _log.warning("the model failed for a batch of %d; its requests are tried one by one", len(batch))
                 return sum(self._answer_all([request]) for request in batch)
             batch[0].answer.set_exception(error)
             return 1

@@ -1,4 +1,4 @@
-"""What a request may get instead of an answer, besides the model's own errors."""
+"""The errors that a request may get instead of an answer, in addition to the model's own errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 
 
 class RequestRefusedError(InvalidInputError):
-    """The request has another shape than those before it, or too many requests wait already."""
+    """The request's shape differs from that of earlier ones, or too many requests are already waiting."""
 
 
 class ServerClosedError(WattfleetError):

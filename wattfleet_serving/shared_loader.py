@@ -20,19 +20,20 @@ Batch = TypeVar("Batch")
 _log = logging.getLogger(__name__)
 
 _SILENCE_S = 3.0
-"""The agent says every second that a minibatch has to wait; without that, it has stopped."""
+"""After this time without a message, s, the agent counts as stopped: it reports each second that a minibatch waits."""
 
 
 def share_device(loader: Iterable[Batch], *, agent_socket: str | None = None) -> Iterable[Batch]:
     """Yield each batch of a loader once the device's agent gives the training a turn.
 
-    The agent gives it a turn where the requests that the device answers are still answered in time, as far as recent
-    times tell. Without an agent, every batch is yielded at once. It goes around `profiled` and `until_deadline`:
+    The agent gives a turn if, according to recent times, the device's requests are still answered in time. Without an
+    agent, every batch is yielded at once. Wrap it around `profiled` and `until_deadline`:
     `share_device(profiled(loader))`.
 
     Args:
-        loader: yields minibatches; its length and attributes stay visible.
-        agent_socket: path of the agent's unix socket; None for that of the mod's training, or else the default path.
+        loader: yields minibatches; its length and attributes remain available.
+        agent_socket: path of the agent's unix socket; None for the socket of the mod's training, or else the default
+            path.
     """
 
     def shared(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -62,7 +63,7 @@ def _in_turns(batches: Iterable[Batch], socket: str) -> Iterator[Batch]:
 
 
 class _TrainingTurns:
-    """The turns of one training, for its own thread."""
+    """The turns of one training, for use in its own thread."""
 
     def __init__(self, socket: str) -> None:
         self._changed = threading.Condition()
@@ -80,7 +81,7 @@ class _TrainingTurns:
         )
 
     def wait(self) -> float:
-        """Wait for the next minibatch's turn, but not for an agent that is gone; returns the seconds waited."""
+        """Wait for the next minibatch's turn, or until the agent is gone; return the seconds waited."""
         begun_s = time.monotonic()
         with self._changed:
             self._has_turn = self._is_lost = False
@@ -92,7 +93,7 @@ class _TrainingTurns:
             while not (self._has_turn or self._is_lost):
                 left_s = self._heard_s + _SILENCE_S - time.monotonic()
                 if left_s <= 0:
-                    _log.warning("the agent says nothing: minibatches are trained without turns until it does")
+                    _log.warning("the agent does not answer: minibatches are trained without turns until it does")
                     break
                 self._changed.wait(left_s)
         if not self._has_turn and not self._is_lost:
@@ -100,10 +101,10 @@ class _TrainingTurns:
         return time.monotonic() - begun_s
 
     def keep_pace(self, begun_s: float) -> None:
-        """Wait until the minibatch has taken as long as on the simulated board that the agent has.
+        """Wait until the minibatch has taken as long as on the agent's simulated board.
 
         Args:
-            begun_s: when it began, by `time.perf_counter`.
+            begun_s: start of the minibatch, by `time.perf_counter`, s.
         """
         if self._has_turn:
             time.sleep(max(0.0, begun_s + self._least_s - time.perf_counter()))

@@ -20,7 +20,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import Load, mean_stretch
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_fitted
-from edge_agent.runtime.readiness import make_ready
+from edge_agent.runtime.readiness import prepare_device
 from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from reference_models import load
 from wattfleet.choosing import POWER_QUANTILE, BatchEfficiency, Front, pareto_front, predicted_front
@@ -234,7 +234,7 @@ def profiled(unit: Unit) -> BoardFacts:
             profile=ProfileSettings(minibatches_per_epoch=_MINIBATCHES),
         )
         workload, never = built_in_workload(device.step), threading.Event()
-        ready = make_ready(settings, device, workload, [load(REFERENCE)], unit.modes, lambda progress: None, never)
+        ready = prepare_device(settings, device, workload, [load(REFERENCE)], unit.modes, lambda progress: None, never)
         modes = ready.workloads.profiled_modes
         ready.workloads.close()
         fitted = read_fitted(Path(state), device)  # no mode overloads a simulated board

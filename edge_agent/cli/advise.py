@@ -24,7 +24,7 @@ def advise(
     ],
     training_hours: Annotated[
         float,
-        typer.Option(help="Set the hours that the board will train in all.", show_default=False),
+        typer.Option(help="Set the total hours that the board will train.", show_default=False),
     ],
     workload_changes: WorkloadChangesOption = WorkloadChanges.RARELY,
     reference: Annotated[
@@ -42,8 +42,8 @@ def advise(
         int | None,
         typer.Option(
             min=1,
-            help="State the number of power budgets that are known beforehand. Binary search measures more modes for"
-            " each. By default, they are unknown, as in a fleet, and binary search is not recommended.",
+            help="State the number of power budgets that are known in advance. Binary search measures more modes for "
+            "each. By default, they are unknown, as in a fleet, and binary search is not recommended.",
         ),
     ] = None,
     json_: JsonOption = False,

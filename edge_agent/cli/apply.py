@@ -56,7 +56,7 @@ def restore(
 
     folder = folder_of_device(device, state_dir)
     if not has_backup(folder):
-        # Opens no device: the service's stop hook runs this every time, even if the device cannot be opened.
+        # Does not open the device: the service's stop hook runs this every time, even if the device cannot be opened.
         if json_:
             print_json({"restored": False})
         else:
@@ -64,7 +64,7 @@ def restore(
         return
     board = open_named(device, state_dir)
     with StopSignals.held():
-        # Signals wait: a half-restored device would be in no known mode.
+        # Signals wait: a half-restored device would be in an unknown mode.
         restored = restore_backup(board, folder)
     found = board.current_mode()
     if json_:

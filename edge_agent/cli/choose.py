@@ -22,7 +22,7 @@ _PROBABILITY = 0.95
 
 
 class Goal(str, Enum):
-    """What to minimise under a deadline."""
+    """The quantity to minimise under a deadline."""
 
     energy = "energy"
     power = "power"
@@ -41,8 +41,8 @@ def choose(
         int | None,
         typer.Option(
             min=1,
-            help="Count so many minibatches in an epoch. By default, use the number that an app or `wattfleet agent"
-            " profile` has told.",
+            help="Set the number of minibatches per epoch. By default, use the number that an app or `wattfleet "
+            "agent profile` has stated.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def choose(
         raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
     board = open_named(device, state_dir)
     with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
-        fitted = read_fitted(state_dir, board, workload).with_epochs_of(minibatches_per_epoch)
+        fitted = read_fitted(state_dir, board, workload).with_minibatches_per_epoch(minibatches_per_epoch)
         chosen = _chosen(fitted, budget_w, deadline_s, least, probability)
     content = _content(fitted, chosen, budget_w, deadline_s)
     if json_:
@@ -90,15 +90,15 @@ def _chosen(
     assert deadline_s is not None
     if fitted.is_length_assumed:
         raise InvalidInputError(
-            f"no app has told yet how many minibatches an epoch of {fitted.workload.workload.name!r} has, so nobody"
-            " knows how long one takes: pass --minibatches-per-epoch, or let an app train it with `profiled(...)`"
+            f"the number of minibatches per epoch of {fitted.workload.workload.name!r} is unknown, and so is the "
+            f"duration of an epoch: pass --minibatches-per-epoch, or let an app train it with `profiled(...)`"
         )
     by_deadline = {Goal.energy: least_energy_by_deadline, Goal.power: lowest_power_by_deadline}[least]
     count = fitted.minibatches_per_epoch
     try:
         return by_deadline(fitted.choosable, deadline_s * 1e3 / count, probability)
     except InfeasibleDeadlineError as error:
-        # Rounded up, so that the answer suffices.
+        # Rounded up, so that allowing this time is enough.
         least_s = math.ceil(error.least_ms * count / 100) / 10
         raise InvalidInputError(
             f"no mode trains an epoch of {count:,} minibatches within {deadline_s:g} s with a"

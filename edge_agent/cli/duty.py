@@ -1,4 +1,4 @@
-"""`wattfleet agent duty`: the requests that the device has to answer in time, before it may train."""
+"""`wattfleet agent duty`: the requests that the device has to answer in time before it may train."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ def set_duty(
     arrivals_schedule: Annotated[
         str | None,
         typer.Option(
-            help="Expect so many requests per second by the time of day, such as 06:00-18:00=30,18:00-06:00=2.",
+            help="Expect these numbers of requests per second by time of day, such as 06:00-18:00=30,18:00-06:00=2.",
             show_default=False,
         ),
     ] = None,
     assumed_arrivals_per_s: Annotated[
         float | None,
-        typer.Option(help="Measure the requests per second, and expect this number until then.", show_default=False),
+        typer.Option(
+            help="Measure the requests per second, and expect this number until they are measured.", show_default=False
+        ),
     ] = None,
-    time_zone: Annotated[str, typer.Option(help="Take the schedule's times in this zone.")] = "UTC",
-    quantile: Annotated[float, typer.Option(help="Keep the latency for this share of the requests.")] = 0.95,
+    time_zone: Annotated[str, typer.Option(help="Interpret the schedule's times in this time zone.")] = "UTC",
+    quantile: Annotated[float, typer.Option(help="Keep to the latency for this share of the requests.")] = 0.95,
     measured: Annotated[
         Path | None,
         typer.Option(
@@ -54,7 +56,7 @@ def set_duty(
     ] = None,
     socket: SocketOption = Path(DEFAULT_SOCKET),
 ) -> None:
-    """Put a duty in force on the running agent; it is in force again after a restart.
+    """Put a duty in force on the running agent; it stays in force after a restart.
 
     Give exactly one of --arrivals-per-s, --arrivals-schedule and --assumed-arrivals-per-s.
     """
@@ -70,7 +72,7 @@ def set_duty(
 
 @app.command("show")
 def show_duty(socket: SocketOption = Path(DEFAULT_SOCKET), json_: JsonOption = False) -> None:
-    """Show the duty in force, and how it is kept."""
+    """Show the duty in force and how it is kept."""
     import json
     from dataclasses import asdict
 
@@ -120,6 +122,6 @@ def _arrivals(per_s: float | None, schedule: str | None, assumed_per_s: float | 
             spans[span.strip()] = float(rate)
         except ValueError:
             raise InvalidInputError(
-                f"--arrivals-schedule: {part.strip()[:40]!r} is no part of a schedule: write it as 06:00-18:00=30"
+                f"--arrivals-schedule: {part.strip()[:40]!r} is not a part of a schedule: write it as 06:00-18:00=30"
             ) from None
     return arrivals_from_content({"zone": time_zone, "schedule": spans})

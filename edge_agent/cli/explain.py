@@ -1,4 +1,4 @@
-"""`wattfleet agent explain`: what limits a training step's speed at a mode."""
+"""`wattfleet agent explain`: what limits the speed of a training step in a mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def explain(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Explain which part of the device limits training at a mode, and which setting would speed it up.
+    """Explain which part of the device limits training in a mode, and which setting would speed it up.
 
     List modes and presets with `wattfleet agent modes`.
     """
@@ -79,7 +79,7 @@ def _print(content: Mapping[str, Any]) -> None:
     console.print()
     wait = content["measured_data_wait"]
     if wait is not None:
-        console.print(f"Measured at this mode: a minibatch waits {wait:.0%} of its time for data.")
+        console.print(f"Measured in this mode: a minibatch waits {wait:.0%} of its time for data.")
     lines = lines_of(content)
     console.print(f"{lines['epoch']} per epoch, {lines['power']}: {lines['source']}")
     console.print(MODE_LEGEND, style="dim")

@@ -104,7 +104,7 @@ def _print(content: dict[str, Any]) -> None:
     console = terminal()
     left_out, highest = content["left_out"], content["highest_mode"]
     if left_out is not None:
-        table = Table(title="Error at each measured mode when predicted from all other modes", title_justify="left")
+        table = Table(title="Error in each measured mode when predicted from all other modes", title_justify="left")
         table.add_column("mode", no_wrap=True)
         for name in ("ms measured", "time error", "W measured", "power error"):
             table.add_column(name, justify="right", no_wrap=True)

@@ -27,7 +27,7 @@ def front(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Plot the Pareto front: the fastest mode for every number of watts, measured or predicted."""
+    """Plot the Pareto front: the fastest measured or predicted mode for every power."""
     from edge_agent.profiling.stored_profile import read_fitted
 
     board = open_named(device, state_dir)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and opening the device that `--device` names."""
+"""Options shared by several commands, and opening the device named by `--device`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEVICE_HELP = (
 DeviceOption = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
 StateDirOption = Annotated[
     Path,
-    # Each command reports an unreadable directory itself, with the remedy.
+    # Each command reports an unreadable directory itself, with a remedy.
     typer.Option("--state-dir", readable=False, help="Use the profile, reference and predictor in this directory."),
 ]
 IdentityOption = Annotated[
@@ -71,7 +71,7 @@ ToleranceOption = Annotated[
     ),
 ]
 DEFAULT_TOLERANCE = 0.01
-"""Equals `wattfleet.choosing.SamplingSettings.tolerance`, which is slow to import for a default."""
+"""Equals `wattfleet.choosing.SamplingSettings.tolerance`, which would be slow to import just for a default."""
 
 DEFAULT_REFERENCE = "agx_orin_resnet18"
 
@@ -83,7 +83,7 @@ WorkloadChangesOption = Annotated[
         " in all hours of training (never), 3 (rarely) or 20 (often).",
     ),
 ]
-SocketOption = Annotated[Path, typer.Option("--socket", help="Ask the agent that serves this unix socket.")]
+SocketOption = Annotated[Path, typer.Option("--socket", help="Query the agent that serves this unix socket.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

@@ -60,7 +60,7 @@ def profile(
     ] = None,
     training_hours: Annotated[
         float | None,
-        typer.Option(help="For auto, set the hours that the device will train in all.", show_default=False),
+        typer.Option(help="For auto, set the total hours that the device will train.", show_default=False),
     ] = None,
     workload_changes: Annotated[
         WorkloadChanges | None,
@@ -81,7 +81,7 @@ def profile(
     name: Annotated[
         str | None,
         typer.Option(
-            help="Store the profile as that of the workload with this name, such as the one that a Flower app gives."
+            help="Store the profile under this workload name, such as the one given by a Flower app."
             " By default, use the name of --workload.",
             show_default=False,
         ),
@@ -94,7 +94,7 @@ def profile(
     device_id: Annotated[
         str | None,
         typer.Option(
-            help="Set the device's name in its fleet. By default, use the name in the profile, else the host name."
+            help="Set the device's name in its fleet. By default, use the name in the profile, or else the host name."
         ),
     ] = None,
     minibatches_per_epoch: Annotated[
@@ -110,8 +110,8 @@ def profile(
         typer.Option(
             min=0,
             max=LARGEST_COUNT,
-            help="State the number of processes that load the workload's data, 0 if the training process loads. By"
-            " default, it is unknown.",
+            help="State the number of processes that load the workload's data; 0 if the training process loads it. "
+            "By default, it is unknown.",
         ),
     ] = None,
     seed: SeedOption = 0,
@@ -199,7 +199,7 @@ def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Cal
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    # A mode takes about a minute, so the pace of a few modes predicts the time left.
+    # A mode takes about a minute, so the times of a few modes predict the time left.
     with Bar(*columns, console=console, speed_estimate_period=900, disable=not console.is_terminal) as bar:
         task = bar.add_task("measuring the first mode", total=None)
 

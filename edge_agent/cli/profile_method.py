@@ -1,4 +1,4 @@
-"""Turns the options of `wattfleet agent profile` into the method to measure with, and its number of modes."""
+"""Determines the profiling method and its number of modes from the options of `wattfleet agent profile`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MODES = 50
 _ASK_FROM_S = 3600.0
-"""From this expected time on, brute force has to be confirmed, s."""
+"""Brute force that is expected to take longer than this has to be confirmed, s."""
 
 
 class MethodOption(str, Enum):
@@ -35,15 +35,15 @@ class MethodOption(str, Enum):
 
 @dataclass(frozen=True)
 class MethodRequest:
-    """What the command line says of the method.
+    """The method as requested on the command line.
 
     Attributes:
         method: the method, or `auto`.
-        modes: most modes to measure; None is the method's own number.
+        modes: maximum of modes to measure; None for the method's own number.
         budgets_w: budgets to search for, W.
         training_h: hours of all training planned; None if not stated.
         changes: how often the workload changes; None if not stated.
-        confirmed: whether a long brute force needs no question.
+        confirmed: whether a long brute force runs without a question.
 
     Raises:
         InvalidInputError: an option is missing for the method, or does not apply to it.
@@ -60,7 +60,7 @@ class MethodRequest:
         auto = self.method is MethodOption.AUTO
         searches = self.method is MethodOption.BINARY_SEARCH
         if auto and self.training_h is None:
-            raise InvalidInputError("--method auto needs --training-hours: the hours that the device will train in all")
+            raise InvalidInputError("--method auto needs --training-hours: the total hours that the device will train")
         if searches and not self.budgets_w:
             raise InvalidInputError("--method binary-search needs a budget: pass --budget-w once for each budget")
         for given, allowed, option, methods in (
@@ -84,8 +84,8 @@ class PlannedMethod:
 
     Attributes:
         method: the method.
-        modes: most modes to measure.
-        reason: why, if it was chosen by `auto`.
+        modes: maximum of modes to measure.
+        reason: the reason for the choice of `auto`; None if the method was not chosen by it.
     """
 
     method: ProfilingMethod
@@ -96,13 +96,13 @@ class PlannedMethod:
 def planned_method(
     request: MethodRequest, device: Device, reference: Artefact, begun_before: MeasuredProfile | None
 ) -> PlannedMethod:
-    """Decide on the method, and ask before a brute force of more than an hour.
+    """Decide on the method, and ask for confirmation of a brute force of more than an hour.
 
     Args:
-        request: what the command line says.
+        request: the method as requested on the command line.
         device: the board.
         reference: the predictor to transfer from.
-        begun_before: an interrupted profile; None if there is none.
+        begun_before: the interrupted profile; None if there is none.
 
     Raises:
         InvalidInputError: a long brute force is not confirmed, and there is no terminal to ask.
@@ -120,7 +120,7 @@ def planned_method(
     else:
         method, most = ProfilingMethod(request.method.value), request.modes or _MODES
     if method is ProfilingMethod.BRUTE_FORCE or (method is ProfilingMethod.BINARY_SEARCH and request.modes is None):
-        # A search ends by itself; the advice only estimates after how many modes.
+        # A search ends by itself; the advice only estimates its number of modes.
         most = len(device.modes)
     planned = PlannedMethod(method, most, reason)
     if planned.method is ProfilingMethod.BRUTE_FORCE and not request.confirmed:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def status(
     device: DeviceOption = "auto",
-    workload: Annotated[str | None, typer.Option(help="Show this workload only.", show_default=False)] = None,
+    workload: Annotated[str | None, typer.Option(help="Show only this workload.", show_default=False)] = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     identity: IdentityOption = None,
     socket: SocketOption = Path(DEFAULT_SOCKET),
@@ -60,7 +60,7 @@ def status(
 def _or_problem(
     name: str, part: Callable[[], dict[str, Any] | None], problems: dict[str, str]
 ) -> dict[str, Any] | None:
-    """Read one part; note a failure so that the other parts are still shown."""
+    """Read one part of the status; on failure, note it and go on, so that the other parts are still shown."""
     from wattfleet.errors import WattfleetError
 
     try:
@@ -132,7 +132,7 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 
 
 def _references(state_directory: Path) -> dict[str, Any] | None:
-    """The signed references in force; None if they need not be signed."""
+    """Return the signed references in force; None if references need not be signed."""
     from edge_agent.paths import TRUST_DIRECTORY
     from edge_agent.session.reference_trust import ReferenceTrust
 
@@ -161,7 +161,7 @@ def _duty(state_directory: Path, socket: Path) -> dict[str, Any] | None:
 
 
 def _metrics(state_directory: Path, folder: Path) -> dict[str, Any] | None:
-    """Where the running agent serves metrics of its own; None if it serves none."""
+    """Return the URL at which the running agent serves its metrics; None if it serves none."""
     from edge_agent.exporter.served_address import read_url
     from edge_agent.training.knob_backup import holder_of
 
@@ -170,14 +170,14 @@ def _metrics(state_directory: Path, folder: Path) -> dict[str, Any] | None:
 
 
 def _training(socket: Path) -> dict[str, Any] | None:
-    """What is trained now, and by whom; None if nothing, or if only the agent's own user may know."""
+    """Return the training in progress and its user; None without one, or if only the agent's own user may see it."""
     from edge_agent.runtime.training_now import training_now
 
     return training_now(socket)
 
 
 def _workloads(state_directory: Path, only: str | None, problems: dict[str, str]) -> dict[str, Any]:
-    """Each workload by its name, the most recently used first."""
+    """Return the workloads by name, the most recently used first."""
     from edge_agent.profiling.stored_profile import chosen_workload
     from edge_agent.profiling.workload_folders import WorkloadFolders
 

@@ -1,4 +1,4 @@
-"""`wattfleet agent trust-references`: which operator's references the device takes."""
+"""`wattfleet agent trust-references`: which operator's references the device accepts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from wattfleet_io.console import print_json, print_line
 
 
 def trust_references(
-    root: Annotated[Path, typer.Argument(help="The newest N.root.json of the operator's folder of keys.")],
+    root: Annotated[Path, typer.Argument(help="The newest N.root.json from the operator's folder of keys.")],
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Take only references that are signed by the keys of ROOT, and those that ship with Wattfleet.
+    """Accept only references signed by the keys of ROOT, and those that ship with Wattfleet.
 
     Restart the agent afterwards.
     """

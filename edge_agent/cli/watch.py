@@ -57,12 +57,12 @@ def watch(
                 else:
                     _show(live_samples, board, no_prediction, socket, state_dir)
     except StoppedBySignal:
-        # Ctrl-C is the normal way to end it.
+        # Ctrl-C is the normal way to end this command.
         return
 
 
 def _wait(board: Device) -> None:
-    """Wait for a second on the device's clock, and on the wall clock where the device's is virtual."""
+    """Wait for a second on the device's clock and, if that is virtual, also on the wall clock."""
     import time
 
     begun_s = time.monotonic()
@@ -71,7 +71,7 @@ def _wait(board: Device) -> None:
 
 
 def _fitted(board: Device, state_directory: Path, workload: str | None) -> tuple[FittedDevice | None, str]:
-    """The fitted device, and the text to show for a mode without a prediction; watching needs no fit."""
+    """Return the fitted device if there is one, and the text to show for a mode without a prediction."""
     from edge_agent.profiling.stored_profile import read_fitted
     from wattfleet.errors import WattfleetError
 
@@ -82,7 +82,7 @@ def _fitted(board: Device, state_directory: Path, workload: str | None) -> tuple
 
 
 def _kept_duty(socket: Path) -> KeptDuty | None:
-    """How the running agent keeps its duty; None without an agent or a duty."""
+    """Return how the running agent keeps its duty; None without an agent or a duty."""
     from edge_agent.serving.duty_client import DutyClient
     from wattfleet.errors import WattfleetError
 
@@ -96,14 +96,14 @@ def _kept_duty(socket: Path) -> KeptDuty | None:
 
 
 def _warning(state_dir: Path) -> str | None:
-    """What is wrong with the agent's connection, if the agent has said so."""
+    """Return the problem of the agent's connection, if the agent has reported one."""
     from edge_agent.session.status import read_session_status
     from wattfleet.errors import WattfleetError
     from wattfleet_identity.channels import PLAINTEXT_WARNING
 
     try:
         status = read_session_status(state_dir)
-    except WattfleetError:  # `status` names it
+    except WattfleetError:  # `status` shows it
         return None
     return PLAINTEXT_WARNING if status is not None and status.is_exposed else None
 
@@ -179,7 +179,7 @@ def _table(
 
 
 def _bars(recent: deque[float | None]) -> str:
-    """Recent power as bars from 0 W to the highest sample; a missing sample is a gap."""
+    """Return recent power as bars from 0 W to the highest sample, with gaps for missing samples."""
     highest = max((power_w for power_w in recent if power_w is not None), default=0.0) or 1.0
     top = len(_BARS) - 1
     return "".join(" " if power_w is None else _BARS[round(max(power_w, 0.0) / highest * top)] for power_w in recent)

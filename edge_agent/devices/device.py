@@ -15,11 +15,11 @@ from wattfleet.modes import ModeArray, PowerMode, Workload
 from wattfleet_io.clock import Clock
 
 Provenance = Literal["simulated", "replayed", "hardware"]
-"""Where a figure comes from; every report carries it."""
+"""The source of a figure; every report states it."""
 
 
 class ModeNotAppliedError(WattfleetError):
-    """A mode was set, but the settings read back differ."""
+    """A mode was set, but different settings were read back."""
 
 
 class DutyNotKeptError(InvalidInputError):
@@ -31,8 +31,8 @@ class PowerTrace:
     """Samples of board power.
 
     Attributes:
-        at_s: `[m]` device-clock seconds of each sample, ascending.
-        power_mw: `[m]` milliwatts; NaN where a rail could not be read (missing is not zero).
+        at_s: `[m]` times of the samples, device-clock seconds, ascending.
+        power_mw: `[m]` power, mW; NaN if a rail could not be read (missing is not zero).
     """
 
     at_s: NDArray[np.float64]
@@ -45,7 +45,7 @@ class Conditions:
 
     Attributes:
         temperature_c: the hottest junction, degrees Celsius; None if the board does not report it.
-        throttle_events: times the board has throttled itself since boot; None if it does not count them.
+        throttle_events: number of times the board has throttled since boot; None if it does not count them.
     """
 
     temperature_c: float | None
@@ -54,13 +54,13 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a board does at one moment. None is what it does not report.
+    """What a board is doing at one moment. Values that it does not report are None.
 
     Attributes:
         power_mw: its power, mW; NaN if it cannot be read.
         fan_share: speed of its fan, 0 to 1.
         gpu_use_share: use of its GPU in the last moments, 0 to 1.
-        energy_mj: millijoules drawn since a fixed moment, where the board itself counts them.
+        energy_mj: energy drawn since a fixed moment, mJ, if the board itself counts it.
     """
 
     power_mw: float
@@ -77,7 +77,7 @@ class PowerMeter(Protocol):
     """Samples power from its start until it is stopped."""
 
     def read(self) -> PowerTrace:
-        """The samples so far."""
+        """Return the samples so far."""
         ...
 
     def stop(self) -> PowerTrace:
@@ -86,32 +86,33 @@ class PowerMeter(Protocol):
 
 
 class AppTraining(Protocol):
-    """An app's training as one board experiences it, from `Device.begin_training` to `finish`.
+    """An app's training from the view of its board, from `Device.begin_training` to `finish`.
 
     A physical board does the work itself. A virtual board has to be advanced by the minibatches that the app reports.
     """
 
     @property
     def first_minibatch_observed(self) -> bool:
-        """Whether the first minibatch, which takes longer than the others, falls into the time that is observed."""
+        """Whether the observed time includes the first minibatch, which takes longer than the others."""
         ...
 
     def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
         """Replay the minibatches of one report, the last of which ended just now.
 
         Args:
-            seconds: how long each of them took.
-            ended: called with each one's index and the device-clock second at which it ended. Returns whether it
-                changed the mode. Minibatches that were trained before such a change are skipped.
+            seconds: the duration of each minibatch, s.
+            ended: called with the index of each minibatch and the time of its end, device-clock seconds; returns
+                whether it changed the mode. The report's later minibatches are then skipped, as they were trained
+                before the change.
         """
         ...
 
     def learned(self, workload: Workload | None) -> None:
-        """Take what has become known of the workload since the training began, such as its batch."""
+        """Use what has become known of the workload since the training began, such as its batch size."""
         ...
 
     def finish(self, minibatches: int) -> None:
-        """End a training of so many minibatches, those that were reported included."""
+        """End a training with this total number of minibatches, including the reported ones."""
         ...
 
 
@@ -125,7 +126,7 @@ class Device(Protocol):
 
     @property
     def provenance(self) -> Provenance:
-        """Where its figures come from."""
+        """The source of its figures."""
         ...
 
     @property
@@ -144,15 +145,15 @@ class Device(Protocol):
         ...
 
     def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
-        """A function that trains one minibatch of a workload; None where a program has to be run on the device.
+        """Return a function that trains one minibatch of a workload; None if a program has to be run on the device.
 
         Args:
-            workload: what the device is to pace; None for what it stands for if it is not told.
+            workload: the workload that a virtual board simulates; None for its built-in workload.
         """
         ...
 
     def current_mode(self) -> PowerMode:
-        """The current mode, read back from the board."""
+        """Return the current mode, read back from the board."""
         ...
 
     def apply(self, mode: PowerMode) -> None:
@@ -169,10 +170,10 @@ class Device(Protocol):
         ...
 
     def begin_training(self, workload: Workload | None = None) -> AppTraining:
-        """An app begins to train in the mode in force.
+        """Begin an app's training in the mode in force.
 
         Args:
-            workload: what it trains; None for what a virtual board stands for if it is not told.
+            workload: the app's workload; None for the built-in workload of a virtual board.
         """
         ...
 
@@ -181,19 +182,19 @@ class Device(Protocol):
         ...
 
     def conditions(self) -> Conditions:
-        """The current temperature and throttle count."""
+        """Return the current temperature and throttle count."""
         ...
 
     def activity(self) -> Activity:
-        """What the board does now. It may be asked from any thread, also while another one measures."""
+        """Return what the board is doing now. May be called in any thread, even while another one measures."""
         ...
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Keep what would disturb a measurement constant until the block ends, such as the fan."""
+        """Until the block ends, keep constant whatever would disturb a measurement, such as the fan."""
         ...
 
     def knobs(self) -> Knobs:
-        """The current settings, for `restore`."""
+        """Return the current settings, for `restore`."""
         ...
 
     def restore(self, knobs: Knobs) -> None:

@@ -32,7 +32,7 @@ class HostDevice(PhysicalBoard):
     Args:
         tree: the machine's files.
         clock: the time base of measurements.
-        nvml: its NVIDIA GPUs, if it has any.
+        nvml: its NVIDIA GPUs; None if it has none.
 
     Raises:
         InvalidInputError: it does not report which cores are online.
@@ -68,7 +68,7 @@ class HostDevice(PhysicalBoard):
 
     @property
     def power_statement(self) -> str:
-        """A sentence on what the power figures include."""
+        """A sentence that states what the power figures include."""
         sources = []
         if self._nvml:
             sources.append(f"{self._nvml.gpus} GPU(s) by NVML")
@@ -86,17 +86,17 @@ class HostDevice(PhysicalBoard):
 
     @property
     def power_is_refused(self) -> bool:
-        """Whether there are power counters that this process lacks permission to read."""
+        """Whether there are power counters that this process may not read."""
         return self._rapl.unreadable
 
     def current_mode(self) -> PowerMode:
-        """The online cores and their highest frequencies; placeholders for what is unknown."""
+        """Return the online cores and the highest frequencies, with placeholders for unknown ones."""
         clocks_hz = self._nvml.highest_clocks_hz() if self._nvml else None
         gpu_hz, mem_hz = clocks_hz or (ABSENT_HZ, ABSENT_HZ)
         return PowerMode(self._cores(), self._highest_cpu_khz(), gpu_hz, mem_hz)
 
     def apply(self, mode: PowerMode) -> None:
-        """Accept the only mode; nothing changes.
+        """Accept the only mode, without changing anything.
 
         Raises:
             InvalidInputError: it is another mode.
@@ -106,23 +106,26 @@ class HostDevice(PhysicalBoard):
             raise InvalidInputError(f"this machine does not offer the mode {mode.label()}; it has only {only.label()}")
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """The current mode if it differs; the owner may have taken a core offline or capped a clock."""
+        """Describe the current mode if it differs; the owner may have taken a core offline or capped a clock."""
         in_force = self.current_mode()
         return [] if in_force == mode else [f"{in_force.label()} is in force"]
 
     def start_meter(self) -> PolledMeter:
-        """Start sampling power; without any source, every sample is missing."""
+        """Start sampling power; without a power source, every sample is missing."""
         return PolledMeter(self._power_reader(), self._clock)
 
     def _power_reader(self) -> Callable[[], float]:
-        """Reads the power of all sources, mW; NaN without any. Power by RAPL is the mean since it was read last."""
+        """Return a reader of the power of all sources, mW (NaN without any).
+
+        RAPL gives the mean since the last reading.
+        """
         sources: list[Callable[[], float]] = [self._nvml.power_mw] if self._nvml else []
         if self._rapl.packages:
             sources.append(self._rapl.reader())
         return lambda: sum(read_mw() for read_mw in sources) if sources else math.nan
 
     def conditions(self) -> Conditions:
-        """The hottest of CPU and GPUs, and the CPU's thermal throttle count."""
+        """Return the hottest temperature of CPU and GPUs, and the CPU's thermal throttle count."""
         known = [self._nvml.temperature_c()] if self._nvml else []
         for zone in self._tree.glob("/sys/class/thermal/thermal_zone*"):
             if self._text(f"{zone}/type") in _ON_CHIP:
@@ -139,17 +142,17 @@ class HostDevice(PhysicalBoard):
         )
 
     def activity(self) -> Activity:
-        """The current power, and the use of the GPUs."""
+        """Return the current power and the use of the GPUs."""
         if self._live_power is None:
             self._live_power = self._power_reader()
         return Activity(self._live_power(), gpu_use_share=self._nvml.use_share() if self._nvml else None)
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Change nothing; the machine controls its own fans."""
+        """Change nothing, since the machine controls its own fans."""
         return nullcontext()
 
     def knobs(self) -> Knobs:
-        """Empty: nothing is ever changed."""
+        """Return no settings, since nothing is ever changed."""
         return {}
 
     def restore(self, knobs: Knobs) -> None:

@@ -26,7 +26,7 @@ _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0
 _LOOK_AGAIN_S = 0.5
 _FULL_SPEED = 100.0
-# jtop writes the speed to the fan as one of 256 values and reads it back.
+# Tolerance: jtop writes the fan's speed as one of 256 values and reads it back.
 _SPEED_TOLERANCE = 1.0
 _MANUAL = "manual"
 _PREFIX = "jtop/"
@@ -51,7 +51,7 @@ class JtopMeter:
         client.attach(self._sample)
 
     def read(self) -> PowerTrace:
-        """The samples so far."""
+        """Return the samples so far."""
         samples = np.array(self._samples.copy(), dtype=np.float64).reshape(-1, 2)
         return PowerTrace(samples[:, 0], samples[:, 1])
 
@@ -83,7 +83,7 @@ class JtopDevice(PhysicalBoard):
 
     @property
     def provenance(self) -> Provenance:
-        """Where its figures come from."""
+        """The source of its figures."""
         return self._board.provenance
 
     @property
@@ -97,7 +97,7 @@ class JtopDevice(PhysicalBoard):
         return self._board.modes
 
     def current_mode(self) -> PowerMode:
-        """The current mode, read back from the board."""
+        """Return the current mode, read back from the board."""
         return self._board.current_mode()
 
     def apply(self, mode: PowerMode) -> None:
@@ -118,13 +118,13 @@ class JtopDevice(PhysicalBoard):
         return JtopMeter(self._client, self.clock)
 
     def conditions(self) -> Conditions:
-        """The hottest part that jtop reports, and the board's own throttle count."""
+        """Return the hottest temperature that jtop reports, and the board's own throttle count."""
         hottest = [_temperature_c(part) for part in self._client.temperature.values()]
         known = [temperature_c for temperature_c in hottest if temperature_c is not None]
         return Conditions(max(known, default=None), self._board.conditions().throttle_events)
 
     def activity(self) -> Activity:
-        """The power and the fan speed that jtop published last, and the board's own GPU use."""
+        """Return the power and the fan speed that jtop published last, and the board's own GPU use."""
         speeds = [state.speed for state in self._fans().values()]
         fan_share = max(speeds) / _FULL_SPEED if speeds else None
         return Activity(_total_mw(self._client.power), fan_share, self._board.activity().gpu_use_share)
@@ -145,7 +145,7 @@ class JtopDevice(PhysicalBoard):
             self._put_back(before)
 
     def knobs(self) -> Knobs:
-        """The current settings, including the fans."""
+        """Return the current settings, including the fans."""
         fans = {f"{_PREFIX}{name}": json.dumps(state) for name, state in self._fans().items()}
         return {**self._board.knobs(), **fans}
 
@@ -176,7 +176,7 @@ class JtopDevice(PhysicalBoard):
             self._set_fan(name, state)
 
     def _set_fan(self, name: str, wanted: _FanState) -> None:
-        """Set one fan and wait until jtop's service has done it."""
+        """Set one fan, and wait until jtop's service has applied it."""
         self._client.fan.set_profile(name, wanted.profile)
         if wanted.profile == _MANUAL:
             self._client.fan.set_speed(name, wanted.speed)
@@ -198,7 +198,7 @@ class _FanState(NamedTuple):
         return f"{self.profile} at {self.speed:.0f} %"
 
     def matches(self, found: _FanState) -> bool:
-        """Whether a fan is in this state; outside the manual profile, any speed is accepted."""
+        """Return whether a fan is in this state; outside the manual profile, any speed is accepted."""
         near = abs(found.speed - self.speed) <= _SPEED_TOLERANCE
         return found.profile == self.profile and (near or self.profile != _MANUAL)
 
@@ -237,11 +237,11 @@ def open_jtop(board: Device) -> JtopDevice:
 
 
 def _total_mw(power: Mapping[str, Any]) -> float:
-    """The board's power in a sample, mW; NaN if it is missing."""
+    """Return the board's power in a sample, mW; NaN if it is missing."""
     total = power.get("tot", {}).get("power")
     return math.nan if total is None else float(total)
 
 
 def _temperature_c(part: Any) -> float | None:
-    """The temperature of a part, degrees Celsius; None while its sensor is offline."""
+    """Return the temperature of a part, degrees Celsius; None while its sensor is offline."""
     return float(part["temp"]) if part.get("online", True) else None

@@ -17,15 +17,15 @@ _FORM = "cores,CPU kHz,GPU Hz,memory Hz"
 
 
 def mode_argument(mode: PowerMode) -> str:
-    """A mode as a command-line argument, such as `12,2201600,1300500000,3199000000`."""
+    """Return a mode as a command-line argument, such as `12,2201600,1300500000,3199000000`."""
     return ",".join(map(str, mode))
 
 
 def presets_of(device: Device) -> Mapping[str, PowerMode]:
-    """The named modes of a device.
+    """Return the named modes of a device.
 
-    A Jetson has those of NVIDIA's configuration, a simulated board those shipped for its kind. A limit that is not
-    in the board's table is rounded down to the next frequency in it.
+    A Jetson has the modes of NVIDIA's configuration, a simulated board the modes shipped for its kind. A limit that is
+    not in the board's table is rounded down to the next frequency in it.
     """
     if isinstance(device, SysfsDevice):
         return device.presets
@@ -52,7 +52,8 @@ def parse_mode(device: Device, text: str) -> PowerMode:
         text: four numbers such as `12,2201600,1300500000,3199000000`, or the name of a preset.
 
     Raises:
-        InvalidInputError: the text is neither, or the device does not offer the mode. The message names the nearest.
+        InvalidInputError: the text is neither, or the device does not offer the mode. The message names the nearest
+            mode.
     """
     presets = presets_of(device)
     if text in presets:
@@ -71,7 +72,7 @@ def parse_mode(device: Device, text: str) -> PowerMode:
 
 
 def nearest(modes: ModeArray, mode: PowerMode) -> PowerMode:
-    """The mode among `[n, 4]` modes that is nearest to a mode in log distance."""
+    """Return the one of `[n, 4]` modes that is nearest to a mode in log distance."""
     # Avoid log(0); every real setting is at least 1.
     wanted = np.log(np.maximum(modes_to_array([mode]), 0.5))
     distance = np.abs(np.log(modes) - wanted).sum(axis=1)

@@ -1,4 +1,4 @@
-"""A Jetson set by NVIDIA's own tool `nvpmodel`, and checked through the kernel's files."""
+"""A Jetson that is set with NVIDIA's tool `nvpmodel`, and checked through the kernel's files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wattfleet_io.programs import ProgramResult, RunProgram
 CUSTOM_CONF = "nvpmodel.conf"
 """A copy of NVIDIA's configuration with one more mode, in the state directory."""
 
-# Where nvpmodel records the configuration that it last used.
+# The file in which nvpmodel records the configuration that it last used.
 _CURRENT_CONF = "/var/lib/nvpmodel/conf_file_path"
 _CUSTOM_NAME = "WATTFLEET"
 _KEPT_ID, _KEPT_CONF = "nvpmodel/id", "nvpmodel/conf"
@@ -28,14 +28,14 @@ _NO_REBOOT = "no\n"
 
 
 class RebootNeededError(ModeNotAppliedError):
-    """A mode would need a reboot, which only the owner may do; the old mode is unchanged."""
+    """A mode would need a reboot, which is left to the owner; the old mode is unchanged."""
 
 
 class NvpmodelDevice(SysfsDevice):
     """A Jetson that is set with `nvpmodel` (a `Device`).
 
     The system's configuration is never edited. A mode is added to a copy of it in the state directory. The GPU's power
-    gating stays as it is, since a change needs a reboot. nvpmodel's answers are not trusted: every setting is read
+    gating is not changed, since a change needs a reboot. nvpmodel's answers are not trusted: every setting is read
     back.
 
     Args:
@@ -45,7 +45,7 @@ class NvpmodelDevice(SysfsDevice):
         state_directory: directory for the copy, created when a mode is applied.
 
     Raises:
-        InvalidInputError: as for `SysfsDevice`, or the configuration cannot be understood.
+        InvalidInputError: as for `SysfsDevice`, or the configuration cannot be parsed.
         ModeNotAppliedError: nvpmodel does not report the current mode.
     """
 
@@ -82,7 +82,10 @@ class NvpmodelDevice(SysfsDevice):
             raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """Describe how the current settings differ from an applied mode; nvpmodel caps the memory without a lock."""
+        """Describe how the current settings differ from an applied mode.
+
+        nvpmodel caps the memory without locking it.
+        """
         found = [*self.cpu.differences(mode.cores, mode.cpu_khz), *self.gpu.differences(mode.gpu_hz)]
         memory_hz = self.memory.frequency_hz()
         if memory_hz != mode.mem_hz:
@@ -102,7 +105,7 @@ class NvpmodelDevice(SysfsDevice):
         wanted, found = preset_mode(preset, self.space), self.current_mode()
         tables = ((wanted.cores,), self.space.cpu_khz, self.space.gpu_hz, self.space.mem_hz)
         for knob, expected, held, table in zip(PowerMode._fields, wanted, found, tables, strict=True):
-            # nvpmodel may round a limit up or down, so one step of the table is accepted.
+            # nvpmodel may round a limit up or down, so a difference of one step of the table is accepted.
             place = table.index(expected)
             if not table[max(place - 1, 0)] <= held <= table[min(place + 1, len(table) - 1)]:
                 raise ModeNotAppliedError(f"nvpmodel set {name}, but {knob}: wanted {expected}, found {held}")
@@ -110,7 +113,7 @@ class NvpmodelDevice(SysfsDevice):
         return found
 
     def knobs(self) -> Knobs:
-        """The current settings, for `restore`.
+        """Return the current settings, for `restore`.
 
         Raises:
             ModeNotAppliedError: a setting cannot be read, or nvpmodel does not report the current mode.
@@ -120,7 +123,7 @@ class NvpmodelDevice(SysfsDevice):
     def restore(self, knobs: Knobs) -> None:
         """Restore settings that `knobs` returned, in this process or an earlier one.
 
-        nvpmodel's mode first, since it persists over a reboot, then each single setting.
+        First nvpmodel's mode is restored, since it persists over a reboot, then each single setting.
 
         Raises:
             InvalidInputError: the settings are not this board's.
@@ -172,7 +175,7 @@ class NvpmodelDevice(SysfsDevice):
 
     def _read_conf(self, path: str) -> NvpmodelConf:
         try:
-            # The copy was written by this process, so it is not below `root`.
+            # This process has written the copy, so it is not below `root`.
             own = path == str(self._custom_conf)
             return parse_conf(self._custom_conf.read_text() if own else self._tree.read(path), path)
         except OSError as error:
@@ -181,7 +184,7 @@ class NvpmodelDevice(SysfsDevice):
             ) from None
 
     def _stanza(self, mode: PowerMode) -> dict[Argument, str]:
-        """All settings of a mode; those outside the mode's four values keep the base mode's value."""
+        """Return all settings of a mode; those outside the mode's four values keep the base mode's value."""
         stanza = dict(self._base.settings)
         for setting, path in self._conf.paths.items():
             parameter, argument = setting
@@ -195,13 +198,13 @@ class NvpmodelDevice(SysfsDevice):
                 elif is_cpu_clock(parameter) and _first_core(path) < mode.cores:
                     stanza[setting] = str(mode.cpu_khz)
                 elif is_cpu_clock(parameter):
-                    # The clock of offline cores has no files.
+                    # The clock of offline cores does not have files.
                     stanza.pop(setting, None)
         return stanza
 
 
 def _first_core(path: str) -> int:
-    """The first core of a clock, from the path of the file that sets it."""
+    """Return the first core of a clock, from the path of the file that sets it."""
     found = re.search(r"/(?:cpu|policy)(\d+)/", path)
     return int(found[1]) if found else 0
 

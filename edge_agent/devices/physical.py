@@ -1,4 +1,4 @@
-"""What every board that physically exists has in common."""
+"""The common base of all boards that physically exist."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class _HasClock(Protocol):
 
 
 class PhysicalBoard:
-    """Base of the devices that stand for hardware."""
+    """Base of the devices that represent hardware."""
 
     mode_persists = True
 
     def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
-        """None: a program has to train on the board."""
+        """Return None, since a program has to train on the board."""
         return None
 
     def begin_training(self: _HasClock, workload: Workload | None = None) -> PhysicalTraining:
-        """An app begins to train in the mode in force."""
+        """Begin an app's training in the mode in force."""
         return PhysicalTraining(self.clock)
 
 
@@ -41,7 +41,7 @@ class PhysicalTraining:
         self._clock = clock
 
     def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
-        """Replay the minibatches of a report up to the first change of mode; the later ones ran in the mode before."""
+        """Replay the minibatches of a report up to the first mode change; the later ones ran in the previous mode."""
         ended_s = self._clock.now_s() - sum(seconds)
         for index, took_s in enumerate(seconds):
             ended_s += took_s
@@ -49,7 +49,7 @@ class PhysicalTraining:
                 return
 
     def learned(self, workload: Workload | None) -> None:
-        """Do nothing: the hardware trains whatever the app does."""
+        """Do nothing, since the hardware trains whatever the app does."""
 
     def finish(self, minibatches: int) -> None:
-        """End the training; the hardware has done the work."""
+        """End the training, whose work the hardware has done."""

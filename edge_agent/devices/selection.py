@@ -1,4 +1,4 @@
-"""Opens the device that a command line names."""
+"""Opens the device named on a command line."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def open_device(
 
     Args:
         spec: `auto`, `sysfs`, `nvpmodel`, `jtop` or `host` for this machine, `sysfs:<folder>` for a Jetson's files
-            below a folder, or a board as `open_virtual_board` takes it. `simulated:<board kind>:real-time` is such a
-            board on this machine's clock. `auto` is `sysfs` on a Jetson, else `host`.
+            below a folder, or a board as for `open_virtual_board`. `simulated:<board kind>:real-time` is such a board
+            on this machine's clock. `auto` is `sysfs` on a Jetson, else `host`.
         seed: random seed of a virtual board.
         state_directory: directory where a device may keep files.
         root: root of this machine's files; `/` except in tests.
@@ -64,20 +64,20 @@ def open_device(
 
 
 def is_virtual(spec: str) -> bool:
-    """Whether `spec` names a virtual board, in virtual or in real time."""
+    """Return whether `spec` names a virtual board, in virtual or in real time."""
     kind, _, which = spec.partition(":")
     return (kind == "simulated" and which.removesuffix(_REAL_TIME) in BOARDS) or (kind == "replay" and bool(which))
 
 
 def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHINE) -> Path:
-    """The folder for a device's lock and the backup of its settings; known before the device can be opened.
+    """Return the folder for a device's lock and the backup of its settings; the device need not be open.
 
     A Jetson has one folder, wherever its agents keep their state, so that two agents exclude each other. For a virtual
-    board and for a host, which is never set, the folder is in the state directory and needs no root.
+    board and for a host, which is never set, the folder is in the state directory and does not need root.
 
     Args:
-        spec: the device, as `open_device` takes it.
-        state_directory: the agent's.
+        spec: the device, as for `open_device`.
+        state_directory: the agent's state directory.
         root: root of this machine's files.
 
     Raises:

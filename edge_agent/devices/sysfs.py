@@ -25,7 +25,7 @@ from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
 from wattfleet_io.clock import Clock
 from wattfleet_io.programs import RunProgram
 
-# The Nano is not among the simulated boards; only its maximum is known.
+# The Nano is not a simulated board; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)
 
 
@@ -64,7 +64,7 @@ class SysfsDevice(PhysicalBoard):
 
     @property
     def provenance(self) -> Provenance:
-        """Where its figures come from."""
+        """The source of its figures."""
         return "hardware"
 
     @property
@@ -74,7 +74,7 @@ class SysfsDevice(PhysicalBoard):
 
     @property
     def space(self) -> ModeSpace:
-        """The values that each knob takes, as the kernel lists them."""
+        """The values of each knob, as listed by the kernel."""
         return self._space
 
     @property
@@ -92,7 +92,7 @@ class SysfsDevice(PhysicalBoard):
         return self._modes
 
     def current_mode(self) -> PowerMode:
-        """The current mode, read back from the board.
+        """Return the current mode, read back from the board.
 
         Raises:
             ModeNotAppliedError: a setting cannot be read.
@@ -140,11 +140,11 @@ class SysfsDevice(PhysicalBoard):
         return PolledMeter(self.power.read_mw, self._clock)
 
     def conditions(self) -> Conditions:
-        """The current temperature and throttle count."""
+        """Return the current temperature and throttle count."""
         return read_conditions(self._tree)
 
     def activity(self) -> Activity:
-        """The current power, fan speed and GPU use."""
+        """Return the current power, fan speed and GPU use."""
         return Activity(self.power.read_mw(), self.fan.share(), self.gpu.use_share())
 
     @contextmanager
@@ -152,7 +152,7 @@ class SysfsDevice(PhysicalBoard):
         """Hold the fan at full speed until the block ends.
 
         Raises:
-            ModeNotAppliedError: the fan cannot be held, or not be restored.
+            ModeNotAppliedError: the fan cannot be held or restored.
         """
         before = _as_numbers(self.fan.knobs())
         try:
@@ -162,7 +162,7 @@ class SysfsDevice(PhysicalBoard):
             self.fan.put_back(before)
 
     def knobs(self) -> Knobs:
-        """The current settings, for `restore`.
+        """Return the current settings, for `restore`.
 
         Raises:
             ModeNotAppliedError: a setting cannot be read.
@@ -170,7 +170,7 @@ class SysfsDevice(PhysicalBoard):
         return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs(), **self.fan.knobs()}
 
     def require_restorable(self, knobs: Knobs) -> None:
-        """Check that settings are this board's, before changing any.
+        """Check that settings belong to this board, before changing any.
 
         Raises:
             InvalidInputError: they are another board's.
@@ -210,7 +210,7 @@ class SysfsDevice(PhysicalBoard):
 
 
 def default_memory_hz(kind: str) -> tuple[int, ...]:
-    """The memory frequencies of a kind of board, used if its kernel does not list them."""
+    """Return the memory frequencies of a kind of board, used if its kernel does not list them."""
     return BOARDS[kind].space.mem_hz if kind in BOARDS else _NANO_MEMORY_HZ
 
 

@@ -1,4 +1,4 @@
-"""The kernel's files, below a root that tests choose."""
+"""Access to the kernel's files below a root, which tests replace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Tree:
-    """The files of one machine; paths are those on it, such as `/sys/class/devfreq`.
+    """The files of one machine. Paths are those on that machine, such as `/sys/class/devfreq`.
 
     Args:
         root: the machine's root folder; `/` on the machine itself.
@@ -19,20 +19,20 @@ class Tree:
         self._root = root
 
     def exists(self, path: str) -> bool:
-        """Whether the file or folder exists and is visible."""
+        """Return whether the file or folder exists and is visible."""
         return os.path.exists(self.location(path))
 
     def may_write(self, path: str) -> bool:
-        """Whether this process may write a file; writes nothing."""
+        """Return whether this process may write a file, without writing."""
         return os.access(self.location(path), os.W_OK)
 
     def glob(self, pattern: str) -> list[str]:
-        """The matching paths, sorted by the numbers in them."""
+        """Return the matching paths, sorted by the numbers in them."""
         found = glob.glob(pattern.lstrip("/"), root_dir=self._root)
         return sorted((f"/{path}" for path in found), key=_numbers_in_order)
 
     def read(self, path: str) -> str:
-        """The text of a file, without white space or device-tree NULs at its ends.
+        """Return the text of a file, without white space or device-tree NULs at its ends.
 
         Raises:
             OSError: it is missing, or the kernel does not answer.
@@ -45,7 +45,7 @@ class Tree:
         Raises:
             OSError: it is missing, or the kernel refuses it.
         """
-        # Unbuffered, and never creating the file: a setting that vanished is an error.
+        # Unbuffered, and without creating the file, since a vanished setting is an error.
         descriptor = os.open(self.location(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())
@@ -53,7 +53,7 @@ class Tree:
             os.close(descriptor)
 
     def location(self, path: str) -> Path:
-        """The location of that machine's path on this one."""
+        """Return the location of that machine's path on this one."""
         return self._root / path.lstrip("/")
 
 

@@ -1,1 +1,1 @@
-"""Checks what an agent needs of a machine, with advice on problems; behind `wattfleet agent doctor`."""
+"""Checks whether a machine has what an agent needs, and advises on problems; used by `wattfleet agent doctor`."""

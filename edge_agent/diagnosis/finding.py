@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["ok", "limited", "absent", "fails"]
-"""In order; works with restrictions; missing on this kind of machine, so that it joins no rounds; must be fixed."""
+"""The levels: fine; works with restrictions; missing on this kind of machine, so it joins no rounds; must be fixed."""
 
 
 @dataclass(frozen=True)

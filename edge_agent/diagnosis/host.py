@@ -12,7 +12,7 @@ from wattfleet_io.console import count_of
 
 
 def host_findings(device: HostDevice) -> Iterator[Finding]:
-    """Check such a machine; many have no power meter and then join no rounds."""
+    """Check a machine without power modes; many have no power meter and therefore join no rounds."""
     yield limited(
         "device",
         f"host: not a Jetson, so its only mode is {device.current_mode().label()}, which is never changed",

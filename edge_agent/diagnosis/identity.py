@@ -1,4 +1,4 @@
-"""Checks of what protects the connection to the coordinator: certificate, key, clock, and allowed plaintext."""
+"""Checks the protection of the connection to the coordinator: certificate, key, clock, and allowed plaintext."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _ENROL = "enrol the board with `wattfleet agent join` and the line of `wattfleet
 _AS_ROOT = "run this as root: `sudo wattfleet agent doctor`"
 _SET_CLOCK = "let it follow a time server, such as with `sudo timedatectl set-ntp true`"
 _CLOCK_LAG = timedelta(days=1)
-"""A clock that is behind by less harms nothing: it only delays the renewal of a certificate."""
+"""A clock that is slow by less than this does no harm: it only delays the renewal of a certificate."""
 
 
 def identity_findings(folder: Path, service: InstalledConnection | None, now: datetime) -> Iterator[Finding]:
     """Check the identity of a device, and the machine's clock against it.
 
     Args:
-        folder: of the identity; it need not exist.
+        folder: the folder of the identity; it need not exist.
         service: how the installed service connects; None if none is installed.
         now: the machine's time.
     """
-    if not _may_look_into(folder):
+    if not _may_enter(folder):
         yield limited("certificate", f"{folder}: permission denied", _AS_ROOT)
         return
     yield from _key(folder)
@@ -55,12 +55,12 @@ def identity_findings(folder: Path, service: InstalledConnection | None, now: da
         yield _metrics(folder, service)
 
 
-def _may_look_into(folder: Path) -> bool:
+def _may_enter(folder: Path) -> bool:
     return os.access(folder, os.R_OK | os.X_OK) if os.path.exists(folder) else True
 
 
 def _key(folder: Path) -> Iterator[Finding]:
-    """Check who may read the private key; nothing if there is none."""
+    """Check who may read the private key, if there is one."""
     if not (folder / KEY).exists():
         return
     try:
@@ -107,7 +107,7 @@ def _clock(stored: datetime | None, now: datetime) -> Finding:
     """Check the machine's clock.
 
     Args:
-        stored: when the certificate was stored, by the later of this clock and the invite's time; None without one.
+        stored: when the certificate was stored, the later of this clock's and the invite's time; None without one.
         now: the machine's time.
     """
     shown = f"{now:%Y-%m-%d %H:%M} UTC"
@@ -123,7 +123,7 @@ def _clock(stored: datetime | None, now: datetime) -> Finding:
 
 
 def _metrics(folder: Path, service: InstalledConnection) -> Finding:
-    """Check who may read the metrics that the service serves."""
+    """Check who may read the service's metrics."""
     address = service.metrics_address
     try:
         if is_exposed(address, folder, service.is_insecure):

@@ -1,4 +1,4 @@
-"""Checks of a Jetson: what its kernel reports, and which settings may be written."""
+"""Checks a Jetson: what its kernel reports, and which settings may be written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DRIVER = "check that the kernel is NVIDIA's, from JetPack 4 to 7"
 
 
 def jetson_findings(tree: Tree) -> Iterator[Finding]:
-    """Check each part of a Jetson separately, so that one failure hides no other."""
+    """Check each part of a Jetson separately, so that one failure does not hide another."""
     try:
         identity = identify(tree)
     except InvalidInputError as error:

@@ -30,7 +30,7 @@ class Sample:
         power_w: watts; None if a rail cannot be read (missing is not zero).
         temperature_c: the hottest junction, degrees Celsius; None if the board does not report it.
         throttled: throttle events since the first sample; None if the board does not count them.
-        expected: measured or predicted training time and power at this mode; None if neither is known.
+        expected: measured or predicted training time and power in this mode; None if unknown.
     """
 
     at_s: float
@@ -49,7 +49,7 @@ class Sample:
         return self.power_w / self.expected.power_w
 
     def content(self) -> dict[str, Any]:
-        """The sample as JSON-compatible values."""
+        """Return the sample as JSON-compatible values."""
         return {
             "at_s": self.at_s,
             "mode": self.mode and self.mode._asdict(),
@@ -94,7 +94,7 @@ def samples(
                 None if math.isnan(power_mw) else power_mw / 1e3,
                 conditions.temperature_c,
                 None if throttle_events is None or throttled_before is None else throttle_events - throttled_before,
-                # The current settings may match no offered mode: between two modes, or under a governor.
+                # The current settings may not match any offered mode: between two modes, or under a governor.
                 expectation_of(fitted, mode) if fitted and mode in offered else None,
             )
             if seconds is not None and at_s >= seconds:

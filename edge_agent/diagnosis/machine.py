@@ -1,4 +1,4 @@
-"""All checks of a machine: board, device, state directory, installation, identity and socket."""
+"""Runs all checks of a machine: board, device, state directory, installation, identity and socket."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def diagnose(
 
     Args:
         spec: value of `--device`.
-        open_device: opens it.
+        open_device: opens the device.
         state_directory: the agent's directory.
         device_folder: folder with the backup of the device's settings.
-        socket_path: socket where it serves the ClientApp.
+        socket_path: socket where the agent serves the ClientApp.
         code: the code that it runs.
         identity_folder: folder of its key and certificate.
         root: root of the machine's files.
@@ -70,7 +70,7 @@ def diagnose(
 
 
 def _tree_of(spec: str) -> Tree | None:
-    """The files of the Jetson that `spec` names; None if it names none."""
+    """Return the files of the Jetson that `spec` names; None if it does not name one."""
     kind, _, folder = spec.partition(":")
     if kind not in ("auto", "sysfs", "nvpmodel", "jtop"):
         return None

@@ -1,1 +1,1 @@
-"""The agent's own metrics, which Prometheus reads from the device itself."""
+"""The agent's own metrics, which Prometheus reads directly from the device."""

@@ -1,4 +1,4 @@
-"""An agent and its board, as metric families. What is unknown has no sample, and is never exported as 0."""
+"""Exports an agent and its board as metric families. An unknown value has no sample; it is never exported as 0."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class AgentCollector(Collector):
     def __init__(
         self, device: DeviceFacts, figures: Callable[[], AgentFigures], expires_at: Callable[[], datetime | None]
     ) -> None:
-        """Read from one agent.
+        """Set up the collector of one agent.
 
         Args:
-            device: what it serves.
-            figures: what it knows now; called in the thread of a request.
-            expires_at: when its certificate expires; None without one.
+            device: the device that it serves.
+            figures: returns what the agent knows now; called in the thread of a request.
+            expires_at: returns when its certificate expires; None without one.
         """
         self._device = device
         self._figures = figures
         self._expires_at = expires_at
 
     def collect(self) -> Iterator[Metric]:
-        """All families, from the current figures."""
+        """Return all families, from the current figures."""
         figures, device = self._figures(), self._device
         info = GaugeMetricFamily(
             "wattfleet_agent_info",
@@ -56,7 +56,7 @@ class AgentCollector(Collector):
 
 
 def _agent_families(figures: AgentFigures) -> Iterator[Metric]:
-    """What the agent is doing."""
+    """Return the families on what the agent is doing."""
     state = GaugeMetricFamily(
         "wattfleet_agent_state", "Always 1; the label is the device's current state", labels=["state"]
     )
@@ -76,7 +76,7 @@ def _agent_families(figures: AgentFigures) -> Iterator[Metric]:
 
 
 def _board_families(sample: BoardSample | None) -> Iterator[Metric]:
-    """What the board's sensors said last; a sensor that the board does not have has no sample."""
+    """Return the families with the board's latest sensor readings; a missing sensor has no sample."""
     read = sample or BoardSample()
     mode = read.mode
     for name, text, value in (
@@ -102,7 +102,7 @@ def _board_families(sample: BoardSample | None) -> Iterator[Metric]:
 
 
 def _duty_families(duty: KeptDuty | None) -> Iterator[Metric]:
-    """How the device answers the requests of its duty; the counters begin anew with another duty."""
+    """Return the families on how the device answers its duty's requests; another duty resets the counters."""
     latency = HistogramMetricFamily(
         "wattfleet_agent_duty_latency_seconds", "Seconds from a request's arrival to its answer"
     )

@@ -1,4 +1,4 @@
-"""What an agent exports of itself and its board at one moment."""
+"""The figures that an agent exports of itself and its board at one moment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from wattfleet_proto.device_state import DeviceState
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What the device is.
+    """The identity of a device.
 
     Attributes:
-        device_id: its name in the fleet.
+        device_id: the device's name in the fleet.
         board: its kind of board.
-        provenance: whether its figures are simulated, replayed or of hardware.
+        provenance: whether its figures are simulated, replayed or measured on hardware.
     """
 
     device_id: str
@@ -29,13 +29,13 @@ class AgentFigures:
     """What the agent knows now.
 
     Attributes:
-        sample: what the board's sensors said last; None before the first reading, and while they cannot be read.
+        sample: the latest readings of the board's sensors; None before the first, and while they cannot be read.
         state: the device's state.
-        profiled_modes: power modes measured of the workload in question.
-        modes_to_measure: modes that the profile in progress measures at most; None while there is none.
-        is_connected: whether the coordinator has welcomed the device, and the session lasts.
-        waiting_reports: reports that the coordinator has not acknowledged.
-        trainings: trainings that have begun since the agent started.
+        profiled_modes: number of power modes measured of the latest workload.
+        modes_to_measure: maximum of modes that the profile in progress measures; None without one.
+        is_connected: whether there is a session, to which the coordinator has welcomed the device.
+        waiting_reports: number of reports that the coordinator has not acknowledged.
+        trainings: number of trainings begun since the agent started.
         granted_w: watts that the training in progress may draw; None without one.
         duty: how the duty in force is kept; None without one.
     """

@@ -1,4 +1,4 @@
-"""Who may read the metrics of an agent: everybody on its machine, and over TLS viewers and operators elsewhere."""
+"""Decides who may read an agent's metrics: everybody on its machine, and viewers and operators elsewhere over TLS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattfleet_io.addresses import split_address
 
 
 def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
-    """Whether other machines reach an address without TLS.
+    """Return whether other machines can reach an address without TLS.
 
     Args:
         address: host:port to serve metrics on.
@@ -23,8 +23,8 @@ def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
         is_insecure: whether `--insecure` was given.
 
     Raises:
-        InvalidInputError: they would although they must not, the identity is damaged, or its certificate is of a kind
-            that no client accepts from a server.
+        InvalidInputError: they could although that is not allowed, the identity is damaged, or its certificate is of a
+            kind that clients do not accept from a server.
     """
     if is_loopback(split_address(address)[0]):
         return False
@@ -33,23 +33,26 @@ def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
         if is_insecure:
             return True
         raise InvalidInputError(
-            f"--metrics-address {address}: other machines reach it, and {identity_folder} has no certificate to protect"
-            " it: enrol this device with `wattfleet agent join`, use a loopback address such as 127.0.0.1:9466, or pass"
+            f"--metrics-address {address}: other machines can reach it, and {identity_folder} has no certificate to "
+            f"protect"
+            " it: enrol this device with `wattfleet agent join`, use a loopback address such as 127.0.0.1:9466, or "
+            "pass"
             " --insecure for plaintext"
         )
     if not may_serve(identity.certificate_pem):
         raise InvalidInputError(
-            f"--metrics-address {address}: the certificate in {identity_folder} was issued for clients only, as earlier"
-            " coordinators did: enrol again with `wattfleet agent join`, or start the agent on a loopback address until"
+            f"--metrics-address {address}: the certificate in {identity_folder} was issued by an earlier coordinator "
+            f"for clients only: enrol again with `wattfleet agent join`, or start the agent on a loopback address "
+            f"until"
             " the certificate is renewed"
         )
     return False
 
 
 def guard_of(address: str, identity_folder: Path, is_insecure: bool) -> HttpAccess | None:
-    """Who may read from other machines, over TLS; None where TLS is not used. Arguments and errors as above.
+    """Return who may read from other machines over TLS; None if TLS is not used. Arguments and errors as above.
 
-    A renewed certificate is used from the next connection on. An agent does not know which certificates were revoked:
+    A renewed certificate is used from the next connection on. An agent does not know which certificates are revoked, so
     a viewer's is accepted until it expires.
     """
     if is_exposed(address, identity_folder, is_insecure) or is_loopback(split_address(address)[0]):

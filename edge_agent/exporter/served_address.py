@@ -1,4 +1,4 @@
-"""Where a running agent serves its metrics, for `wattfleet agent status`."""
+"""Records the address of a running agent's metrics for `wattfleet agent status`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def noted(url: str, state_directory: Path) -> Iterator[None]:
-    """Note the URL of the metrics while the context lasts."""
+    """Record the URL of the metrics within this context."""
     path = state_directory / EXPORTER_FILE
     try:
         state_directory.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def noted(url: str, state_directory: Path) -> Iterator[None]:
 
 
 def read_url(state_directory: Path) -> str | None:
-    """The URL of the metrics; None if none are served.
+    """Return the recorded URL of the metrics; None if they are not served.
 
     Raises:
         InvalidInputError: the file cannot be read, or is damaged.

@@ -29,16 +29,17 @@ _LIMITS = ConnectionLimits(connections=8, timeout_s=10.0)
 def metrics_served(
     settings: AgentSettings, address: str, device: DeviceFacts, figures: Callable[[], AgentFigures]
 ) -> Iterator[str]:
-    """Serve `/metrics` from a thread until the context is left; yields its URL.
+    """Serve `/metrics` from a thread within this context; yield its URL.
 
     Args:
-        settings: the agent's.
-        address: host:port to listen on; port 0 takes a free one.
-        device: what the agent serves.
-        figures: what it knows now; called in the thread of a request.
+        settings: the agent's settings.
+        address: host:port to listen on; port 0 uses a free one.
+        device: the device that the agent serves.
+        figures: returns what the agent knows now; called in the thread of a request.
 
     Raises:
-        InvalidInputError: the address is in use or does not exist, or would be plaintext although it must not.
+        InvalidInputError: the address is in use or does not exist, or would be served as plaintext although that is not
+            allowed.
     """
     folder, insecure = settings.identity_folder, settings.session.insecure
     guard = guard_of(address, folder, insecure)
@@ -47,7 +48,7 @@ def metrics_served(
     def expires_at() -> datetime | None:
         try:
             identity = read_identity(folder)
-        except WattfleetError:  # the session says so
+        except WattfleetError:  # the session reports it
             return None
         return None if identity is None else identity.certificate.not_after
 

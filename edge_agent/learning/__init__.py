@@ -1,1 +1,1 @@
-"""Fitting the device's predictor to what was measured, and noticing when it no longer holds."""
+"""Fits the device's predictor to its measurements, and detects when the predictor is no longer valid."""

@@ -13,7 +13,7 @@ from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.modes import PowerMode, modes_to_array
 
 INTERVAL = 0.9
-"""Share of modes whose true value lies within the interval."""
+"""The share of modes whose true value lies within the interval."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Expectation:
     """Time and power of one mode.
 
     Attributes:
-        measured: whether they were measured; otherwise they are predicted medians.
+        measured: whether the values were measured; otherwise they are predicted medians.
         minibatch_ms: milliseconds per minibatch.
         power_w: watts while training.
         time_log_sd: standard deviation of the time's logarithm; 0 if measured.
@@ -42,15 +42,15 @@ class Expectation:
         return self.minibatch_ms * self.minibatches_per_epoch / 1e3
 
     def keeps_power(self, watts: float) -> float | None:
-        """The probability that training draws at most so many watts; None if the power was measured."""
+        """Return the probability that training draws at most this power, W; None if the power was measured."""
         return None if self.measured else _below(watts / self.power_w, self.power_log_sd)
 
     def keeps_epoch(self, seconds: float) -> float | None:
-        """The probability that an epoch takes at most so many seconds; None if the time was measured."""
+        """Return the probability that an epoch takes at most this time, s; None if the time was measured."""
         return None if self.measured else _below(seconds / self.epoch_s, self.time_log_sd)
 
     def content(self) -> dict[str, Any]:
-        """The expectation as JSON."""
+        """Return the expectation as a JSON object."""
         return {
             "measured": self.measured,
             "minibatch_ms": self.minibatch_ms,
@@ -63,7 +63,7 @@ class Expectation:
 
 
 def expectation_of(fitted: FittedDevice, mode: PowerMode) -> Expectation:
-    """The expectation of a mode that the device offers."""
+    """Return the expectation of a mode that the device offers."""
     known = fitted.known
     place = int(np.flatnonzero((known.modes == modes_to_array([mode])).all(axis=1))[0])
     return Expectation(
@@ -77,7 +77,7 @@ def expectation_of(fitted: FittedDevice, mode: PowerMode) -> Expectation:
 
 
 def lines_of(content: Mapping[str, Any]) -> dict[str, str]:
-    """The lines of text for `Expectation.content`."""
+    """Return the lines of text for `Expectation.content`."""
     return {
         "source": "measured" if content["measured"] else f"predicted, with {INTERVAL:.0%} interval",
         "minibatch": f"{content['minibatch_ms']:.1f} ms",
@@ -88,10 +88,10 @@ def lines_of(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def assumed_length(minibatches_per_epoch: int) -> str:
-    """That seconds of an epoch count on a number of minibatches that nobody has told, and how to give it."""
+    """Return the remark that an epoch's length is assumed, and how to state it."""
     return (
-        f"An epoch is assumed to have {minibatches_per_epoch:,} minibatches: no app has told their number yet. Give it"
-        " with `wattfleet agent fit --minibatches-per-epoch`."
+        f"An epoch is assumed to have {minibatches_per_epoch:,} minibatches: no app has reported their number yet. "
+        f"State it with `wattfleet agent fit --minibatches-per-epoch`."
     )
 
 

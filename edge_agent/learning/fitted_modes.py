@@ -17,26 +17,26 @@ from wattfleet.prediction import Prediction
 Mask = NDArray[np.bool_]
 
 Beside = Callable[[ModeArray, Prediction], tuple[ModeArray, Prediction]]
-"""Makes of `[n, 4]` modes and the predictions of a training alone those beside a device's other duties."""
+"""Converts `[n, 4]` modes and the predictions of a training without duties into those beside the device's duty."""
 
 
 class NoFrontError(InvalidInputError):
-    """The device's duty leaves nothing to plan a training with; the message says why."""
+    """The device's duty leaves no mode to plan a training with; the message gives the reason."""
 
 
 def alone(modes: ModeArray, prediction: Prediction) -> tuple[ModeArray, Prediction]:
-    """Leave them as they are, since the device has no other duties."""
+    """Return modes and predictions unchanged, since the device has no other duties."""
     return modes, prediction
 
 
 @dataclass(frozen=True)
 class FittedModes:
-    """What one fit tells of a device's modes. It stays valid while only the batch of the training changes.
+    """The predictions of one fit for a device's modes. It stays valid while only the batch of the training changes.
 
     Attributes:
         modes: `[n, 4]` modes of the device.
-        at_fit: the prediction of each of them, with the batch size of the fit.
-        by_batch: the same with each batch size that a plan may choose; empty if it may choose none.
+        at_fit: the prediction for each of these modes, with the batch size of the fit.
+        by_batch: the same for each batch size that a plan may choose; empty if a plan may not choose one.
         basis: what was known of the workload when the fit began.
     """
 
@@ -51,15 +51,15 @@ class FittedModes:
         return bool(self.by_batch)
 
     def is_outdated(self, known: KnownWorkload) -> bool:
-        """Whether the fit does not take into account what is known of the workload now."""
+        """Return whether more is known of the workload now than when the fit began."""
         return _dependencies(self.basis) != _dependencies(known)
 
     def prediction(self, known: KnownWorkload) -> Prediction:
-        """Of each of the modes, with the batch size of the latest training."""
+        """Return the prediction for each mode, with the batch size of the latest training."""
         return self.by_batch.get(known.workload.facts.batch or 0, self.at_fit)
 
     def at(self, mode: PowerMode, known: KnownWorkload) -> Prediction:
-        """Of one mode, with the batch size of the latest training.
+        """Return the prediction for one mode, with the batch size of the latest training.
 
         Raises:
             InvalidInputError: the device does not offer the mode.
@@ -72,17 +72,17 @@ class FittedModes:
     def front(
         self, known: KnownWorkload, allowed: Mask, first_gcycles: float, beside: Beside = alone
     ) -> tuple[Front, Workload]:
-        """The front, over all batch sizes if the fit has predicted those that are offered now, and its workload.
+        """Return the front and its workload; the front has all batch sizes offered now, if the fit has predicted them.
 
         Args:
             known: what is known of the workload now.
-            allowed: `[n]` modes that do not overload the board.
+            allowed: `[n]` booleans: whether the mode does not overload the board.
             first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
-            beside: what the device's other duties leave for a training.
+            beside: converts predictions of a training without duties into those beside the device's duty.
 
         Raises:
             ImplausibleError: no mode's prediction is plausible.
-            NoFrontError: no batch size leaves anything beside the device's other duties.
+            NoFrontError: the device's other duties leave no mode for any batch size.
         """
         by_batch = self.by_batch
         if not by_batch or tuple(by_batch) != known.offered_batches:
@@ -106,12 +106,12 @@ class FittedModes:
     def front_of_own_batch(
         self, known: KnownWorkload, allowed: Mask, first_gcycles: float, beside: Beside = alone
     ) -> Front:
-        """The front over modes alone, with the batch size of the latest training; see `front`."""
+        """Return the front for the batch size of the latest training only; see `front`."""
         modes, prediction = beside(*self.of_own_batch(known, allowed))
         return predicted_front(modes, prediction, known.counted_minibatches, first_gcycles)
 
     def alone_in(self, mode: PowerMode, known: KnownWorkload, first_gcycles: float) -> Front:
-        """A front of one mode, without other duties and with the batch size of the latest training; see `front`.
+        """Return a front of one mode, without other duties and for the batch size of the latest training; see `front`.
 
         Raises:
             ImplausibleError: its prediction is not plausible.
@@ -121,12 +121,12 @@ class FittedModes:
         return predicted_front(modes_to_array([mode]), one, known.counted_minibatches, first_gcycles)
 
     def of_own_batch(self, known: KnownWorkload, allowed: Mask) -> tuple[ModeArray, Prediction]:
-        """The allowed modes, and the prediction of each with the batch size of the latest training."""
+        """Return the allowed modes, and the prediction for each with the batch size of the latest training."""
         return self.modes[allowed], self.prediction(known).among(allowed)
 
 
 def _dependencies(known: KnownWorkload) -> tuple[Workload, tuple[int, ...]]:
-    """What a fit depends on: it predicts all batch sizes that a plan may choose, whichever is trained."""
+    """Return what a fit depends on. The trained batch size is not part of it if a fit predicts several."""
     workload, offered = known.workload, known.offered_batches
     if offered:
         workload = replace(workload, facts=replace(workload.facts, batch=None, step_flops=None))

@@ -23,8 +23,8 @@ class Fitted:
 
     Attributes:
         artefact: the predictor as it is stored.
-        prediction: of each of the device's modes, in their order, with the batch size of the fit.
-        by_batch: the same with each batch size that a plan may choose.
+        prediction: the prediction for each of the device's modes, in their order, with the batch size of the fit.
+        by_batch: the same for each batch size that a plan may choose.
     """
 
     artefact: Artefact
@@ -36,7 +36,7 @@ class Fitting(Protocol):
     """Fits the predictor of one device."""
 
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
-        """Transfer the references to the device.
+        """Transfer the references to the device, and return the fitted predictor.
 
         Args:
             profile: measurements, and observations of rounds.
@@ -48,11 +48,11 @@ class Fitting(Protocol):
         ...
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
-        """`[m, 4]` modes to measure next, as `wattfleet.choosing.sampling.next_modes` chooses them.
+        """Return `[m, 4]` modes to measure next, chosen by `wattfleet.choosing.sampling.next_modes`.
 
         Args:
             profile: measurements and observations so far.
-            settings: how many, and when to stop.
+            settings: how many modes to choose, and when to stop.
             exclude: `[k, 4]` modes that must not be measured.
 
         Raises:
@@ -76,7 +76,7 @@ class FittingHere:
         modes: `[n, 4]` modes of the device.
 
     Raises:
-        UnusableReferenceError: the reference gives no predictor.
+        UnusableReferenceError: the reference cannot be used as a predictor for this device.
     """
 
     def __init__(self, transfer: Transfer, modes: ModeArray) -> None:
@@ -93,7 +93,7 @@ class FittingHere:
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
         """See `Fitting.next_modes`."""
-        # The modes that were measured with another batch help to predict, but have yet to be measured with this one.
+        # Modes measured with another batch help to predict, but still have to be measured with this batch.
         own = own_rows(profile, self._transfer.batch)
         return next_modes(
             own, self._modes, lambda _: self._predicted(self._fitted(profile), profile), settings, exclude=exclude

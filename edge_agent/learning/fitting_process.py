@@ -1,7 +1,8 @@
-"""Fits in a child process that runs only while it is needed.
+"""Fits predictors in a child process that runs only while it is needed.
 
-A fit needs scipy, which takes more memory than the rest of an agent that idles for days. The process answers pickled
-requests one after the other. It ends when its standard input is closed, so also when the agent is killed.
+A fit needs scipy, which takes more memory than all the rest of the agent, and the agent idles for days. The process
+answers pickled requests one after the other. It ends when its standard input is closed, and therefore also when the
+agent is killed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Profile
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, ParentConnection, give_way, parent_connection
+from wattfleet_io.child_process import (
+    ChildEndedError,
+    ChildProcess,
+    ParentConnection,
+    lower_priority,
+    parent_connection,
+)
 from wattfleet_io.logs import start_logging
 
 ANSWERS_WITHIN_S = 600.0
-"""Default limit on one answer. One core at its lowest clock needs about a minute."""
+"""Default time limit for one answer, s. One core at its lowest clock needs about a minute."""
 
 
 class FittingFailedError(WattfleetError):
-    """The fitting process has failed; its own message is in the agent's log."""
+    """The fitting process has failed; its message is in the agent's log."""
 
 
 def fitting_process(
@@ -41,7 +48,7 @@ def fitting_process(
         transfer: the reference and the device.
         modes: `[n, 4]` modes of the device.
         stopping: set once the agent stops.
-        answers_within_s: limit on one answer, seconds.
+        answers_within_s: time limit for one answer, s.
     """
 
     @contextmanager
@@ -82,7 +89,7 @@ class _FittingProcess:
             raise FittingFailedError(f"the fitting process {ended}; see its own message in this log") from None
 
     def _deadline(self) -> Callable[[], None]:
-        """A check that raises once the agent stops, or the time for one answer is over."""
+        """Return a check that raises an error once the agent stops or the time for one answer is over."""
         give_up_s = time.monotonic() + self._answers_within_s
 
         def check() -> None:
@@ -109,7 +116,7 @@ def _serve(parent: ParentConnection) -> None:
 
 def main() -> None:
     """Serve the agent that started this process."""
-    give_way()
+    lower_priority()
     start_logging()
     with parent_connection() as parent:
         _serve(parent)

@@ -1,4 +1,4 @@
-"""Which modes keep within the watts of a grant, as a device predicts them."""
+"""Decides which modes keep within the watts of a grant, by a device's predictions."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import Prediction
 
-# A running mode may be a little less certain to keep its watts than plans demand. Otherwise, facts that hardly matter,
-# such as two loader workers, would lower most modes of a first round, and cost its observation.
+# For a running training, a slightly lower certainty than in plans is enough. Otherwise, facts of little importance,
+# such as two loader workers, would lower the modes of most first rounds, and lose their observations.
 _KEPT_QUANTILE = POWER_QUANTILE - 0.02
-# The watts of a plan are sums and differences, so that a mode may seem to exceed its own by the last digit.
+# Tolerance for rounding: a plan's watts are sums and differences, so a mode may seem to exceed them by a last digit.
 _ROUNDING = 1e-9
 
 
 def draws_at_most(predicted: Prediction, power_limit_w: float) -> bool:
-    """Whether a mode is expected to draw no more than the watts of a grant.
+    """Return whether a mode is expected to draw no more than the watts of a grant.
 
     Args:
-        predicted: of the mode alone.
-        power_limit_w: watts set aside for the device.
+        predicted: the prediction for this one mode.
+        power_limit_w: watts reserved for the device.
     """
     return _power_w(predicted) <= power_limit_w
 
 
 def keeps_within(predicted: Prediction, power_limit_w: float) -> bool:
-    """Whether a mode keeps within the watts of a grant with a probability of 93 %.
+    """Return whether a mode keeps within the watts of a grant with a probability of 93 %.
 
     Plans demand 95 % (`POWER_QUANTILE`).
 
     Args:
-        predicted: of the mode alone.
-        power_limit_w: watts set aside for the device.
+        predicted: the prediction for this one mode.
+        power_limit_w: watts reserved for the device.
     """
     return bool(predicted.power_mw_quantile(_KEPT_QUANTILE)[0] <= _most_mw(power_limit_w))
 
 
 def fastest_within(front: Front, power_limit_w: float) -> PowerMode | None:
-    """The fastest mode of a front that keeps within the watts of a grant; None without one."""
+    """Return the fastest mode of a front that keeps within the watts of a grant; None if no mode does."""
     (affordable,) = np.nonzero(front.planned_w * 1e3 <= _most_mw(power_limit_w))
     return front.mode(int(affordable[0])) if len(affordable) else None
 
 
 def exceeds_grant(mode: PowerMode, predicted: Prediction, power_limit_w: float) -> InvalidInputError:
-    """The error that refuses a granted mode, which is expected to draw more than its grant allows."""
+    """Return the error for a granted mode that is expected to draw more than its grant allows."""
     return InvalidInputError(
         f"the mode {mode.label()} is predicted to draw {_power_w(predicted):.1f} W, more than the limit of"
         f" {power_limit_w:.1f} W: check that agent and coordinator use the same front"

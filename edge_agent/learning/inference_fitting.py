@@ -15,13 +15,13 @@ from wattfleet.prediction import Artefact, Prediction
 
 @dataclass(frozen=True)
 class InferenceFitting:
-    """Fits predictors of inference, for one set of references.
+    """Fits predictors of inference from one set of references.
 
     Attributes:
         references: the predictors to transfer from, the most important first.
-        header: describes the device; its workload and batch are replaced.
-        others_of: stored predictors of other workloads of the device, by the name of the workload to predict.
-        open_fitting: opens a fitting of a transfer.
+        header: describes the device; its workload and batch size are replaced.
+        others_of: returns the stored predictors of the device's other workloads, given the workload to predict.
+        open_fitting: opens a fitting for a transfer.
     """
 
     references: Sequence[Artefact]
@@ -30,12 +30,12 @@ class InferenceFitting:
     open_fitting: Callable[[Transfer], AbstractContextManager[Fitting]]
 
     def __call__(self, workload: str, batches: tuple[int, ...], rows: Profile) -> Mapping[int, Prediction]:
-        """Predict all modes of the device, by batch.
+        """Return predictions for all modes of the device, by batch size.
 
         Args:
             workload: name of the inference workload.
-            batches: to predict.
-            rows: measured rows of it, which may be none.
+            batches: the batch sizes to predict.
+            rows: measured rows of the workload; may be empty.
 
         Raises:
             WattfleetError: no predictor can be fitted.

@@ -1,4 +1,4 @@
-"""A manual profile: the daemon's journal and predictor, without a coordinator."""
+"""A manual profile: writes the same journal and predictor as the daemon, without a coordinator."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class ManualProfileSettings:
 
     Attributes:
         device_id: the device's name in its fleet.
-        workload: the name that the profile is stored under; None takes the name of what is trained.
+        workload: the name under which the profile is stored; None uses the trained workload's name.
         minibatches_per_epoch: minibatches of one pass over the device's data; None uses the reference's.
         modes: maximum number of modes to measure, including those of earlier runs.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
         seed: random seed for choosing modes.
-        loader_workers: processes that load the workload's data; None if it is unknown.
-        method: selects the modes. `scratch` fits the predictor without the reference, all others with it.
+        loader_workers: number of processes that load the workload's data; None if unknown.
+        method: the method that selects the modes. `scratch` fits the predictor without the reference, all others with
+            it.
         budgets_w: the budgets of `binary-search`, W.
 
     Raises:
@@ -83,7 +84,7 @@ class ManualProfile:
         records: the measured modes, including earlier runs.
         discarded: the disturbed measurements.
         seconds: time spent measuring, device-clock seconds.
-        limit: maximum number of modes that would have been measured.
+        limit: maximum number of modes to measure.
         artefact: the fitted predictor as stored.
     """
 
@@ -110,16 +111,16 @@ def profile_manually(
     The device is left in the mode measured last: call this inside `backed_up`.
 
     Args:
-        settings: how many modes to measure, and for which device.
+        settings: the number of modes to measure, and the device.
         device: the board.
         profiled: the workload to train.
         reference: the predictor to transfer from.
-        state_directory: the agent's; created if missing.
-        begun: receives the number of modes already measured, and the limit.
-        report: receives the progress after every mode.
+        state_directory: the agent's state directory; created if missing.
+        begun: called with the number of modes already measured, and the limit.
+        report: called with the progress after every mode.
 
     Raises:
-        InvalidInputError: an existing journal belongs to something else, or a file cannot be written.
+        InvalidInputError: an existing journal belongs to another device or workload, or a file cannot be written.
         JournalError: the journal cannot be written; its earlier modes are safe.
         MeasurementError: power cannot be read.
         ModeNotAppliedError: a mode did not take effect.

@@ -1,4 +1,4 @@
-"""What profiling would take on a board, by a reference's prediction, and which method is advised."""
+"""Predicts from a reference what profiling would cost on a board, and recommends a profiling method."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def board_figures(
         board_kind: the board, such as `agx-orin`; the reference is adapted to it if it is known.
         modes: `[n, 4]` modes of the board.
         minibatch_ms: milliseconds of the workload's minibatch in the board's highest mode; all predicted times are
-            scaled to it. None takes the workload of the reference.
+            scaled to it. None uses the workload of the reference.
 
     Raises:
-        InvalidInputError: the reference is of another task, or a number is out of range.
+        InvalidInputError: the reference is for another task, or a number is out of range.
         CorruptReferenceError: the reference is damaged.
     """
     facts = reference.details.facts
     if facts is not None and facts.task is not Task.TRAINING:
-        raise InvalidInputError(f"the reference is of {facts.task}: choose a reference of training")
+        raise InvalidInputError(f"the reference is for {facts.task}: choose a reference for training")
     predicted = restore_predictor(reference, BOARDS.get(board_kind)).predict(modes)
     if minibatch_ms is not None:
         if not 0 < minibatch_ms < float("inf"):
@@ -44,13 +44,13 @@ def board_figures(
 
 
 def advised_profile(board: BoardFigures, training_h: float, changes: WorkloadChanges, budgets: int) -> Advice:
-    """The advice for a profile that is to be measured now.
+    """Return the advice for a profile to be measured now.
 
     Args:
         board: the board.
         training_h: hours of all training planned.
         changes: how often the workload changes during these hours.
-        budgets: number of budgets that are known beforehand.
+        budgets: number of budgets known in advance.
 
     Raises:
         InvalidInputError: a number is out of range.

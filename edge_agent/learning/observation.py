@@ -16,8 +16,8 @@ class Observed:
         mode: the mode in force.
         epoch_s: seconds per epoch at the pace of steady minibatches, without the warm-up.
         power_w: mean power while training, without the warm-up, W.
-        is_shared: whether the training has waited for requests that the device answered meanwhile. Its time and power
-            are then not those of a training alone, which the predictor knows.
+        is_shared: whether the training waited for requests that the device answered meanwhile. If so, its time and
+            power are not those of a training alone, which the predictor needs.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.

@@ -1,4 +1,4 @@
-"""Online learning of one workload: rounds refine the predictor, and a board that has changed is profiled again."""
+"""Online learning of one workload: rounds refine the predictor, and a changed board is profiled again."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ _log = logging.getLogger(__name__)
 
 
 def most_modes(journal: Journal, limit: int) -> int:
-    """Limit on the modes to measure: `limit`, or fewer in a repeated profile."""
+    """Return the maximum of modes to measure: `limit`, or fewer in a repeated profile."""
     return limit if journal.renewal is None else min(journal.renewal.modes, limit)
 
 
 class OnlineLearner:
-    """Keeps a device's predictor of a workload up to date with its trainings. Its methods may be called by any thread.
+    """Keeps a device's predictor of a workload up to date with its trainings. Its methods may be called in any thread.
 
     Args:
         device: the board.
-        open_steps: begins the workload of repeated profiles; None where only the app itself can train it.
-        journal: its profile, open; the learner closes it.
-        open_fitting: begins to fit the device's predictor.
+        open_steps: starts the workload for repeated profiles; None if only the app itself can train it.
+        journal: the open journal of its profile; the learner closes it.
+        open_fitting: opens a fitting of the device's predictor.
         fitted: the result of the last fit.
-        limit: on all modes to measure, including those measured during rounds.
+        limit: maximum of modes to measure, including those measured during rounds.
         known: what is known of the workload.
-        seed: for the choice of modes.
-        keep: called after every fit, and first with `fitted`.
-        rule: when to profile again, and how many modes.
+        seed: random seed for the choice of modes.
+        keep: called with every new fit, and at the start with `fitted`.
+        rule: decides when to profile again, and how many modes.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
         note: called when more is known of the workload.
-        beside: what the device's other duties leave for a training.
+        beside: converts predictions of a training without duties into those beside the device's duty.
 
     Attributes:
         known: what is known of the workload.
@@ -88,7 +88,7 @@ class OnlineLearner:
         self.known = known
         self._note = note
         self._beside = beside
-        # Announcements change what is known, and fit, beside the trainings.
+        # Announcements change what is known, and start fits, at the same time as trainings.
         self._state = threading.RLock()
         self._one_fit = threading.RLock()
         self._seed = seed
@@ -104,7 +104,7 @@ class OnlineLearner:
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Minibatches that an epoch counts; an assumed number while the device's own is unknown."""
+        """Number of minibatches per epoch; assumed while the device's own number is unknown."""
         return self.known.counted_minibatches
 
     @property
@@ -114,26 +114,26 @@ class OnlineLearner:
 
     @property
     def paced(self) -> Workload | None:
-        """The workload that a virtual board is to pace; None for its own."""
+        """The workload whose times a virtual board simulates; None for its built-in workload."""
         return None if self.known.workload.name == BUILT_IN else self.known.workload
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the predictor has yet to be fitted to what has become known of the workload since."""
+        """Whether more is known of the workload than the predictor was fitted to."""
         with self._state:
             return self._fitted.is_outdated(self.known)
 
     def others_measured(self) -> None:
-        """Note that other devices have measured more of the workload: the next fit takes it into account."""
+        """Note that other devices have measured more of the workload: the next fit uses it."""
         with self._state:
             self._news += 1
             self._settled = (-1, 0.0)
 
     def learn_from_others(self) -> None:
-        """Fit the predictor to what other devices have measured since its last fit.
+        """Fit the predictor to new measurements of other devices since its last fit.
 
         Raises:
-            FittingFailedError: it could not be fitted, and is unchanged.
+            FittingFailedError: the predictor could not be fitted, and is unchanged.
         """
         with self._one_fit:
             if self._fitted_news != self._news:
@@ -156,7 +156,7 @@ class OnlineLearner:
         return self._journal.first_gcycles
 
     def predicted_front(self) -> tuple[Front, Workload]:
-        """The current front, and the workload as the predictor was fitted to it: more may be known by now.
+        """Return the current front, and the workload as known when the predictor was fitted.
 
         Raises:
             ImplausibleError: no mode's prediction is plausible.
@@ -166,7 +166,7 @@ class OnlineLearner:
         return fitted.front(known, self._allowed, self.first_gcycles, self._beside)
 
     def predicted_presets(self, presets: Mapping[str, PowerMode]) -> list[PresetPoint]:
-        """The predictions of a board's presets for a training alone; those without a plausible one are left out.
+        """Return plausible predictions of a training without other duties in a board's presets, by the preset's name.
 
         Args:
             presets: modes by name.
@@ -181,7 +181,7 @@ class OnlineLearner:
         return found
 
     def trained_alone(self) -> tuple[ModeArray, Prediction]:
-        """Modes that do not overload the board, with the prediction of a training alone, with its latest batch size."""
+        """Return the modes that do not overload the board, and predictions of a training without other duties."""
         with self._state:
             return self._fitted.of_own_batch(self.known, self._allowed)
 
@@ -192,16 +192,16 @@ class OnlineLearner:
         minibatches_per_epoch: int | None,
         takes_planned_batch: bool = False,
     ) -> bool:
-        """Take what the loader of the app has told of itself; None where it says nothing.
+        """Use what the app reports of its data loader; arguments that it does not report are None.
 
         Args:
             batch: samples in a batch.
-            loader_workers: processes that load data.
-            minibatches_per_epoch: its length.
-            takes_planned_batch: whether the app has asked which batch its plan has chosen, and trains with it.
+            loader_workers: number of processes that load data.
+            minibatches_per_epoch: the loader's length, minibatches.
+            takes_planned_batch: whether the app has queried the batch size chosen by its plan, and trains with it.
 
         Returns:
-            Whether its minibatches are others than before.
+            Whether the minibatches differ from those before.
 
         Raises:
             InvalidInputError: a number is out of range.
@@ -210,19 +210,19 @@ class OnlineLearner:
             facts = self.known.workload.facts
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
-                told = facts  # a virtual board paces minibatches of its own
+                told = facts  # a virtual board simulates its own minibatches
             self._batches.loader_seen(self.known, batch, takes_planned_batch)
             return self._take_known(
                 self.known.completed(told, minibatches_per_epoch).with_batches(self._batches.offered)
             )
 
     def trains_with(self, batch: int) -> None:
-        """Note that a plan has chosen a batch size for the training that begins.
+        """Note the batch size that a plan has chosen for the training that begins.
 
         An app that does not let a plan choose trains with its own batch.
 
         Args:
-            batch: samples; 0 if the plan has chosen none.
+            batch: the batch size, samples; 0 if the plan did not choose one.
         """
         with self._state:
             if batch in self.known.offered_batches:
@@ -232,16 +232,16 @@ class OnlineLearner:
         """Note that the batch of the latest training did not fit into the device's memory.
 
         Returns:
-            Whether the batch sizes that a plan may choose have changed by that.
+            Whether this changes the batch sizes that a plan may choose.
         """
         with self._state:
             return self._take_known(self.known.out_of_memory())
 
     def announced(self, workload: Workload) -> None:
-        """Take what the coordinator has told of the workload. What the device has seen itself counts more.
+        """Use what the coordinator reports of the workload. What the device has observed itself has priority.
 
         Raises:
-            InvalidInputError: it is of another task.
+            InvalidInputError: the workload is of another task.
         """
         with self._state:
             self._batches.announced(workload.batches)
@@ -249,7 +249,7 @@ class OnlineLearner:
             self._take_known(known.with_batches(self._batches.offered))
 
     def _take_known(self, known: KnownWorkload) -> bool:
-        """Take what is now known of the workload; return whether its minibatches are others than before."""
+        """Store what is now known of the workload; return whether its minibatches differ from those before."""
         if known == self.known:
             return False
         changed = known.workload != self.known.workload
@@ -263,7 +263,7 @@ class OnlineLearner:
         """Add the observation of a round to the profile, and fit the predictor again.
 
         Returns:
-            Why the device has to be profiled again, by `reprofile`; None if the predictor may still hold.
+            Why the device has to be profiled again with `reprofile`; None if the predictor may still be valid.
 
         Raises:
             JournalError: the observation could not be written; the predictor is unchanged.
@@ -272,13 +272,14 @@ class OnlineLearner:
         """
         if self.known.minibatches_per_epoch is None:
             _log.warning(
-                "nothing is learned from the training: its minibatches are unknown; use `wattfleet_flower.profiled` for"
-                " the loader of the app"
+                "nothing was learned from the training: its number of minibatches is unknown; wrap the app's data "
+                "loader with `wattfleet_flower.profiled`"
             )
             self.refit()
             return None
         if observed.is_shared:
-            # The app's own times contain the waiting, and only some apps tell each turn's: nothing is learned from it.
+            # The app's own times contain the waiting, and only some apps report each turn's time, so nothing is
+            # learned.
             self.refit()
             return None
         self.refit_if_outdated()
@@ -295,12 +296,12 @@ class OnlineLearner:
         return reason
 
     def reprofile(self, report: Callable[[Progress], None]) -> None:
-        """Measure as many modes as the last renewal allows, and fit the predictor to these only.
+        """Measure as many modes as the last renewal allows, and fit the predictor only to these.
 
-        A workload that only the app can train is fitted again to what is left, and then measured during rounds.
+        If only the app can train the workload, fit it to the remaining records; modes are then measured during rounds.
 
         Args:
-            report: called after every measured mode; an exception from it ends the profile.
+            report: called after every measured mode; if it raises an exception, the profile ends.
 
         Raises:
             WattfleetError: a mode could not be measured; earlier ones are stored.
@@ -317,8 +318,8 @@ class OnlineLearner:
 
         Args:
             modes: maximum number of measured modes, including earlier ones.
-            report: called after every measured mode; an exception from it ends the profile.
-            open_steps: begins what is trained meanwhile; None takes the workload's own.
+            report: called after every measured mode; if it raises an exception, the profile ends.
+            open_steps: starts the training to measure with; None uses the workload's own.
 
         Raises:
             WattfleetError: a mode could not be measured; earlier ones are stored.
@@ -334,27 +335,27 @@ class OnlineLearner:
             self._take(fitted, basis)
 
     def training_was_too_short(self, minibatches: float) -> None:
-        """Note that a training of so many minibatches has ended before a mode was measured.
+        """Note that a training with this number of minibatches ended before a mode was measured.
 
-        The next few trainings that are not longer are observed in their own mode.
+        The next few trainings of at most this length are observed in their own mode.
         """
         self._short_trainings.note(minibatches)
 
     def productive(self, power_limit_w: float, minibatches: float = math.inf) -> ProductiveProfiler:
-        """A profiler that measures the next modes during a training.
+        """Return a profiler that measures the next modes during a training.
 
-        It has none if the profile is complete, or if the training is too short to measure a mode.
+        It has no modes to measure if the profile is complete, or the training is too short to measure a mode.
 
         Args:
-            power_limit_w: watts set aside for the device; modes that may draw more are excluded.
-            minibatches: of the training; infinite if their number is unknown.
+            power_limit_w: watts reserved for the device; modes that may draw more are excluded.
+            minibatches: number of minibatches of the training; infinite if unknown.
         """
         if self._short_trainings.is_too_short(minibatches):
             return ProductiveProfiler(self._device, [], self._journal)
         profile = self._profile()
         known = len(own_rows(profile, self._journal.batch))
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
-        if self._fitted.has_choice:  # the limit counts the modes that were measured with any of the batches
+        if self._fitted.has_choice:  # the limit applies to the modes measured with any batch size
             most = max(0, most - (len(profile) - known))
         settled_at, settled_w = self._settled
         if known >= most or (known == settled_at and power_limit_w <= settled_w):
@@ -362,7 +363,7 @@ class OnlineLearner:
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
         try:
             with self._fitting() as (fitting, basis):
-                if self.is_outdated:  # another batch draws other watts
+                if self.is_outdated:  # power differs with the batch size
                     self._take(fitting.fit(self._profile(), self.profiled_modes), basis)
                 planned_mw = self._fitted.prediction(self.known).power_mw_quantile(POWER_QUANTILE)
                 affordable = planned_mw <= power_limit_w * 1e3
@@ -372,21 +373,22 @@ class OnlineLearner:
             _log.error("no modes are measured during this training: %s", str(error) or "the agent is stopping")
             return ProductiveProfiler(self._device, [], self._journal)
         if not chosen:
-            # The app waits for every fit, so none is repeated before there is new data.
+            # The app waits for every fit, so a fit is not repeated before there is new data.
             self._settled = (known, power_limit_w)
         return ProductiveProfiler(self._device, chosen, self._journal)
 
     def granted_mode(self, mode: PowerMode, power_limit_w: float) -> PowerMode:
-        """The mode to train in under a grant.
+        """Return the mode to train in under a grant.
 
-        It is a lower one than the granted mode only if other devices have shown, since the plan, that this draws more.
+        It is lower than the granted mode only if other devices have shown since the plan that the granted mode draws
+        more.
 
         Args:
             mode: the granted mode.
-            power_limit_w: watts set aside for the device.
+            power_limit_w: watts reserved for the device.
 
         Raises:
-            InvalidInputError: it is predicted to draw more than the limit, or the device does not offer it.
+            InvalidInputError: the mode is predicted to draw more than the limit, or the device does not offer it.
         """
         predicted = self._fitted.at(mode, self.known)
         if draws_at_most(predicted, power_limit_w):
@@ -397,16 +399,16 @@ class OnlineLearner:
         return lower
 
     def mode_within(self, mode: PowerMode, power_limit_w: float) -> PowerMode | None:
-        """The mode to train in, where a plan has granted one before the workload was known as it is now.
+        """Return the mode to train in, if more has become known of the workload since the grant.
 
-        It is another one only if the granted mode may exceed the limit (`keeps_within`).
+        It differs from the granted mode only if that may exceed the limit (`keeps_within`).
 
         Args:
             mode: the granted mode.
-            power_limit_w: watts set aside for the device.
+            power_limit_w: watts reserved for the device.
 
         Returns:
-            The granted mode, or else the fastest one of the front that keeps within the limit; None without one.
+            The granted mode, or else the fastest mode of the front that keeps within the limit; None if no mode does.
 
         Raises:
             InvalidInputError: the device does not offer the granted mode.
@@ -414,7 +416,7 @@ class OnlineLearner:
         """
         if keeps_within(self._fitted.at(mode, self.known), power_limit_w):
             return mode
-        # An app cannot change the batch in the midst of a training.
+        # An app cannot change its batch size during a training.
         front = self._fitted.front_of_own_batch(self.known, self._allowed, self.first_gcycles, self._beside)
         return fastest_within(front, power_limit_w)
 
@@ -422,16 +424,16 @@ class OnlineLearner:
         """Fit the predictor to the journal.
 
         Raises:
-            FittingFailedError: it could not be fitted, and is unchanged.
+            FittingFailedError: the predictor could not be fitted, and is unchanged.
         """
         with self._fitting() as (fitting, basis):
             self._take(fitting.fit(self._profile(), self.profiled_modes), basis)
 
     def refit_if_outdated(self) -> None:
-        """Fit the predictor to what has become known of the workload, unless another thread has done so meanwhile.
+        """Fit the predictor again if more is known of the workload, unless another thread has already done so.
 
         Raises:
-            FittingFailedError: it could not be fitted, and is unchanged.
+            FittingFailedError: the predictor could not be fitted, and is unchanged.
         """
         with self._one_fit:
             if self.is_outdated:
@@ -443,18 +445,18 @@ class OnlineLearner:
 
     @property
     def _allowed(self) -> Mask:
-        """`[n]` the device's modes that do not overload the board."""
+        """Return `[n]` booleans: whether each of the device's modes does not overload the board."""
         return ExcludedModes.of(self._journal).allows(self._device.modes)
 
     @property
     def _basis(self) -> tuple[KnownWorkload, int]:
-        """What a fit that begins now takes into account: what is known, and how often others have measured more."""
+        """Return what a fit that begins now uses: what is known, and how often others have measured more."""
         with self._state:
             return self.known, self._news
 
     @contextmanager
     def _fitting(self) -> Iterator[tuple[Fitting, tuple[KnownWorkload, int]]]:
-        """Begin a fit, one at a time; also yields what it takes into account."""
+        """Open a fitting, one at a time; yield it with what it uses."""
         with self._one_fit:
             with self._state:
                 known, basis = self.known, self._basis
@@ -462,7 +464,7 @@ class OnlineLearner:
                 yield fitting, basis
 
     def _take(self, fitted: Fitted, basis: tuple[KnownWorkload, int]) -> None:
-        """Use a predictor that was fitted to what was known of the workload."""
+        """Put a new fit into use, and note what it was fitted to."""
         with self._state:
             known, self._fitted_news = basis
             self._fitted = FittedModes(self._device.modes, fitted.prediction, fitted.by_batch, known)

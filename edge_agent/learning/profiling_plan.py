@@ -20,7 +20,7 @@ from wattfleet.choosing import ProfilingMethod, SamplingSettings, descending_mod
 from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes, modes_to_array
 
 BATCH = 3
-"""Modes measured between two fits; fitting and predicting all modes take a board about a second."""
+"""Modes measured between two fits; on a board, fitting and predicting all modes takes about a second."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Progress:
     Attributes:
         done: modes measured.
         total: modes to measure, unless it stops early.
-        detail: the last step, in words.
+        detail: describes the last step.
     """
 
     done: int
@@ -52,8 +52,8 @@ def profile_device(
 ) -> Fitted:
     """Measure up to `limit` modes and fit the device's predictor to them.
 
-    - `transfer`, `scratch`: A few modes are spread over the mode space. The rest are those that would be chosen under
-      budgets along the predicted front, in batches with a fit before each. The best of thousands of predictions tends
+    - `transfer`, `scratch`: A few modes are spread over the mode space. The others are those that would be chosen under
+    budgets along the predicted front, in batches with a fit before each. The best of thousands of predictions tends
       to be too optimistic until it is measured (see `docs/choosing.md`). Measuring stops early if no further
       measurement is expected to help.
     - `binary-search`: the modes that a search for each budget measures.
@@ -65,10 +65,10 @@ def profile_device(
         journal: earlier measurements; new ones are appended, so a restart continues where it stopped.
         fitting: fits the device's predictor.
         limit: maximum number of modes to measure.
-        seed: random seed of the spread modes.
-        report: receives the progress after every mode.
+        seed: random seed for the spread modes.
+        report: called with the progress after every mode.
         tolerance: stop once no measurement is expected to shorten a step by more than this share.
-        method: selects the modes. The journal states it before the first mode that it selects.
+        method: the method that selects the modes. It is recorded in the journal before the first mode that it selects.
         budgets_mw: the budgets of `binary-search`, mW.
 
     Returns:
@@ -89,7 +89,7 @@ def profile_device(
         return fitting.next_modes(measured(), settings, np.vstack([ExcludedModes.of(journal).given_up, left_out]))
 
     if not journal.measurements and len(ExcludedModes.of(journal).given_up) >= len(device.modes):
-        # No mode could be measured, so the cause was the board, not the modes; it may have recovered.
+        # Since no mode could be measured, the cause was the board, not the modes; it may have recovered.
         bound = len(device.modes) if journal.renewal is None else journal.renewal.modes
         journal.append(Renewal("no mode could be measured", bound))
     chosen = choose()
@@ -105,8 +105,8 @@ def profile_device(
 
 
 def _searched_modes(device: Device, journal: Journal, budgets_mw: Sequence[float]) -> ModeArray:
-    """The next mode of every search that has not ended, in descending order."""
-    # A mode that the board does not sustain is too much under any budget, so a search goes on below it.
+    """Return the next mode of every unfinished search, in descending order."""
+    # A mode that the board does not sustain is too high for any budget, so the search continues below it.
     power_mw = dict.fromkeys(array_to_modes(ExcludedModes.of(journal).given_up), math.inf)
     power_mw |= {measurement.mode: measurement.power_mw for measurement in journal.measurements}
     missing: set[PowerMode] = set()
@@ -121,7 +121,7 @@ def _searched_modes(device: Device, journal: Journal, budgets_mw: Sequence[float
 
 
 def _missing_modes(device: Device, journal: Journal) -> ModeArray:
-    """Every mode that is neither measured nor given up, in descending order."""
+    """Return every mode that is neither measured nor given up, in descending order."""
     given_up = set(array_to_modes(ExcludedModes.of(journal).given_up))
     missing = journal.remaining(array_to_modes(descending_modes(device.modes)))
     return modes_to_array(mode for mode in missing if mode not in given_up)

@@ -1,4 +1,4 @@
-"""Finds the reference predictor that a command line names, without a coordinator."""
+"""Loads the reference predictor named on a command line, without a coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def named_reference(name: str) -> Artefact:
     """Load a reference by its name.
 
     Args:
-        name: of a shipped reference, or a directory with an artefact.
+        name: the name of a shipped reference, or a directory with an artefact.
 
     Raises:
         InvalidInputError: there is no such reference, or its format is unknown.
@@ -32,14 +32,14 @@ def named_reference(name: str) -> Artefact:
 
 
 def reference_of(digest: str, state_directory: Path) -> Artefact:
-    """Load the reference that a stored predictor was fitted from.
+    """Load the reference from which a stored predictor was fitted.
 
     Args:
-        digest: the reference's.
-        state_directory: the agent's.
+        digest: the reference's digest.
+        state_directory: the agent's state directory.
 
     Raises:
-        InvalidInputError: it is not on this machine.
+        InvalidInputError: the reference is not on this machine.
         CorruptReferenceError: it is damaged.
     """
     kept = state_directory / REFERENCES_DIRECTORY / digest

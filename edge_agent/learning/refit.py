@@ -1,4 +1,4 @@
-"""Refits a predictor to the journal, and cross-validates it by leaving out each measured mode."""
+"""Refits a predictor to the journal, and cross-validates it by leaving out one measured mode at a time."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Refit:
         folder: where the predictor is stored.
         predictor: the predictor.
         artefact: the predictor as it is stored.
-        left_out: one for each mode; None if there is no other mode, the fit is to a whole corpus, or the predictor is
-            not a roofline predictor.
+        left_out: one cross-validation result per mode; None if there is no other mode, the fit is to a whole corpus, or
+            the predictor is not a roofline predictor.
     """
 
     measured: MeasuredProfile
@@ -62,12 +62,12 @@ def refit(
     """Fit the predictor of a workload to its journal, and store it.
 
     Args:
-        state_directory: the agent's.
+        state_directory: the agent's state directory.
         workload: name of the workload; None if there is only one.
-        reference: the predictor to transfer from, as `named_reference` takes it; None takes the stored predictor's,
-            or none if that was fitted without one.
-        minibatches_per_epoch: minibatches of one pass over the device's data; None takes the stored
-            predictor's, or else the reference's.
+        reference: the predictor to transfer from, as for `named_reference`. None uses the stored predictor's reference,
+            or no reference if it was fitted without one.
+        minibatches_per_epoch: minibatches of one pass over the device's data; None uses the stored predictor's number,
+            or else the reference's.
 
     Raises:
         InvalidInputError: no mode was measured, or no reference is known.
@@ -79,8 +79,8 @@ def refit(
     measured = read_profile(folder, known.workload.facts.batch)
     if measured is None or not len(measured.profile):
         raise InvalidInputError(
-            f"{state_directory}: no mode is measured yet: run `wattfleet agent profile`, or pass the agent's directory"
-            " with --state-dir"
+            f"{state_directory}: no mode has been measured yet: run `wattfleet agent profile`, or pass the agent's "
+            f"directory with --state-dir"
         )
     stored = read_predictor(folder)
     if reference is not None:
@@ -91,7 +91,7 @@ def refit(
         details = stored.details
     else:
         raise InvalidInputError(
-            f"{state_directory}: no predictor was fitted yet: pass the reference to transfer from with --reference"
+            f"{state_directory}: no predictor has been fitted yet: pass the reference to transfer from with --reference"
         )
     per_epoch = minibatches_per_epoch or details.workload.minibatches_per_epoch
     transfer = Transfer(references, measured.header, per_epoch, known.workload.facts)

@@ -1,4 +1,4 @@
-"""Fitting a device's predictor, mostly from a reference, and how both are stored; for the daemon and the commands."""
+"""Fits a device's predictor, usually from a reference, and stores both; used by the daemon and the commands."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from wattfleet.prediction import (
 
 _log = logging.getLogger(__name__)
 
-_NO_REFERENCE = "none"  # takes the place of the digest
+_NO_REFERENCE = "none"  # used in place of the digest
 
 
 class UnusableReferenceError(CorruptReferenceError):
-    """A reference matches its manifest, but gives no predictor for this device."""
+    """A reference matches its manifest, but cannot be used as a predictor for this device."""
 
 
 @dataclass(frozen=True)
@@ -38,40 +38,42 @@ class Transfer:
     """The transfer of reference predictors to a device.
 
     Attributes:
-        references: the predictors to transfer from, the most important first; none fits to the measurements alone.
+        references: the predictors to transfer from, the most important first; if empty, the fit uses the measurements
+            only.
         header: describes the device and its workload.
         minibatches_per_epoch: minibatches of one pass over the device's data.
-        told: what the app or its data loader has told of the workload.
-        others: predictors of other workloads of the same device, from which the references learn the board.
-        units: what each of a few other devices of the same kind has measured of the workload.
+        reported: what the app or its data loader has reported of the workload.
+        others: predictors of other workloads of the same device, which adapt the references to the board.
+        units: measurements of the workload by a few other devices of the same kind, per device.
         batches: batch sizes that a plan may choose; empty if the app always trains with its own.
     """
 
     references: tuple[Artefact, ...]
     header: JournalHeader
     minibatches_per_epoch: int
-    told: WorkloadFacts = WorkloadFacts()
+    reported: WorkloadFacts = WorkloadFacts()
     others: tuple[Artefact, ...] = ()
     units: tuple[tuple[Measurement, ...], ...] = ()
     batches: tuple[int, ...] = ()
 
     @property
     def facts(self) -> WorkloadFacts:
-        """What is known of the device's workload; its batch always is."""
-        return replace(self.told, batch=self.batch)
+        """The known facts of the device's workload; the batch size is always known."""
+        return replace(self.reported, batch=self.batch)
 
     @property
     def batch(self) -> int:
-        """Samples in the minibatches that are trained now."""
-        return self.told.batch or self.header.minibatch
+        """The current batch size, samples."""
+        return self.reported.batch or self.header.minibatch
 
     def priors(self) -> Sequence[Predictor]:
-        """The references, adapted to the hardware of the device's board.
+        """Return the references, adapted to the hardware of the device's board.
 
-        A further reference counts only if it is usable, and can be mixed with the first; otherwise the log says why.
+        A further reference is used only if it is usable and can be mixed with the first; otherwise the reason is
+        logged.
 
         Raises:
-            UnusableReferenceError: the first one is damaged or of another task, or this version or installation cannot
+            UnusableReferenceError: the first one is damaged or for another task, or this version or installation cannot
                 read its kind of predictor.
         """
         if not self.references:
@@ -82,16 +84,16 @@ class Transfer:
             try:
                 prior = self._prior(reference)
             except UnusableReferenceError as error:
-                _log.error("the reference %s is left out: %s", reference.digest[:12], error)
+                _log.error("the reference %s is not used: %s", reference.digest[:12], error)
                 continue
             if type(prior) is type(priors[0]) and mixes_references(type(prior)):
                 priors.append(prior)
             else:
-                _log.error("the reference %s is left out: it cannot be mixed with the first", reference.digest[:12])
+                _log.error("the reference %s is not used: it cannot be mixed with the first one", reference.digest[:12])
         return priors
 
     def _prior(self, reference: Artefact) -> Predictor:
-        """One reference, adapted to the hardware of the device's board."""
+        """Return one reference, adapted to the hardware of the device's board."""
         _require_usable(reference)
         try:
             return self._with_known(restore_predictor(reference, BOARDS.get(self.header.board_kind)))
@@ -103,10 +105,10 @@ class Transfer:
             ) from None
 
     def _with_known(self, prior: Predictor) -> Predictor:
-        """The reference, which also knows what the board's other workloads and other boards of its kind have shown."""
+        """Return the reference, refined with the board's other workloads and with other boards of its kind."""
         if not self.others and not self.units:
             return prior
-        # Imported here to keep SciPy out of the agent's memory: predictors are fitted in processes of their own.
+        # Imported here to keep SciPy out of the agent's memory: predictors are fitted in separate processes.
         from wattfleet.prediction import RooflinePredictor
 
         if not isinstance(prior, RooflinePredictor):
@@ -115,7 +117,7 @@ class Transfer:
             try:
                 known = restore_predictor(other)
             except (InvalidInputError, CorruptReferenceError) as error:
-                _log.warning("nothing is learned from the workload %s: %s", other.details.workload.name, error)
+                _log.warning("nothing was learned from the workload %s: %s", other.details.workload.name, error)
                 continue
             if isinstance(known, RooflinePredictor):
                 prior = prior.with_workload(known, other.details.facts or WorkloadFacts())
@@ -126,19 +128,19 @@ class Transfer:
 
         Args:
             profile: measurements, and observations of rounds.
-            priors: what `priors` returned.
+            priors: the result of `priors`.
 
         Raises:
-            InvalidInputError: there is no reference, and too few modes are measured to do without.
+            InvalidInputError: there is no reference, and too few modes are measured for a fit without one.
         """
         kind = type(priors[0]) if priors else predictor_class(DEFAULT_PREDICTOR)
         return fit_from(kind, profile, priors, self.facts)
 
     def packed(self, predictor: Predictor, measured_modes: int) -> Artefact:
-        """The device's predictor as it is stored.
+        """Return the device's predictor in its stored form.
 
         Args:
-            predictor: fitted to the device.
+            predictor: the predictor fitted to the device.
             measured_modes: number of measured modes.
         """
         workload = FittedWorkload(self.header.workload, self.batch, self.minibatches_per_epoch)
@@ -152,10 +154,10 @@ class Transfer:
 
 
 def usable_references(references: Sequence[Artefact]) -> tuple[Artefact, ...]:
-    """The references that this installation can read, by their manifests; the log says why others are left out.
+    """Return the references that this installation can read, by their manifests; log why others are not used.
 
     Raises:
-        UnusableReferenceError: none of them is usable.
+        UnusableReferenceError: no reference is usable.
     """
     problems: dict[str, UnusableReferenceError] = {}
     for reference in references:
@@ -167,7 +169,7 @@ def usable_references(references: Sequence[Artefact]) -> tuple[Artefact, ...]:
     if not usable:
         raise next(iter(problems.values()))
     for digest, problem in problems.items():
-        _log.error("the reference %s is left out: %s", digest[:12], problem)
+        _log.error("the reference %s is not used: %s", digest[:12], problem)
     return usable
 
 
@@ -175,7 +177,7 @@ def _require_usable(reference: Artefact) -> None:
     known = reference.details.facts
     if known is not None and known.task is not Task.TRAINING:
         raise UnusableReferenceError(
-            f"the reference is of {known.task}, but this device trains: choose a reference of training"
+            f"the reference is for {known.task}, but this device trains: choose a reference for training"
         )
     try:
         require_kind(reference)
@@ -184,7 +186,7 @@ def _require_usable(reference: Artefact) -> None:
 
 
 def references_of(fitted: Artefact) -> list[str]:
-    """The digests of the references that a device's predictor was fitted from."""
+    """Return the digests of the references from which a device's predictor was fitted."""
     digests = fitted.details.provenance["reference"]
     return [] if digests == _NO_REFERENCE else digests.split(", ")
 
@@ -193,16 +195,16 @@ def keep_predictor(artefact: Artefact, workload_folder: Path) -> None:
     """Store a device's predictor in the folder of its workload.
 
     Raises:
-        InvalidInputError: it cannot be written, or another kind of file is in its place.
+        InvalidInputError: the predictor cannot be written, or another kind of file is in its place.
     """
     write_artefact(artefact, workload_folder / PREDICTOR_DIRECTORY)
 
 
 def keep_reference(reference: Artefact, state_directory: Path) -> None:
-    """Store a reference by its digest, so that later fits and the daemon need no coordinator for it.
+    """Store a reference by its digest, so that later fits and the daemon do not need the coordinator for it.
 
     Raises:
-        InvalidInputError: it cannot be written.
+        InvalidInputError: the reference cannot be written.
     """
     kept = state_directory / REFERENCES_DIRECTORY / reference.digest
     if not kept.is_dir():

@@ -1,4 +1,4 @@
-"""The workloads of a device: a learner for each, opened when it is needed, and a bound on what is stored of them."""
+"""Manages a device's workloads: opens a learner for each when needed, and limits their number and size on disk."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from wattfleet_proto.session_limits import MAX_SHARED_MODES
 
 _log = logging.getLogger(__name__)
 
-# A workload tells something of its board only once a few of its modes are measured.
+# Modes that a workload needs before it helps to predict other workloads on the board.
 _TELLING_MODES = 3
-# Each further workload makes a fit slower and adds less to it.
+# Each further workload makes a fit slower and improves it less.
 _MOST_OTHERS = 4
 
 Units = tuple[tuple[Measurement, ...], ...]
-"""What each of a few other devices has measured of a workload."""
+"""Measurements of a workload by a few other devices, per device."""
 
 OpenLearner = Callable[[KnownWorkload, Path], OnlineLearner]
 """Opens the learner of a workload, whose files are in a folder."""
 
 
 class Workloads:
-    """The workloads of one device. Its methods may be called by any thread.
+    """The workloads of one device. Its methods may be called in any thread.
 
     Args:
-        folders: where they are stored.
-        default: the workload of runs that name none.
+        folders: the folders in which the workloads are stored.
+        default: the workload of runs that do not name one.
         open_learner: opens a workload's learner.
         removed: called with the name of a workload that was removed, as the device stores too many.
-        settings: how many workloads are stored, and how many bytes.
+        settings: the maximum of stored workloads and of their bytes.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class Workloads:
         self._live: set[str] | None = None
         self._is_closed = False
         self._lock = threading.Lock()
-        # Opening a workload fits its predictor, which takes seconds: the event loop must not wait for that.
+        # Needed because opening a workload fits its predictor for seconds: the event loop must not wait for that.
         self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     @property
     def opened(self) -> Sequence[OnlineLearner]:
-        """The learners that are open."""
+        """The open learners."""
         with self._lock:
             return list(self._open.values())
 
     @property
     def latest(self) -> OnlineLearner | None:
-        """The learner of the latest training, or of the workload that was opened first; None before that."""
+        """The learner of the latest training, or else of the first opened workload; None if none is open."""
         with self._lock:
             return self._latest or next(iter(self._open.values()), None)
 
@@ -85,18 +85,18 @@ class Workloads:
         return 0 if self.latest is None else self.latest.profiled_modes
 
     def name_of(self, announced: str) -> str:
-        """The name that a workload has on this device: a run that names none trains the default workload."""
+        """Return a workload's name on this device: a run that does not name one trains the default workload."""
         return self._default.workload.name if announced in ("", UNNAMED) else announced
 
     def is_default(self, learner: OnlineLearner) -> bool:
-        """Whether it is the learner of runs that name no workload."""
+        """Return whether a learner is that of runs that do not name a workload."""
         return learner.known.workload.name == self._default.workload.name
 
     def learner(self, name: str) -> OnlineLearner:
-        """The learner of a workload, which is opened if necessary.
+        """Return the learner of a workload; open it if necessary.
 
         Args:
-            name: of the workload; `UNNAMED` or empty for the default one.
+            name: the workload's name; `UNNAMED` or empty for the default one.
 
         Raises:
             WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
@@ -105,35 +105,35 @@ class Workloads:
         return self._learner(self.name_of(name), None)
 
     def announced(self, workload: Workload, units: Units | None = None) -> OnlineLearner:
-        """The learner of a workload that a run is going to train.
+        """Return the learner of a workload that a run is going to train.
 
         Args:
-            workload: as the coordinator knows it.
-            units: what other devices of the same kind have measured of it; None for nothing new. A device that has
-                measured as many modes itself does not fit again for them.
+            workload: the workload as the coordinator describes it.
+            units: measurements of other devices of the same kind; None for nothing new. If this device has measured
+                enough modes itself, they do not cause another fit.
 
         Raises:
             WattfleetError: see `learner`.
             StoppedError: the workloads were closed.
         """
         name = self.name_of(workload.name)
-        # A run that names no workload may train anything: nobody else's measurements are of it.
+        # A run that does not name its workload may train anything, so other devices' measurements do not apply.
         return self._learner(name, workload, units) if name == workload.name else self._learner(name, None)
 
     def trains(self, learner: OnlineLearner) -> None:
-        """Note that a training of this workload begins: it is kept when others are removed."""
+        """Note that a training of this workload begins: the workload is kept when others are removed."""
         with self._lock:
             self._latest = learner
         self._folders.note(learner.known)
 
     def live(self, workloads: Iterable[Workload]) -> None:
-        """Note the workloads of all live runs, as announced: they are kept when others are removed."""
+        """Note the announced workloads of all live runs: they are kept when others are removed."""
         with self._lock:
             self._live = {self.name_of(each.name) for each in workloads}
             self._units = {name: units for name, units in self._units.items() if name in self._live}
 
     def others_of(self, name: str) -> tuple[Artefact, ...]:
-        """The stored predictors of other workloads that tell something of the board, the latest first."""
+        """Return the stored predictors of other workloads with enough measured modes, the latest first."""
         found: list[Artefact] = []
         with suppress(WattfleetError):
             for stored in self._folders.stored():
@@ -145,12 +145,12 @@ class Workloads:
         return tuple(found)
 
     def units_of(self, name: str) -> Units:
-        """What other devices of the same kind have measured of a workload, as it was announced last."""
+        """Return other devices' measurements of a workload from its latest announcement."""
         with self._lock:
             return self._units.get(self.name_of(name), ())
 
     def close(self) -> None:
-        """Close all journals; no workload is opened after that."""
+        """Close all journals; no workload can be opened after that."""
         with self._lock:
             self._is_closed = True
             for learner in self._open.values():
@@ -176,7 +176,7 @@ class Workloads:
             return learner
 
     def _opening_of(self, name: str) -> threading.Lock:
-        """Held by whoever opens or removes a workload."""
+        """Return the lock to hold while opening or removing a workload."""
         with self._lock:
             return self._opening.setdefault(name, threading.Lock())
 
@@ -198,7 +198,7 @@ class Workloads:
         raise StoppedError
 
     def _remove_least_used(self, opened: str) -> None:
-        """Remove what was used least recently, until what is stored keeps to the settings.
+        """Remove the least recently used workloads until the stored ones keep to the settings.
 
         Workloads in use are kept even if that exceeds the settings. Nothing is removed before the first `live`.
         """
@@ -229,7 +229,7 @@ class Workloads:
         finally:
             opening.release()
         _log.warning(
-            "the workload %r was removed: the device stores %d at most, in %g MB",
+            "the workload %r was removed: the device stores at most %d workloads in %g MB",
             name,
             self._settings.max_workloads,
             self._settings.max_state_mb,

@@ -1,1 +1,1 @@
-"""Measuring power modes, and the journal that keeps what was measured."""
+"""Measures power modes, and stores the measurements in a journal."""

@@ -9,16 +9,16 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.hot_boards import HOT_C
 
 _CHECK_EVERY_S = 2.0
-# A sensor may be busy once or twice; after this many failed reads in a row it is gone.
+# A sensor may be busy once or twice; after this many failed reads in a row, it counts as lost.
 _FAILED_READS = 3
 
 
 class DisturbedError(WattfleetError):
-    """The board got too hot, throttled itself or stopped reporting, so the measurement may be wrong for its mode."""
+    """The board got too hot, throttled or stopped reporting, so the measurement may be wrong for its mode."""
 
 
 class OverloadedError(DisturbedError):
-    """The mode overloaded the board: it got too hot, or throttled itself."""
+    """The mode overloaded the board: it got too hot or throttled."""
 
 
 class TooHotError(WattfleetError):
@@ -33,7 +33,7 @@ class Limits:
         temperature_c: the highest allowed junction temperature, degrees Celsius. Boards throttle near 95.
         cool_c: measuring continues below this temperature, degrees Celsius.
         cooling_patience_s: how long to wait for the board to cool, s.
-        attempts: how often a disturbed mode is measured, in all.
+        attempts: total number of attempts to measure a disturbed mode.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -47,7 +47,8 @@ class Limits:
     def __post_init__(self) -> None:
         if not self.cool_c < self.temperature_c or not self.cooling_patience_s >= 0 or self.attempts < 1:
             raise InvalidInputError(
-                "a profile needs a temperature to cool to below its limit, 0 s of patience and 1 attempt, not"
+                "a profile needs a temperature to cool to below its limit, at least 0 s of patience and at least 1 "
+                "attempt, not"
                 f" {self.cool_c:g} and {self.temperature_c:g} degrees, {self.cooling_patience_s:g} and {self.attempts}"
             )
 
@@ -76,18 +77,18 @@ class Guard:
         return self._before.temperature_c is not None
 
     def check(self) -> None:
-        """Check that nothing has disturbed the measurement; values that the board never reported are not required.
+        """Check that nothing has disturbed the measurement; ignore values that the board never reported.
 
         Raises:
-            OverloadedError: it got too hot, or has throttled itself since the start.
-            DisturbedError: it stopped reporting a value.
+            OverloadedError: the board got too hot, or has throttled since the start. DisturbedError: the board stopped
+                reporting a value.
         """
         now = self._device.conditions()
         if now.temperature_c is not None and now.temperature_c > self._limits.temperature_c:
             raise OverloadedError(f"{now.temperature_c:.0f} degrees, above the limit of {self._limits.temperature_c:g}")
         before = self._before.throttle_events
         if now.throttle_events is not None and before is not None and now.throttle_events > before:
-            raise OverloadedError(f"the board throttled itself, {now.throttle_events - before} times")
+            raise OverloadedError(f"the board throttled {now.throttle_events - before} times")
         self._without_temperature = 0 if now.temperature_c is not None else self._without_temperature + 1
         if self.temperature_known and self._without_temperature >= _FAILED_READS:
             raise DisturbedError("the temperature sensor can no longer be read")
@@ -97,12 +98,12 @@ class Guard:
 
 
 def is_cool(temperature_c: float | None, limits: Limits, known_before: bool) -> bool:
-    """Whether a board may be measured again.
+    """Return whether a board may be measured again.
 
     Args:
         temperature_c: its current temperature; None if it does not report one.
         limits: the limits to keep.
-        known_before: whether it reported one before; then None does not mean cool.
+        known_before: whether it reported a temperature before; if so, None does not count as cool.
     """
     return not known_before if temperature_c is None else temperature_c < limits.cool_c
 
@@ -113,10 +114,10 @@ def wait_until_cool(device: Device, limits: Limits, known_before: bool = False) 
     Args:
         device: the board.
         limits: the limits to keep.
-        known_before: whether it reported its temperature before; then it must report it again.
+        known_before: whether it reported its temperature before; if so, it must report it again.
 
     Raises:
-        TooHotError: it did not cool down within the patience, or did not report its temperature.
+        TooHotError: the board did not cool down within the patience, or did not report its temperature.
     """
     give_up_s = device.clock.now_s() + limits.cooling_patience_s
     while not is_cool(temperature_c := device.conditions().temperature_c, limits, known_before):

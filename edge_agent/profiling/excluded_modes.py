@@ -1,4 +1,4 @@
-"""Modes that are excluded from new rounds because they overloaded or failed on the board."""
+"""Excludes modes from new rounds if measuring them overloaded the board or failed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from wattfleet.modes import ModeArray, modes_to_array
 
 @dataclass(frozen=True)
 class ExcludedModes:
-    """The modes that measuring showed to work, and those that it showed to fail.
+    """The modes that were measured successfully, and those that failed.
 
     Attributes:
-        measured: `[k, 4]` modes that were measured undisturbed.
+        measured: `[k, 4]` modes measured without disturbance.
         given_up: `[k, 4]` modes that were disturbed or failed at every attempt; they are not tried again.
-        overloaded: `[k, 4]` those of them at which the board got too hot or throttled itself at every attempt.
+        overloaded: `[k, 4]` those of the given-up modes at which the board got too hot or throttled at every attempt.
     """
 
     measured: ModeArray
@@ -28,7 +28,7 @@ class ExcludedModes:
 
     @classmethod
     def of(cls, journal: Journal) -> ExcludedModes:
-        """The excluded modes according to a journal, since its last renewal."""
+        """Return the excluded modes according to a journal, since its last renewal."""
         attempts = DEFAULT_LIMITS.attempts
         return cls(
             modes_to_array(record.mode for record in journal.records),
@@ -37,11 +37,11 @@ class ExcludedModes:
         )
 
     def allows(self, modes: ModeArray) -> NDArray[np.bool_]:
-        """Which of `[n, 4]` modes may be used for training, `[n]`.
+        """Return which of `[n, 4]` modes may be used for training, as `[n]` booleans.
 
         Modes that were given up may not. If a mode overloads the board, modes at least as high in every setting are
-        excluded too. But if one of those was measured, only the overloaded mode itself is excluded. If every mode would
-        be excluded, all are allowed: a device without a front could not train at all.
+        excluded too. However, if one of those was measured, only the overloaded mode itself is excluded. If every mode
+        would be excluded, all are allowed: a device without a front could not train at all.
         """
         inherent = self.overloaded[~_at_least(self.measured, self.overloaded).any(axis=0)]
         excluded = _at_least(modes, inherent).any(axis=1) | (modes[:, None] == self.given_up).all(axis=2).any(axis=1)
@@ -50,5 +50,5 @@ class ExcludedModes:
 
 
 def _at_least(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:
-    """Whether each of `[n, 4]` modes is at least as high in every setting as each of `[m, 4]` others, `[n, m]`."""
+    """Return `[n, m]` booleans: whether a mode of `[n, 4]` is in every setting at least as high as one of `[m, 4]`."""
     return np.asarray((modes[:, None] >= others).all(axis=2))

@@ -1,8 +1,8 @@
 """The journal of a profile: every measured mode is on disk before the next one begins.
 
-Each line is a JSON object. The first states what is measured. The others are records: measured modes, discarded
-measurements, observations of rounds, renewals, and the methods that select the modes. A renewal invalidates all
-records before it. An incomplete last line, as after a power cut, is dropped and its mode measured again.
+Each line is a JSON object. The first states the device and the workload. The others are records: measured modes,
+discarded measurements, observations of rounds, renewals, and the methods that select the modes. A renewal invalidates
+all records before it. An incomplete last line, as after a power cut, is dropped, and its mode is measured again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from wattfleet_io.parsing import parse_json, parse_json_object
 
 _FORMAT = 1
 _CLOSED = -1
-"""No descriptor: the number of a closed one may already be another file's."""
+"""Stands for a closed file: the number of a closed descriptor may already belong to another file."""
 _MAX_SHOWN = 80
-"""Characters of a foreign value in an error."""
+"""Maximum of characters of a value from a file in an error."""
 
 
 class JournalError(WattfleetError):
-    """A journal cannot be read or written; its existing lines are safe."""
+    """A journal cannot be read or written; its existing lines are intact."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class JournalHeader:
     Attributes:
         device_id: the device.
         board_kind: its kind of board.
-        provenance: where its figures come from.
-        workload: name of what is trained.
-        minibatch: samples in a minibatch, of records that do not state their batch.
+        provenance: the source of its figures.
+        workload: name of the trained workload.
+        minibatch: samples in a minibatch, for records that do not state their batch.
     """
 
     device_id: str
@@ -84,16 +84,16 @@ class Journal:
     """An open journal; use `open`.
 
     Args:
-        descriptor: of the file, positioned anywhere.
+        descriptor: the file's descriptor, at any position.
         path: for messages.
         header: the first line.
         entries: the records in the file.
-        size: bytes of complete lines.
-        write: writes bytes to a descriptor; `os.write` except in tests.
+        size: total bytes of the complete lines.
+        write: writes bytes to a file descriptor; tests replace `os.write`.
 
     Attributes:
         header: the device and workload.
-        batch: samples in a minibatch now: of the records that are added, and of those that are asked for.
+        batch: current batch size, samples: of added records, and of the records that the methods return.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Journal:
 
         Args:
             path: the file; its folder exists.
-            header: what is measured. An existing journal keeps its own minibatch, which may be another one.
+            header: the device and the workload. An existing journal keeps its own minibatch, which may differ.
             write: writes bytes to a descriptor.
 
         Raises:
@@ -137,7 +137,7 @@ class Journal:
     def on(
         cls, descriptor: int, path: Path, header: JournalHeader, write: Callable[[int, bytes], int] = os.write
     ) -> Journal:
-        """Start or continue a journal in an open file, which is closed with the journal; see `open`."""
+        """Start or continue a journal in an open file, which the journal closes; see `open`."""
         try:
             held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             complete = held[: held.rfind(b"\n") + 1]
@@ -192,9 +192,9 @@ class Journal:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The newest value of each mode, or of each mode and batch, from a measurement or a round.
+        """Return the newest value of each mode, or of each mode and batch, from a measurement or a round.
 
-        If any record states its batch, or another batch is trained now, all measurements state theirs.
+        If any record states its batch, or the current batch differs, all measurements state their batch.
         """
         entries = [entry for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))]
         known = {(entry.mode, entry.batch or self.header.minibatch): entry.measurement for entry in entries}
@@ -204,22 +204,22 @@ class Journal:
 
     @property
     def first_gcycles(self) -> float:
-        """CPU cycles of a training's first minibatch, in units of 1e9; 0 if no current record has it."""
+        """CPU cycles of a training's first minibatch, in units of 1e9; 0 if no current record states them."""
         first_ms = {
             entry.mode: entry.first_minibatch_ms for entry in self.records if entry.first_minibatch_ms is not None
         }
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
-        """The modes without a measurement of the current batch, in order."""
+        """Return those modes that have no measurement with the current batch, in order."""
         known = {measurement.mode for measurement in self.measurements if measurement.batch in (None, self.batch)}
         return [mode for mode in modes if mode not in known]
 
     def append(self, record: Record) -> None:
-        """Write a record; it is on disk when this returns. A measured mode is of the current batch.
+        """Write a record; it is on disk when this returns. A measured mode must have the current batch.
 
         Raises:
-            JournalError: it could not be written; the journal is unchanged.
+            JournalError: the record could not be written; the journal is unchanged.
         """
         if isinstance(record, ModeRecord | RoundRecord) and self.batch != self.header.minibatch:
             record = replace(record, batch=record.batch or self.batch)
@@ -232,7 +232,7 @@ class Journal:
         return self._entries[begins[-1] + 1 :] if begins else self._entries
 
     def close(self) -> None:
-        """Close the file; a record that is appended after that is refused."""
+        """Close the file; further records are refused."""
         descriptor, self._descriptor = self._descriptor, _CLOSED
         if descriptor != _CLOSED:
             os.close(descriptor)
@@ -256,7 +256,7 @@ class Journal:
             os.fsync(self._descriptor)
         except OSError as error:
             raise JournalError(
-                f"{self._path}: cannot be written: {error.strerror}; its {len(self._entries)} records are safe"
+                f"{self._path}: cannot be written: {error.strerror}; its {len(self._entries)} records are intact"
             ) from None
         self._size += len(data)
 
@@ -277,12 +277,12 @@ def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:
 
 
 def _renamed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A first line with the current names: earlier versions wrote the provenance as `evidence`."""
+    """Return a first line with current names: earlier versions wrote the provenance as `evidence`."""
     return {"provenance" if name == "evidence" else name: value for name, value in line.items()}
 
 
 def read_header(path: Path) -> JournalHeader | None:
-    """The first line of a journal; None if there is no journal, or it ends before its first line does.
+    """Return the header of a journal; None if there is no journal, or its first line is incomplete.
 
     Raises:
         JournalError: it cannot be read, or its first line is damaged.
@@ -318,7 +318,7 @@ def require_same_device(path: Path, header: JournalHeader) -> None:
 
 
 def _stored_header(path: Path, first: Mapping[str, Any], header: JournalHeader) -> JournalHeader:
-    """The header of an existing journal, which has to be of the same device."""
+    """Return the header of an existing journal, which has to belong to the same device."""
     line = _renamed(first)
     expected = {"journal": _FORMAT, **asdict(header)}
     for free in ("workload", "minibatch"):

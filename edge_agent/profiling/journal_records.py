@@ -13,10 +13,10 @@ from wattfleet.modes import Measurement, PowerMode
 
 
 def require_batch(batch: int | None) -> None:
-    """Check a batch size; None is not stated.
+    """Check a batch size; None means that it is not stated.
 
     Raises:
-        InvalidInputError: it is below 1.
+        InvalidInputError: the batch size is below 1.
     """
     if batch is not None and batch < 1:
         raise InvalidInputError(f"batch must be a whole number of samples, at least 1, not {batch}")
@@ -26,7 +26,7 @@ def require_above_zero(**figures: float) -> None:
     """Check that figures are finite and above 0.
 
     Raises:
-        InvalidInputError: one is not finite, or not above 0.
+        InvalidInputError: a figure is not finite, or not above 0.
     """
     for name, value in figures.items():
         if not 0 < value < float("inf"):
@@ -39,21 +39,22 @@ class ModeRecord:
 
     Attributes:
         mode: the power mode, read back from the device.
-        minibatch_ms: median time of a minibatch, ms, the first one dropped.
-        power_mw: median board power while training, mW, after it had settled.
+        minibatch_ms: median time of a minibatch without the first one, ms.
+        power_mw: median board power during training, after it has settled, mW.
         minibatch_spread: robust standard deviation of a single minibatch's time, as a share.
-        power_spread: the same of a single power sample.
-        minibatches: minibatches behind `minibatch_ms`.
-        power_samples: samples behind `power_mw`.
+        power_spread: the same for a single power sample.
+        minibatches: number of minibatches used for `minibatch_ms`.
+        power_samples: number of samples used for `power_mw`.
         seconds: time spent measuring, device-clock seconds.
         fetch_stall_ms: median time that a minibatch waited for its data, ms; None if unknown.
         compute_ms: median time that it computed, ms; None if unknown.
-        first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured, or in a line of an
-            earlier version.
-        batch: samples in a minibatch; None is the header's number, as in every line of an earlier version.
+        first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured, or an earlier version
+            wrote the line.
+        batch: samples in a minibatch; None for the header's number, as in lines written by earlier versions.
 
     Raises:
-        InvalidInputError: the time or the power is not finite and above 0, or another figure not finite and 0 or more.
+        InvalidInputError: the time or the power is not finite and above 0, or another figure is not finite and at least
+            0.
     """
 
     mode: PowerMode
@@ -86,7 +87,7 @@ class ModeRecord:
 
     @property
     def measurement(self) -> Measurement:
-        """The row of a profile."""
+        """The record as a row of a profile."""
         return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
 
 
@@ -99,7 +100,7 @@ class Discarded:
         reason: what disturbed it.
         minibatches: minibatches that were trained for it.
         seconds: time spent on it, device-clock seconds.
-        overloaded: whether the board got too hot or throttled itself; False in a line of an earlier version.
+        overloaded: whether the board got too hot or throttled; False if an earlier version wrote the line.
     """
 
     mode: PowerMode
@@ -117,7 +118,7 @@ class RoundRecord:
         mode: the power mode.
         minibatch_ms: mean time of a minibatch, ms, without the first.
         power_mw: mean board power while training, mW.
-        batch: samples in a minibatch; None is the header's number.
+        batch: samples in a minibatch; None for the header's number.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.
@@ -134,16 +135,16 @@ class RoundRecord:
 
     @property
     def measurement(self) -> Measurement:
-        """The row of a profile."""
+        """The record as a row of a profile."""
         return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """The board or its workload has changed, so earlier records no longer count.
+    """The board or its workload has changed, so earlier records are no longer valid.
 
     Attributes:
-        reason: what showed it.
+        reason: how the change was noticed.
         modes: maximum number of modes to measure again.
     """
 
@@ -183,10 +184,10 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_line(record: Record) -> dict[str, Any]:
-    """The record as a JSON object."""
+    """Return the record as a JSON object."""
     name = _NAMES.get(type(record))
     line = asdict(record) if name is None else {"kind": name, **asdict(record)}
-    # A batch that is not stated is left out, so that earlier versions can read the line.
+    # An unstated batch is left out, so that earlier versions can read the line.
     return {key: value for key, value in line.items() if key != "batch" or value is not None}
 
 
@@ -212,7 +213,7 @@ def from_line(line: Mapping[str, Any]) -> Record:
 
 
 def _mode(knobs: Any) -> PowerMode:
-    """Read a mode, which JSON has as a list."""
+    """Read a mode from a JSON list."""
     if not isinstance(knobs, list) or any(type(knob) is not int for knob in knobs):
         raise TypeError("a mode is a list of integers")
     mode = PowerMode(*knobs)
@@ -222,7 +223,7 @@ def _mode(knobs: Any) -> PowerMode:
 
 
 def _accepted(hint: Any) -> frozenset[type]:
-    """The types that a field's values may have; JSON may have an integer for a float."""
+    """Return the types that a field's values may have; JSON may contain an integer for a float."""
     types = frozenset(get_args(hint) or (hint,))
     return types | {int} if float in types else types
 

@@ -1,4 +1,4 @@
-"""What an agent knows of one workload, and how that is stored."""
+"""An agent's knowledge of one workload, and its stored form."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from wattfleet.modes import (
 from wattfleet_proto.loader_limits import MAX_MINIBATCHES_PER_EPOCH
 
 UNNAMED = "unnamed"
-"""The workload of a run that names none, as apps before protocol 2.1."""
+"""The workload of a run that does not name one, as apps before protocol 2.1."""
 
 BUILT_IN = "built-in"
-"""The workload that a virtual board stands for if a run names none."""
+"""The workload of a virtual board if a run does not name one."""
 
 
 @dataclass(frozen=True)
 class KnownWorkload:
-    """A workload on this device.
+    """What is known of a workload on this device.
 
     Attributes:
-        workload: its name and facts. The facts are those of its latest training.
+        workload: its name, and the facts of its latest training.
         minibatches_per_epoch: minibatches of one pass over the device's own data, with the batch size of its latest
-            training; None if nobody has said so yet.
+            training; None if not reported yet.
         too_large_batch: the smallest batch size that did not fit into the device's memory; None if none is known.
 
     Raises:
@@ -46,13 +46,13 @@ class KnownWorkload:
         count = self.minibatches_per_epoch
         if count is not None and not 1 <= count <= MAX_MINIBATCHES_PER_EPOCH:
             raise InvalidInputError(
-                f"minibatches_per_epoch must be 1 to {MAX_MINIBATCHES_PER_EPOCH:,}, not {count:,}: correct it, or leave"
-                " it out if it is unknown"
+                f"minibatches_per_epoch must be 1 to {MAX_MINIBATCHES_PER_EPOCH:,}, not {count:,}: correct it, or "
+                f"omit it if it is unknown"
             )
 
     @property
     def counted_minibatches(self) -> int:
-        """Minibatches that an epoch counts: the device's own, or the assumed number."""
+        """Minibatches per epoch: the device's own number, or the assumed one."""
         if self.minibatches_per_epoch is not None:
             return self.minibatches_per_epoch
         own, choice = self.workload.facts.batch, self.workload.choice
@@ -60,7 +60,7 @@ class KnownWorkload:
 
     @property
     def reported_minibatches(self) -> int | None:
-        """Minibatches of an epoch as the coordinator counts them: with the largest batch that a plan may choose."""
+        """Minibatches per epoch as reported to the coordinator: with the largest batch that a plan may choose."""
         choice = self.workload.choice
         if self.minibatches_per_epoch is None or choice is None:
             return self.minibatches_per_epoch
@@ -74,9 +74,9 @@ class KnownWorkload:
         return tuple(batch for batch in batches if self.too_large_batch is None or batch < self.too_large_batch)
 
     def minibatches_of(self, batch: int) -> float:
-        """Minibatches of an epoch with a batch size that a plan may choose, at least 1.
+        """Return the minibatches per epoch with a batch size that a plan may choose, at least 1.
 
-        They are scaled from those of the latest training, whose last minibatch may not have been full.
+        They are scaled from the latest training, whose last minibatch may not have been full.
         """
         choice, own = self.workload.choice, self.workload.facts.batch
         assert choice is not None and own is not None, "a plan may choose the batch"
@@ -86,18 +86,18 @@ class KnownWorkload:
         return max(1.0, choice.scaled_minibatches(known, base, batch))
 
     def with_batch(self, batch: int) -> KnownWorkload:
-        """The same, trained with another of the batch sizes that a plan may choose."""
+        """Return a copy with another of the batch sizes that a plan may choose."""
         length = self.minibatches_per_epoch
         if length is not None:
             length = min(round(self.minibatches_of(batch)), MAX_MINIBATCHES_PER_EPOCH)
         return replace(self, workload=self.workload.with_batch(batch), minibatches_per_epoch=length)
 
     def with_batches(self, options: BatchOptions | None) -> KnownWorkload:
-        """The same, with the batch sizes that its app can train with."""
+        """Return a copy with the batch sizes that its app can train with."""
         return replace(self, workload=replace(self.workload, batches=options))
 
     def out_of_memory(self) -> KnownWorkload:
-        """The same, once a batch of the current size did not fit into the device's memory."""
+        """Return a copy that notes that the current batch size did not fit into the device's memory."""
         own = self.workload.facts.batch
         if own is None or self.workload.choice is None:
             return self
@@ -105,10 +105,10 @@ class KnownWorkload:
         return known.with_batch(known.offered_batches[-1]) if known.offered_batches else known
 
     def completed(self, facts: WorkloadFacts, minibatches_per_epoch: int | None = None) -> KnownWorkload:
-        """The same with newer knowledge; what it leaves open stays as it is known.
+        """Return a copy updated with newer knowledge; values that this leaves open are kept.
 
         Raises:
-            InvalidInputError: the facts are of another task, or a number is out of range.
+            InvalidInputError: the facts are for another task, or a number is out of range.
         """
         return replace(
             self,
@@ -117,7 +117,7 @@ class KnownWorkload:
         )
 
     def content(self) -> dict[str, Any]:
-        """As JSON; `from_content` reads it."""
+        """Return a JSON object; `from_content` reads it."""
         facts = {name: value for name, value in asdict(self.workload.facts).items() if value is not None}
         return {
             "name": self.workload.name,
@@ -128,10 +128,10 @@ class KnownWorkload:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> KnownWorkload:
-        """Read what `content` gave.
+        """Read the result of `content`.
 
         Raises:
-            ValueError, KeyError, TypeError, InvalidInputError: it is damaged.
+            ValueError, KeyError, TypeError, InvalidInputError: the content is damaged.
         """
         facts = dict(content["facts"])
         length, too_large = content["minibatches_per_epoch"], content.get("too_large_batch")  # absent before 2.3

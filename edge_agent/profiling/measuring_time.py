@@ -1,4 +1,4 @@
-"""How long a mode takes to measure, before it is measured."""
+"""Estimates in advance how long measuring a mode takes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from wattfleet.prediction import warmup_s
 Values = NDArray[np.float64]
 
 # Both from the logs of an Orin Nano: CPU cycles of a first minibatch, in units of 1e9, and the seconds between two
-# samples of power (1.1 to 2.5 by mode).
+# samples of power (1.1 to 2.5, depending on the mode).
 _FIRST_GCYCLES = 7.0
 _SAMPLE_S = 1.3
 
 
 def measuring_s(modes: ModeArray, minibatch_ms: Values, settings: ProfilerSettings = DEFAULT_SETTINGS) -> Values:
-    """Seconds to measure modes, `[n]`: one minibatch as a warm-up, and then until time and power are known.
+    """Return the seconds to measure each mode, `[n]`: a warm-up minibatch, then until time and power are known.
 
-    Fast modes wait for their power samples, which count once the power has risen. Disturbed measurements and the start
-    of the workload come on top.
+    Fast modes wait for their power samples, which are used once the power has risen. Disturbed measurements and the
+    start of the workload take additional time.
 
     Args:
         modes: `[n, 4]` modes.

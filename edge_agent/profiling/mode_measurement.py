@@ -1,4 +1,4 @@
-"""The measurement of one mode, minibatch by minibatch."""
+"""Measures one mode, minibatch by minibatch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 
-# A meter has a new sample about once a second; checking after every minibatch would only slow training down.
+# Seconds between two checks. A meter has a new sample about once a second; checking more often only slows training.
 _CHECK_EVERY_S = 0.5
-# In a shorter pause between two passes over the data, power hardly falls. After a longer one it has to rise again.
+# Power hardly falls in a shorter pause between two passes over the data. After a longer one, it has to rise again.
 _NEGLIGIBLE_PAUSE_S = 0.05
 
 
@@ -27,12 +27,12 @@ class MeasurementError(WattfleetError):
 
 @dataclass(frozen=True)
 class ProfilerSettings:
-    """How long a mode is measured.
+    """Settings for how long a mode is measured.
 
     Attributes:
-        minibatches: minibatches that count, after the first, which never does.
-        power_samples: required settled power samples.
-        patience_s: how long to continue training for them once the minibatches are done, s.
+        minibatches: number of minibatches to use, not counting the first, which is never used.
+        power_samples: required number of settled power samples.
+        patience_s: how long to continue training for the power samples once the minibatches are done, s.
         limits: temperature limits and retries.
 
     Raises:
@@ -47,7 +47,7 @@ class ProfilerSettings:
     def __post_init__(self) -> None:
         if self.minibatches < 1 or self.power_samples < 3 or not self.patience_s >= 0:
             raise InvalidInputError(
-                "a profile needs at least 1 minibatch and 3 power samples per mode, and 0 s of patience, not"
+                "a profile needs at least 1 minibatch and 3 power samples per mode, and at least 0 s of patience, not"
                 f" {self.minibatches}, {self.power_samples} and {self.patience_s}"
             )
 
@@ -56,11 +56,11 @@ DEFAULT_SETTINGS = ProfilerSettings()
 
 
 class ModeMeasurement:
-    """Applies a mode, samples power, and reports when enough is known; a context manager.
+    """Applies a mode, samples power, and detects when enough is known; a context manager.
 
     Args:
         device: the board.
-        mode: a mode that it offers.
+        mode: a mode that the board offers.
         settings: how long to measure.
 
     Raises:
@@ -77,7 +77,7 @@ class ModeMeasurement:
         self._guard = Guard(device, settings.limits)
         self._last_s = device.clock.now_s()
         self._minibatch_ms: list[float] = []
-        # When the minibatches ended, of each run without a pause.
+        # For each run of minibatches without a pause: when they ended.
         self._runs_s: list[list[float]] = [[]]
         self._times: list[StepTimes | None] = []
         self._next_check_s = self._last_s + _CHECK_EVERY_S
@@ -101,9 +101,9 @@ class ModeMeasurement:
         return self._device.clock.now_s() - self._begin_s
 
     def resume(self) -> None:
-        """Go on after a pause between two passes over the data, in which no minibatch was trained.
+        """Continue after a pause between two passes over the data, during which no minibatch was trained.
 
-        Neither the pause nor the rise of the power after it takes patience.
+        Neither the pause nor the following rise of power counts towards the patience.
         """
         now_s = self._device.clock.now_s()
         paused_s = now_s - self._last_s
@@ -118,13 +118,13 @@ class ModeMeasurement:
         """Record the end of a minibatch; return the mode's record once enough is known.
 
         Args:
-            times: where its time went, if known.
+            times: the parts of its time, if known.
             ended_s: when it ended, device-clock seconds; None for now.
 
         Raises:
             DisturbedError: the board got too hot, throttled itself, or stopped reporting.
             MeasurementError: too few settled power samples within the patience.
-            ModeNotAppliedError: the mode did not last.
+            ModeNotAppliedError: the mode did not stay in force.
         """
         now_s = self._device.clock.now_s() if ended_s is None else ended_s
         self._minibatch_ms.append((now_s - self._last_s) * 1e3)

@@ -26,16 +26,16 @@ Batch = TypeVar("Batch")
 class ProductiveProfiler:
     """Measures one mode after another during a training, then restores the training's own mode.
 
-    The training continues whatever happens to a measurement. A measurement that is disturbed, whose power does not
-    settle, or whose mode does not take effect, is journalled as discarded. The training's own mode is then restored.
-    The mode is tried again once the board is cool, up to the number of attempts in the settings. A pass over the data
-    may be too short for a measurement: then the measurement, and its mode, last until the next pass. A measurement that
+    The training continues even if a measurement fails. A measurement that is disturbed, whose power does not settle, or
+    whose mode does not take effect, is journalled as discarded. The training's own mode is then restored. The mode is
+    tried again once the board is cool, up to the number of attempts in the settings. A pass over the data may be too
+    short for a measurement: then the measurement and its mode continue in the next pass. A measurement that the end of
     a longer pass interrupts starts again at the next `begin`.
 
     Args:
         device: the board.
         modes: modes to measure, in this order; those in the journal are skipped.
-        journal: receives the records.
+        journal: the journal for the records.
         settings: how long to measure each mode.
 
     Attributes:
@@ -64,12 +64,12 @@ class ProductiveProfiler:
 
     @property
     def measuring(self) -> bool:
-        """Whether a mode is left to be measured."""
+        """Whether there is another mode to measure."""
         return bool(self._pending)
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the first measurement of the training has not come to an end."""
+        """Whether the first measurement of the training was not finished."""
         return self._has_begun and not self.measured and not self.discarded
 
     def profiled(
@@ -81,7 +81,7 @@ class ProductiveProfiler:
 
         Args:
             loader: yields minibatches.
-            finish_step: waits until the caller's work on a minibatch is done; that of a virtual board is its `step`.
+            finish_step: waits until the caller's work on a minibatch is done; for a virtual board, its `step`.
 
         Raises:
             ModeNotAppliedError: the training's own mode cannot be restored.
@@ -99,7 +99,7 @@ class ProductiveProfiler:
             self.pause()
 
     def begin(self) -> None:
-        """Start, or continue after a pause; the current mode is the training's own, or the one that is being measured.
+        """Start, or continue after a pause, in the training's own mode or the one being measured.
 
         Raises:
             ModeNotAppliedError: the first mode did not take effect, and the training's own cannot be restored.
@@ -114,10 +114,10 @@ class ProductiveProfiler:
             self._measure_next()
 
     def minibatch_ended(self, times: StepTimes, ended_s: float | None = None) -> bool:
-        """Record the end of a minibatch; at the end of a measurement, apply the next mode.
+        """Record the end of a minibatch; when a measurement is complete, apply the next mode.
 
         Args:
-            times: where its time went.
+            times: the parts of its time.
             ended_s: when it ended, device-clock seconds; None for now.
 
         Returns:
@@ -125,7 +125,7 @@ class ProductiveProfiler:
 
         Raises:
             ModeNotAppliedError: the training's own mode cannot be restored.
-            JournalError: the measurement could not be written; earlier ones are safe.
+            JournalError: the measurement could not be written; earlier ones are intact.
         """
         if self._measurement is None:
             return self._measure_once_cool()
@@ -143,7 +143,7 @@ class ProductiveProfiler:
             return True
         if record is None:
             return False
-        # The app has been training for long, so its first minibatch in this mode has no warm-up.
+        # The app has been training for a while, so its first minibatch in this mode has no warm-up.
         self._journal.append(replace(record, first_minibatch_ms=None))
         self.measured += 1
         self._spans_pass = False
@@ -152,7 +152,7 @@ class ProductiveProfiler:
         return True
 
     def pass_ended(self) -> bool:
-        """End a pass over the data: a measurement goes on in the next pass if this one was too short for it.
+        """End a pass over the data. If it was too short for a measurement, that continues in the next pass.
 
         Returns:
             Whether the training's own mode is restored.
@@ -166,7 +166,7 @@ class ProductiveProfiler:
         return True
 
     def pause(self) -> None:
-        """Pause or end: restore the training's own mode.
+        """Pause or end measuring: restore the training's own mode.
 
         Raises:
             ModeNotAppliedError: that mode did not take effect.
@@ -186,8 +186,8 @@ class ProductiveProfiler:
         try:
             self._measurement = ModeMeasurement(self._device, self._pending[0], self._settings)
         except DutyNotKeptError as error:
-            # Nothing is wrong with the mode: it is measured once requests leave it the time.
-            _log.info("mode %s is not measured now: %s", self._pending[0].label(), error)
+            # The mode itself is fine: it is measured once requests leave enough time.
+            _log.info("mode %s cannot be measured now: %s", self._pending[0].label(), error)
             self._leave()
             self._measure_next()
         except ModeNotAppliedError as error:

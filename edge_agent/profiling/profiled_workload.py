@@ -16,7 +16,7 @@ from wattfleet.errors import InvalidInputError
 
 
 class StoppedError(Exception):
-    """Ends a profile or a fit as the agent or command is stopping; finished measurements are kept."""
+    """Ends a profile or a fit because the agent or command is stopping; finished measurements are kept."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class ProfiledWorkload:
     """A workload to be measured.
 
     Attributes:
-        open_steps: starts it; None where only apps can train.
-        trained: its name and its samples in a minibatch; None for the workload that a virtual device stands for.
+        open_steps: starts the workload; None if only apps can train it.
+        trained: its name, and samples in a minibatch; None for the built-in workload of a virtual device.
     """
 
     open_steps: OpenSteps | None
     trained: tuple[str, int] | None
 
     def stopped_by(self, stopping: threading.Event) -> ProfiledWorkload:
-        """The same workload, whose next minibatch raises `StoppedError` once `stopping` is set."""
+        """Return a copy whose next minibatch raises `StoppedError` once `stopping` is set."""
         opened = self.open_steps
         if opened is None:
             return self
@@ -51,17 +51,17 @@ class ProfiledWorkload:
         return replace(self, open_steps=open_steps)
 
     def in_turns(self, turn: Callable[[], AbstractContextManager[None]]) -> ProfiledWorkload:
-        """The same workload, each of whose minibatches holds a turn of the device."""
+        """Return a copy whose minibatches each hold a turn of the device."""
         opened = self.open_steps
         return self if opened is None else replace(self, open_steps=steps_in_turns(opened, turn))
 
 
 def steps_in_turns(opened: OpenSteps, turn: Callable[[], AbstractContextManager[None]]) -> OpenSteps:
-    """Have every minibatch of a workload hold a turn of the device.
+    """Wrap a workload so that every minibatch holds a turn of the device.
 
     Args:
         opened: starts the workload.
-        turn: a context that begins once the device is free.
+        turn: makes a context that is entered once the device is free.
     """
 
     @contextmanager
@@ -78,7 +78,7 @@ def steps_in_turns(opened: OpenSteps, turn: Callable[[], AbstractContextManager[
 
 
 def built_in_workload(step: Callable[[], None]) -> ProfiledWorkload:
-    """The workload that is built into a device.
+    """Return the workload that is built into a device.
 
     Args:
         step: trains one minibatch of it, such as `Device.built_in_workload`.
@@ -87,16 +87,17 @@ def built_in_workload(step: Callable[[], None]) -> ProfiledWorkload:
 
 
 def profiled_workload(device: Device, spec: str | None, minibatch: int, processor: Processor) -> ProfiledWorkload:
-    """Choose the workload that a device is measured with.
+    """Return the workload to measure a device with.
 
     Args:
         device: the board.
-        spec: the workload by name, or as `module:function`; None where none was given.
+        spec: the workload by name, or as `module:function`; None if not given.
         minibatch: samples in a minibatch.
         processor: where it computes.
 
     Raises:
-        InvalidInputError: a virtual device was given one, hardware was given none, or there is no such workload.
+        InvalidInputError: a workload was given for a virtual device or omitted for hardware, or there is no such
+            workload.
     """
     built_in = device.built_in_workload()
     if built_in is not None:
@@ -114,16 +115,16 @@ def profiled_workload(device: Device, spec: str | None, minibatch: int, processo
 
 
 def daemon_workload(device: Device, spec: str | None, minibatch: int, processor: Processor) -> ProfiledWorkload:
-    """The workload of runs that name none: on hardware, only apps can train it unless one is given.
+    """Return the workload of runs that do not name one; on hardware, only apps can train it unless `spec` is given.
 
     Args:
         device: the board.
-        spec: the workload by name, or as `module:function`; None where none was given.
+        spec: the workload by name, or as `module:function`; None if not given.
         minibatch: samples in a minibatch.
         processor: where it computes.
 
     Raises:
-        InvalidInputError: a virtual device was given one, or there is no such workload.
+        InvalidInputError: a workload was given for a virtual device, or there is no such workload.
     """
     if spec is None and device.built_in_workload() is None:
         return ProfiledWorkload(None, (UNNAMED, minibatch))

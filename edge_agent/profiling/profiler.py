@@ -1,4 +1,4 @@
-"""Measures a workload's time and power in one mode after another."""
+"""Measures a workload's time and power in a sequence of modes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from wattfleet.modes import PowerMode
 
 _log = logging.getLogger(__name__)
 
-# A board that was training takes this long to come to rest, s.
+# Time after a training until the board's power is back at idle, s.
 _COOL_DOWN_S = 5.0
-# One failing mode may be the mode's fault; this many in a row show that it is the board's.
+# A single failure may be due to the mode; this many in a row are due to the board.
 _FAILED_IN_A_ROW = 3
 
 
@@ -36,7 +36,7 @@ class Profiler:
         settings: how long to measure each mode.
 
     Attributes:
-        left_out: modes that were not measured, as the device would not answer its requests in time in them.
+        left_out: modes that were not measured, since the device would not answer its requests in time in them.
     """
 
     def __init__(self, device: Device, settings: ProfilerSettings = DEFAULT_SETTINGS) -> None:
@@ -48,7 +48,7 @@ class Profiler:
         self.left_out: list[PowerMode] = []
 
     def profile(self, modes: Iterable[PowerMode], step: Step, journal: Journal) -> Generator[ModeRecord, None, None]:
-        """Measure the modes that the journal lacks; each record is in the journal when it is yielded.
+        """Measure the modes missing from the journal; each record is in the journal when it is yielded.
 
         A disturbed mode is measured again once the board is cool, up to the number of attempts in the settings. A mode
         that does not take effect, or cannot be measured, is skipped for now. Discarded measurements are journalled too.
@@ -57,12 +57,12 @@ class Profiler:
         Args:
             modes: modes that the device offers.
             step: trains one minibatch.
-            journal: receives the records.
+            journal: the journal for the records.
 
         Raises:
-            ModeNotAppliedError: the last of three different modes in a row that failed (of all modes, on a board with
-                fewer) did not take effect, or did not last.
-            MeasurementError: it had too few settled power samples within the patience.
+            ModeNotAppliedError: three different modes in a row failed (or all, on a board with fewer), and the last one
+                did not take effect or did not stay in force.
+            MeasurementError: they failed, and the last one had too few settled power samples within the patience.
             TooHotError: the board did not cool down within the patience.
         """
         with self._device.measuring():
@@ -74,7 +74,7 @@ class Profiler:
                     yield record
 
     def measure(self, mode: PowerMode, step: Step) -> ModeRecord:
-        """Train at a mode until time and power are known.
+        """Train in a mode until time and power are known.
 
         Args:
             mode: a mode that the device offers.
@@ -82,17 +82,17 @@ class Profiler:
 
         Raises:
             DisturbedError: the board got too hot, throttled itself, or stopped reporting.
-            ModeNotAppliedError: the mode did not take effect, or did not last.
+            ModeNotAppliedError: the mode did not take effect, or did not stay in force.
             MeasurementError: too few settled power samples within the patience.
         """
         with ModeMeasurement(self._device, mode, self._settings) as measurement:
             return _finished(measurement, step)
 
     def measure_idle(self, mode: PowerMode, seconds: float = 20.0) -> float:
-        """Median board power, mW, over `seconds` at a mode while nothing is trained.
+        """Return the median board power in a mode over `seconds` while nothing is trained, mW.
 
         Raises:
-            ModeNotAppliedError: the mode did not take effect, or did not last.
+            ModeNotAppliedError: the mode did not take effect, or did not stay in force.
             MeasurementError: too few power samples in that time.
         """
         self._device.apply(mode)
@@ -107,9 +107,9 @@ class Profiler:
         level = level_mw(trace)
         if level is None:
             raise MeasurementError(
-                f"{mode.label()}: too few power samples in {seconds:g} idle seconds: `wattfleet agent doctor` says why"
-                " the power cannot be read; a simulated board in real time, such as --device"
-                " simulated:agx-orin:real-time, needs no meter"
+                f"{mode.label()}: too few power samples in {seconds:g} idle seconds: run `wattfleet agent doctor` "
+                f"for the reason, or use a simulated board in real time, such as --device "
+                f"simulated:agx-orin:real-time, which needs no meter"
             )
         return level.median
 
@@ -128,8 +128,8 @@ class Profiler:
                     finally:
                         minibatches = measurement.minibatches
             except DutyNotKeptError as error:
-                # Nothing is wrong with the mode: it is measured once requests leave it the time.
-                _log.info("mode %s is not measured now: %s", mode.label(), error)
+                # The mode itself is fine: it is measured once requests leave enough time.
+                _log.info("mode %s cannot be measured now: %s", mode.label(), error)
                 self.left_out.append(mode)
                 return None
             except (DisturbedError, ModeNotAppliedError, MeasurementError) as error:

@@ -1,8 +1,8 @@
-"""Selects the values that count: the minibatches after the first, and power once it has settled.
+"""Selects the values to use: the minibatches after the first, and power once it has settled.
 
-Power rises over 2 to 3 s when training begins, single samples are a fifth too low, samplers repeat their first
-sample, and a rail that cannot be read leaves a gap. The rules reproduce the tables that the PowerTrain measurements
-were condensed to (doi:10.1016/j.future.2024.07.001, section 2.5) from their raw logs.
+Power rises over 2 to 3 s when training begins, single samples are a fifth too low, samplers repeat their first sample,
+and a rail that cannot be read leaves a gap. From the raw logs of the PowerTrain measurements, the rules reproduce the
+published tables (doi:10.1016/j.future.2024.07.001, section 2.5).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.device import PowerTrace
 
-# This many samples in a row make a level.
+# Number of consecutive samples that make a level.
 _WINDOW = 3
-# How far the first settled sample, and its window's median, may lie from the median of all that follow. On the
-# 26 raw logs 0.12 to 0.2 gives exactly the tables' values; a loader that stalls makes power swing by as much.
+# Largest relative difference of the first settled sample, and of its window's median, from the median of all later
+# samples. On the 26 raw logs, 0.12 to 0.2 gives exactly the tables' values; a stalling loader makes power vary as much.
 _TOLERANCE = 0.12
 RISE_S = 2.0
-"""Power is still rising this soon after training began, however flat it looks, s."""
-# From the median absolute deviation to the standard deviation of a normal distribution.
+"""Until this time after the start of a training, power is still rising, however flat it looks, s."""
+# Converts a median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SD = 1.4826
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A quantity that has settled.
+    """A settled quantity.
 
     Attributes:
-        median: in the quantity's unit.
+        median: the median, in the quantity's unit.
         spread: robust standard deviation of single values, as a share of the median.
         count: number of values.
     """
@@ -41,22 +41,22 @@ class Settled:
 
 
 def settled_minibatch_ms(minibatch_ms: NDArray[np.float64]) -> Settled:
-    """The time of a minibatch, ms, from the times of `[k]` minibatches of one training, in their order, k >= 2.
+    """Return the time of a minibatch, ms, from the times of `[k]` successive minibatches of one training, k >= 2.
 
     The first one, in which kernels are chosen and caches filled, is dropped.
     """
     if len(minibatch_ms) < 2:
-        raise ValueError(f"{len(minibatch_ms)} minibatches: at least 2 are needed, as the first one does not count")
+        raise ValueError(f"{len(minibatch_ms)} minibatches: at least 2 are needed, as the first one is not used")
     return _summary(minibatch_ms[1:])
 
 
 def settled_power_mw(trace: PowerTrace, *minibatch_end_s: NDArray[np.float64]) -> Settled | None:
-    """The training power, mW, or None if it has not settled yet.
+    """Return the training power, mW, or None if it has not settled yet.
 
     Args:
         trace: power samples; NaN is a missing one.
-        minibatch_end_s: of each run of minibatches without a pause, `[k]` device-clock seconds at which they ended;
-            k >= 1.
+        minibatch_end_s: for each run of minibatches without a pause, `[k]` device-clock seconds at which they ended; k
+            >= 1.
     """
     # A sampler repeats its last sample until it has a new one.
     new = np.diff(trace.at_s, prepend=-np.inf) > 0
@@ -73,7 +73,7 @@ def settled_power_mw(trace: PowerTrace, *minibatch_end_s: NDArray[np.float64]) -
 
 
 def level_mw(trace: PowerTrace) -> Settled | None:
-    """The power of a trace without transients, mW, or None if too few samples could be read."""
+    """Return the power of a trace without transients, mW, or None if too few samples could be read."""
     new = np.diff(trace.at_s, prepend=-np.inf) > 0
     power_mw = trace.power_mw[new & np.isfinite(trace.power_mw)]
     return _summary(power_mw) if len(power_mw) >= _WINDOW else None

@@ -29,16 +29,16 @@ class MeasuredProfile:
 
     Attributes:
         header: what was measured.
-        batch: samples in the minibatches that are trained now.
+        batch: current batch size, samples.
         profile: the newest values of each mode, from a measurement or a round.
-        measured_modes: modes that were measured for the profile.
+        measured_modes: number of modes measured for the profile.
         discarded: number of disturbed measurements.
         seconds: time spent measuring, device-clock seconds.
         renewed: the reason of the last renewal; None if there was none.
         excluded: modes that the board cannot sustain.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
-        method: the method that selected the modes last.
-        data_waits: share of a minibatch that waited for its data, 0 to 1, at the modes where this was measured.
+        method: the method that last selected modes.
+        data_waits: share of a minibatch's time spent waiting for data, 0 to 1, in the modes where this was measured.
     """
 
     header: JournalHeader
@@ -55,7 +55,7 @@ class MeasuredProfile:
 
     @classmethod
     def of(cls, journal: Journal) -> MeasuredProfile:
-        """The profile in a journal."""
+        """Return the profile in a journal."""
         return cls(
             journal.header,
             journal.batch,
@@ -77,13 +77,13 @@ class MeasuredProfile:
 
 @dataclass(frozen=True)
 class FittedDevice:
-    """A device's fitted predictor and what it knows of every mode.
+    """A device's fitted predictor, and the measured or predicted values of every mode.
 
     Attributes:
         workload: what is known of the workload.
         artefact: the fitted predictor as it is stored.
-        predictor: the same, ready to predict.
-        measured: the profile behind it.
+        predictor: the same predictor, ready to predict.
+        measured: the profile that it was fitted to.
         prediction: the prediction for each of the device's modes.
         known: measured values if there are any, predicted ones otherwise.
     """
@@ -97,7 +97,7 @@ class FittedDevice:
 
     @property
     def choosable(self) -> KnownModes:
-        """What is known of the allowed modes; predictions for excluded ones may be too optimistic."""
+        """The values of the allowed modes; predictions for excluded ones may be too optimistic."""
         return self.known.among(self._allowed)
 
     @property
@@ -110,16 +110,16 @@ class FittedDevice:
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Minibatches of one pass over the device's data; those of the predictor's fit while they are unknown."""
+        """Minibatches of one pass over the device's data; while unknown, the number used for the predictor's fit."""
         return self.workload.minibatches_per_epoch or self.artefact.details.workload.minibatches_per_epoch
 
     @property
     def is_length_assumed(self) -> bool:
-        """Whether neither an app nor an option has told how many minibatches an epoch has."""
+        """Whether the number of minibatches per epoch is assumed: neither an app nor an option has stated it."""
         return self.workload.minibatches_per_epoch is None
 
-    def with_epochs_of(self, minibatches: int | None) -> FittedDevice:
-        """The same where an epoch has so many minibatches; as it is for None."""
+    def with_minibatches_per_epoch(self, minibatches: int | None) -> FittedDevice:
+        """Return a copy with this number of minibatches per epoch; None leaves it unchanged."""
         if minibatches is None:
             return self
         return replace(self, workload=replace(self.workload, minibatches_per_epoch=minibatches))
@@ -130,14 +130,14 @@ class FittedDevice:
 
 
 def read_profile(folder: Path, batch: int | None = None) -> MeasuredProfile | None:
-    """The profile of a workload; None if there is none.
+    """Return the profile of a workload; None if there is none.
 
     Args:
-        folder: the workload's.
-        batch: samples in the minibatches that are trained now; None takes those of the journal.
+        folder: the workload's folder.
+        batch: current batch size, samples; None uses the journal's.
 
     Raises:
-        JournalError: it cannot be read, or is damaged before its last line.
+        JournalError: the journal cannot be read, or is damaged before its last line.
     """
     path = folder / PROFILE_FILE
     header = read_header(path)
@@ -147,7 +147,7 @@ def read_profile(folder: Path, batch: int | None = None) -> MeasuredProfile | No
         held = read_regular_file(path)
     except OSError as error:
         raise JournalError(f"{path}: cannot be read: {error.strerror}") from None
-    # A copy in memory: opening a journal drops an incomplete last line, which the agent may be writing at the moment.
+    # A copy in memory: opening a journal drops an incomplete last line, which the agent may just be writing.
     copy = os.memfd_create(PROFILE_FILE)
     with os.fdopen(os.dup(copy), "wb") as file:
         file.write(held)
@@ -157,7 +157,7 @@ def read_profile(folder: Path, batch: int | None = None) -> MeasuredProfile | No
 
 
 def read_device_id(folders: Iterable[Path]) -> str | None:
-    """The device whose profiles are in these folders of workloads; None if there is no profile.
+    """Return the id of the device whose profiles are in these folders of workloads; None if there is no profile.
 
     Raises:
         JournalError: a profile cannot be read, or its first line is damaged.
@@ -167,10 +167,10 @@ def read_device_id(folders: Iterable[Path]) -> str | None:
 
 
 def read_predictor(workload_folder: Path) -> Artefact | None:
-    """The fitted predictor of a workload; None if there is none.
+    """Return the fitted predictor of a workload; None if there is none.
 
     Raises:
-        CorruptReferenceError: it is damaged.
+        CorruptReferenceError: the predictor is damaged.
         InvalidInputError: another version of Wattfleet wrote it.
     """
     folder = workload_folder / PREDICTOR_DIRECTORY
@@ -188,21 +188,21 @@ def read_predictor(workload_folder: Path) -> Artefact | None:
 
 
 def own_batch(profile: Profile, batch: int, n: int) -> BatchArray | None:
-    """The batch to predict `n` modes with: `[n]` times the current batch; None if no row states its batch."""
+    """Return the batches to predict `n` modes with: `[n]` times the current one; None if no row states its batch."""
     return None if profile.batch is None else np.full(n, batch)
 
 
 def own_rows(profile: Profile, batch: int) -> Profile:
-    """The rows that were measured with the current batch; all rows if they do not state it."""
+    """Return the rows measured with the current batch; all rows if they do not state their batch."""
     return profile if profile.batch is None else profile.rows(profile.batch == batch)
 
 
 def chosen_workload(state_directory: Path, workload: str | None = None) -> StoredWorkload:
-    """The workload that a command is about.
+    """Return the workload that a command refers to.
 
     Args:
-        state_directory: the agent's.
-        workload: its name; None if there is only one.
+        state_directory: the agent's state directory.
+        workload: the workload's name; None if there is only one.
 
     Raises:
         InvalidInputError: there is no such workload, or there are several and none was named.
@@ -226,15 +226,15 @@ def chosen_workload(state_directory: Path, workload: str | None = None) -> Store
 
 
 def read_fitted(state_directory: Path, device: Device, workload: str | None = None) -> FittedDevice:
-    """Read and combine all that is known of a device's modes.
+    """Read and combine everything known of a device's modes.
 
     Args:
-        state_directory: the agent's.
+        state_directory: the agent's state directory.
         device: the board.
         workload: name of the workload; None if there is only one.
 
     Raises:
-        InvalidInputError: there is no fitted predictor or workload, or it belongs to another device.
+        InvalidInputError: there is no such workload or fitted predictor, or it belongs to another device.
         JournalError: the profile is damaged.
         CorruptReferenceError: the predictor is damaged.
     """

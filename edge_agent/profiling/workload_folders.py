@@ -1,4 +1,4 @@
-"""The folders of a state directory, one for each workload, and moving the files of earlier versions into them."""
+"""The folders of a state directory, one per workload; moves files of earlier versions into them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class StoredWorkload:
     """A workload in a state directory.
 
     Attributes:
-        known: what is known of it.
+        known: what is known of the workload.
         folder: its folder.
-        last_use: number of its last use, which counts the uses of all workloads; 0 if it is unknown.
+        last_use: number of its last use, counted over all workloads; 0 if unknown.
     """
 
     known: KnownWorkload
@@ -48,16 +48,16 @@ class StoredWorkload:
 
 
 def folder_name(workload: str) -> str:
-    """The name of a workload's folder: readable, safe on any file system, and unique."""
+    """Return the name of a workload's folder: readable, safe on any file system, and unique."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", workload).strip("-.")[:_READABLE_CHARACTERS]
     return f"{readable}-{hashlib.sha256(workload.encode()).hexdigest()[:12]}"
 
 
 class WorkloadFolders:
-    """The workloads of a state directory. Its methods may be called by any thread.
+    """The workloads of a state directory. Its methods may be called in any thread.
 
     Args:
-        state_directory: the agent's.
+        state_directory: the agent's state directory.
     """
 
     def __init__(self, state_directory: Path) -> None:
@@ -67,14 +67,14 @@ class WorkloadFolders:
         self._noting = threading.Lock()
 
     def folder(self, workload: str) -> Path:
-        """The folder of a workload, which may not exist yet."""
+        """Return the folder of a workload; it may not exist yet."""
         return self._root / folder_name(workload)
 
     def stored(self) -> list[StoredWorkload]:
-        """All workloads, the most recently used first; a folder without a usable description is left out, and logged.
+        """Return all workloads, the most recently used first; log and leave out folders without a usable description.
 
-        A profile that an earlier version left in the state directory itself counts as a workload, too, unless the same
-        workload has a folder.
+        This includes a profile that an earlier version left in the state directory itself, unless its workload has a
+        folder.
 
         Raises:
             InvalidInputError: a folder cannot be read.
@@ -95,13 +95,13 @@ class WorkloadFolders:
         return sorted(found, key=lambda stored: -stored.last_use)
 
     def prepare(self, known: KnownWorkload) -> Path:
-        """Create a workload's folder, if it is missing, and note that the workload is used now.
+        """Create a workload's folder if it is missing, and note that the workload is used now.
 
         Raises:
             InvalidInputError: the folder cannot be created, or belongs to another user.
         """
         folder = self.folder(known.workload.name)
-        self._count_uses()  # before there is a folder without a description
+        self._count_uses()  # before a folder without a description can exist
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_own_folder(self._root)
@@ -112,7 +112,7 @@ class WorkloadFolders:
         return folder
 
     def note(self, known: KnownWorkload) -> None:
-        """Store what is known of a workload, which is used now; a failure is logged."""
+        """Store what is known of a workload, and that it is used now; log a failure."""
         path = self.folder(known.workload.name) / WORKLOAD_FILE
         with self._noting:
             self._last_use = self._count_uses() + 1
@@ -123,26 +123,26 @@ class WorkloadFolders:
                 _log.error("%s: cannot be written: %s; it is kept in memory only", path, error.strerror)
 
     def _count_uses(self) -> int:
-        """The number of the last use of any workload."""
+        """Return the number of the last use of any workload."""
         if self._last_use is None:
             self._last_use = max((stored.last_use for stored in self.stored()), default=0)
         return self._last_use
 
     def known(self, workload: str) -> KnownWorkload | None:
-        """What is stored of a workload; None if nothing is."""
+        """Return what is stored of a workload; None if nothing is."""
         folder = self.folder(workload)
         stored = _described(folder) if folder.is_dir() else None
         return None if stored is None or stored.name != workload else stored.known
 
     def remove(self, workload: str) -> None:
-        """Remove a workload with all that is stored of it; a failure is logged."""
+        """Remove a workload and all its files; log a failure."""
         try:
             shutil.rmtree(self.folder(workload))
         except OSError as error:
             _log.error("%s: cannot be removed: %s", error.filename, error.strerror)
 
     def size_bytes(self) -> int:
-        """Bytes of all files of all workloads."""
+        """Return the total size of all files of all workloads, bytes."""
         sizes = 0
         for folder, _, files in os.walk(self._root):
             for name in files:
@@ -156,7 +156,7 @@ class WorkloadFolders:
         """Move a profile and a predictor, which earlier versions kept in the state directory itself, into a folder.
 
         Args:
-            minibatches_per_epoch: as earlier versions were told for their only workload; None if it is unknown.
+            minibatches_per_epoch: the number stated to earlier versions for their only workload; None if unknown.
 
         Raises:
             InvalidInputError: they cannot be moved.
@@ -170,7 +170,7 @@ class WorkloadFolders:
             known = known.completed(known.workload.facts, minibatches_per_epoch)
         folder = self.folder(known.workload.name)
         if (folder / PROFILE_FILE).exists():
-            _log.warning("%s: is kept unused, as %s holds the same workload", profile, folder)
+            _log.warning("%s: is not used, but kept, since %s holds the same workload", profile, folder)
             return
         self.prepare(known)
         try:
@@ -186,7 +186,7 @@ class WorkloadFolders:
         header = read_header(path)
         if header is None:
             return None
-        # A virtual board stood for whatever its reference was trained on, so the header names the reference's workload.
+        # In earlier versions, a virtual board simulated its reference's workload, which the header names.
         name = header.workload if header.provenance == "hardware" else BUILT_IN
         return KnownWorkload(Workload(name, WorkloadFacts(batch=header.minibatch)))
 
@@ -209,7 +209,7 @@ def _described(folder: Path) -> StoredWorkload | None:
 
 
 def _from_journal(folder: Path) -> StoredWorkload | None:
-    """The workload of a folder whose description is lost: its journal names it, too."""
+    """Return the workload of a folder whose description is lost, from its journal."""
     try:
         header = read_header(folder / PROFILE_FILE)
         if header is not None and folder_name(header.workload) == folder.name:
@@ -217,5 +217,5 @@ def _from_journal(folder: Path) -> StoredWorkload | None:
             return StoredWorkload(known, folder, 0)
     except WattfleetError as error:
         _log.debug("%s: %s", folder, error)
-    _log.warning("%s: describes no workload, so it is not used; remove it", folder)
+    _log.warning("%s: does not describe a workload, so it is not used; remove it", folder)
     return None

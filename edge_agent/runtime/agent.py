@@ -18,13 +18,13 @@ from edge_agent.runtime.board_sampler import BoardSampler
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
 from edge_agent.runtime.own_metrics import OwnMetrics
-from edge_agent.runtime.supernode_news import tell_supernode
+from edge_agent.runtime.supernode_update import update_supernode_folder
 from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
 from edge_agent.serving.duty_file import DutyFile
 from edge_agent.serving.duty_planning import DutyPlanning
-from edge_agent.serving.duty_process import keep_duty_aside
+from edge_agent.serving.duty_process import keep_duty_in_process
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.serving.inference_rows import InferenceRows
@@ -54,18 +54,20 @@ _log = logging.getLogger(__name__)
 async def run_agent(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, device_folder: Path, stop: asyncio.Event
 ) -> None:
-    """Serve one device until `stop` is set, then restore its knobs. No answer of the coordinator ends the agent.
+    """Serve one device until `stop` is set, then restore its knobs.
+
+    Whatever the coordinator answers, the agent goes on.
 
     Args:
-        settings: how to run.
+        settings: the agent's settings.
         device: the board.
         profiled: the workload that is trained while modes are measured.
         device_folder: the folder for the device's lock and knob backup; the same for all agents of the device.
-        stop: ends the agent.
+        stop: stops the agent once it is set.
 
     Raises:
         InvalidInputError: the socket or the metrics cannot be served, the state directory is another user's or
-            device's, or a connection would be unprotected although it must not.
+            device's, or a connection would be unencrypted where that is not allowed.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
@@ -89,7 +91,7 @@ async def _run_with_device(
     board = DutyDevice(device, turns) if serving is None else serving
     planning = DutyPlanning(turns, rows, device.modes)
     turns.judge, turns.plan_batching = planning.judge, planning.batching
-    planning.keep = partial(keep_duty_aside, lambda: turns.measuring_ends.is_set())
+    planning.keep = partial(keep_duty_in_process, lambda: turns.measuring_ends.is_set())
     endpoint = settings.endpoint()
     if endpoint.warning is not None:
         _log.warning("%s", endpoint.warning)
@@ -106,10 +108,10 @@ async def _run_with_device(
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
     news = SessionNews(endpoint.address, state_directory / SESSION_FILE, is_exposed=endpoint.is_exposed)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
-    tell_supernode(settings)
+    update_supernode_folder(settings)
 
     def renewed() -> None:
-        tell_supernode(settings)
+        update_supernode_folder(settings)
         session.reconnect()
 
     keeper = CertificateKeeper(endpoint, renewed)
@@ -138,7 +140,7 @@ async def _run_with_device(
     metrics = OwnMetrics(settings, device, session, outbox, sampler, turns, service.reporter)
     turns.serve_here()
     if serving is None:
-        take_up_duty(turns, duty_file, device)
+        restore_duty(turns, duty_file, device)
     else:
         serving.begin()
     socket, group = settings.device.socket, settings.device.socket_group
@@ -157,7 +159,7 @@ async def _run_with_device(
 
 
 def _simulated_serving(settings: DeviceSettings, device: Device, rows: InferenceRows) -> ServingBoard | None:
-    """The board that answers the simulated requests of `--simulated-duty`; None without it.
+    """Return the board that answers the simulated requests of `--simulated-duty`; None without the option.
 
     Raises:
         InvalidInputError: the duty cannot be read, or the device is not simulated.
@@ -170,16 +172,16 @@ def _simulated_serving(settings: DeviceSettings, device: Device, rows: Inference
     return ServingBoard(simulated, turns, duty, settings.seed, SpanFile(settings.state_dir / SERVED_FILE))
 
 
-def take_up_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:
-    """Put the stored duty in force, and note the mode in force, each even if the other cannot be read."""
+def restore_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:
+    """Restore the stored duty and note the current mode; if one cannot be read, still do the other."""
     try:
         turns.in_mode(device.current_mode())
     except WattfleetError as error:
-        _log.error("the mode in force cannot be read: %s", error)
+        _log.error("the current power mode cannot be read: %s", error)
     try:
         turns.duty = duty_file.read()
     except WattfleetError as error:
-        _log.error("the duty cannot be kept: %s", error)
+        _log.error("the stored duty cannot be restored: %s", error)
 
 
 def _duty_figures(turns: DeviceTurns) -> duty_pb2.DutyFigures | None:

@@ -1,4 +1,4 @@
-"""The agent's answers to an app that may not read them: a training never waits for its app's stream."""
+"""Queues the agent's answers to an app, so that a training never waits for an app that does not read them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from wattfleet_proto.v1 import local_pb2
 
 
 class AppAnswers:
-    """The answers that wait for one app, in order."""
+    """A queue of the answers to one app."""
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start with an empty queue."""
         self._waiting: asyncio.Queue[local_pb2.TrainResponse | None] = asyncio.Queue()
 
     def put(self, answer: local_pb2.TrainResponse) -> None:
-        """Answer as soon as the app reads."""
+        """Queue an answer; it is sent as soon as the app reads."""
         self._waiting.put_nowait(answer)
 
-    async def taken(self) -> None:
-        """Wait until the app can read further answers. Read no request before that, so that few answers wait."""
+    async def wait_until_read(self) -> None:
+        """Wait until the app has read all queued answers.
+
+        Do so before reading the next request: this keeps the queue short.
+        """
         await self._waiting.join()
 
-    async def of(self, work: Callable[[AppAnswers], Coroutine[Any, Any, None]]) -> AsyncGenerator[Any, None]:
-        """Run a training in a task of its own; yields its answers, and then raises its error.
+    async def run(self, work: Callable[[AppAnswers], Coroutine[Any, Any, None]]) -> AsyncGenerator[Any, None]:
+        """Run a training in its own task; yield its answers, then raise its error if it failed.
 
-        If the app has disconnected, the training is cancelled, and has ended when this ends.
+        If the app disconnects, the training is cancelled, and this generator ends only after the training has.
         """
         working = asyncio.create_task(work(self), name="training of an app")
         working.add_done_callback(lambda _: self._waiting.put_nowait(None))

@@ -1,4 +1,4 @@
-"""The requests of an app during its training, and what changes the training meanwhile."""
+"""Reads an app's requests during its training, together with changed grants and reasons to stop."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class StreamEndedError(WattfleetError):
 
 
 class AppNotStoppingError(WattfleetError):
-    """The app was told to stop its training and goes on: its stream is ended, and the device is free for others."""
+    """The app did not stop its training when asked: its stream is closed, so that other apps can use the device."""
 
 
 def require_start(start: local_pb2.StartTraining, device_id: str) -> None:
-    """Check what an app wants to start.
+    """Check an app's Start message.
 
     Raises:
-        InvalidInputError: it is for another device, or its plan's id is too long.
+        InvalidInputError: the message is for another device, or its plan id is too long.
     """
     if start.device_id != device_id:
         raise InvalidInputError(
@@ -48,7 +48,7 @@ def require_start(start: local_pb2.StartTraining, device_id: str) -> None:
 
 
 def reported_times(report: local_pb2.MinibatchesTrained, since_s: float) -> list[StepTimes]:
-    """The times of the minibatches that an app reports.
+    """Return the minibatch times in an app's report.
 
     Args:
         report: the app's report.
@@ -64,18 +64,18 @@ def reported_times(report: local_pb2.MinibatchesTrained, since_s: float) -> list
         )
     times = [StepTimes(one.fetch_stall_ms, one.compute_ms) for one in report.minibatches]
     if not all(0 <= one.fetch_stall_ms < math.inf and 0 < one.compute_ms < math.inf for one in times):
-        raise InvalidInputError("fetch_stall_ms must be 0 or more, and compute_ms above 0")
+        raise InvalidInputError("fetch_stall_ms must be 0 or more, and compute_ms must be above 0")
     took_s = sum(one.fetch_stall_ms + one.compute_ms for one in times) / 1e3
     if not took_s <= since_s + _REPORT_SLACK_S:
         raise InvalidInputError(
-            f"{took_s:g} s of minibatches reported within {since_s:.1f} s: report each minibatch once"
+            f"{took_s:g} s of minibatches were reported within {since_s:.1f} s: report each minibatch once"
         )
     return times
 
 
 @dataclass(frozen=True)
 class PauseEnded:
-    """The app's requests are read again.
+    """Reports that the app's requests are read again after a pause.
 
     Attributes:
         app_has_finished: its next request is its Finish, which came during the pause.
@@ -85,14 +85,14 @@ class PauseEnded:
 
 
 class Pause:
-    """Keeps the requests of an app waiting while something is done for it; changes of its training do not wait.
+    """Delays an app's requests while the agent works for it; changes of its training are still passed on.
 
     Attributes:
-        work: what is done; None if the requests are read.
+        work: the work in progress; None while requests are read.
     """
 
     def __init__(self) -> None:
-        """Begin without a pause."""
+        """Start without a pause."""
         self.work: asyncio.Future[None] | None = None
 
 
@@ -103,24 +103,25 @@ async def until_finish(
     pause: Pause,
     stop_timeout_s: float,
 ) -> AsyncGenerator[local_pb2.TrainRequest | Grant | PauseEnded | str, None]:
-    """The app's requests up to its Finish, and what changes its training meanwhile, one at a time.
+    """Yield an app's requests up to its Finish, and the changes of its training meanwhile, one at a time.
 
-    A grant is another one to go on under; a text is why the training has to stop, once.
+    A yielded grant replaces the training's grant. A yielded text is the reason why the training has to stop; it comes
+    at most once.
 
     Args:
-        requests: of the app.
-        answers: to the app; no request is read before they are taken.
-        grants: of the coordinator.
-        pause: keeps requests waiting.
-        stop_timeout_s: how long the app has to end a training that was stopped.
+        requests: the app's requests.
+        answers: the answers to the app; the next request is read after the app has read them.
+        grants: the coordinator's grants.
+        pause: delays requests while it lasts.
+        stop_timeout_s: time for the app to end its training after a stop, s.
 
     Raises:
-        AppNotStoppingError: the app was told to stop, and has not done so in time.
+        AppNotStoppingError: the app did not stop in time.
         StreamEndedError: the app has ended its stream.
     """
 
     async def next_request() -> local_pb2.TrainRequest:
-        await answers.taken()
+        await answers.wait_until_read()
         return await anext(requests)
 
     requested = asyncio.ensure_future(next_request())
@@ -170,6 +171,6 @@ async def until_finish(
 
 
 def _is_finish(requested: asyncio.Future[local_pb2.TrainRequest]) -> bool:
-    """Whether a request has arrived, and is a Finish."""
+    """Return whether a request has arrived and is a Finish."""
     arrived = requested.done() and not requested.cancelled() and requested.exception() is None
     return arrived and requested.result().HasField("finish")

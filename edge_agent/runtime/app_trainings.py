@@ -1,4 +1,4 @@
-"""The trainings of apps during the whole life of an agent: refused while its device is being prepared."""
+"""Serves apps' trainings as long as the agent runs, and refuses them while the device is being prepared."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from wattfleet_io.tasks import run_uncancelled, stop_tasks
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
 _ENDS_WITHIN_S = 1.0
-"""How long the last training of a ready device has to deliver its answers."""
+"""Time for the last training of a ready device to deliver its answers, s."""
 
 _MAX_OF_PROCESS = 8
-"""Trainings that one process may have open: one trains, and others wait for their grant or are refused."""
+"""Maximum of open trainings per process: one trains, and the others wait for their grant or are refused."""
 
 
 class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
-    """Translates between the local protocol and the trainings of the ready device.
+    """The gRPC service for apps; passes their trainings on to the ready device.
 
-    The agent's socket serves it from start to end.
+    The agent's socket serves it from the agent's start to its end.
 
     Args:
         device_id: the device's name.
@@ -38,10 +38,10 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
 
     @asynccontextmanager
     async def served_by(self, trainings: DeviceTrainings) -> AsyncIterator[None]:
-        """Pass trainings on within this context; at its end, trainings in progress are ended and the device is parked.
+        """Pass trainings on within this context. At its end, trainings in progress are ended and the device is parked.
 
         Args:
-            trainings: those of the ready device.
+            trainings: runs the trainings of the ready device.
         """
         self._ready = trainings
         try:
@@ -56,15 +56,15 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
         """Run one round's training, from its Start to its Finish or until the ClientApp disconnects.
 
         Raises:
-            BusyError: the device is being prepared, or the agent stops.
-            TooManyAppsError: the process has as many trainings open as it may.
+            BusyError: the device is being prepared, or the agent is stopping.
+            TooManyAppsError: the process already has the maximum of open trainings.
         """
         ready, call, peer = self._ready, asyncio.current_task(), PEER.get()
         assert call is not None, "gRPC runs every call in a task"
         if ready is None:
             raise BusyError(f"{self._device_id} is being prepared and cannot train now; try again later")
         if peer is not None and list(self._calls.values()).count(peer) >= _MAX_OF_PROCESS:
-            raise TooManyAppsError(f"{peer} has {_MAX_OF_PROCESS} trainings open already: end one of them first")
+            raise TooManyAppsError(f"{peer} has {_MAX_OF_PROCESS} open trainings, the maximum: end one of them first")
         self._calls[call] = peer
         try:
             async with aclosing(ready.answers_to(request_iterator)) as answers:
@@ -74,7 +74,7 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
             if self._ready is ready:
                 raise
             raise BusyError(
-                f"{self._device_id} ends the training, since its agent stops or prepares it again"
+                f"{self._device_id} ends the training, since its agent is stopping or preparing it again"
             ) from None
         finally:
             self._calls.pop(call, None)
@@ -82,7 +82,7 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
     async def ShowTraining(  # noqa: N802 - named by the protocol
         self, request: local_pb2.ShowTrainingRequest, context: Any
     ) -> local_pb2.ShowTrainingResponse:
-        """Show the training in progress, and who has begun it."""
+        """Return the training in progress and the process that started it."""
         running = None if self._ready is None else self._ready.running
         if running is None:
             return local_pb2.ShowTrainingResponse()
@@ -94,7 +94,7 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
     async def GetDevice(  # noqa: N802 - named by the protocol
         self, request: local_pb2.GetDeviceRequest, context: Any
     ) -> local_pb2.GetDeviceResponse:
-        """Name the device, also while it is being prepared."""
+        """Return the device's name, even while the device is being prepared."""
         return local_pb2.GetDeviceResponse(device_id=self._device_id)
 
     async def _end_calls(self) -> None:

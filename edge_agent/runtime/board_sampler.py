@@ -1,4 +1,4 @@
-"""Samples a board while the agent runs, for the small sample that each lease carries."""
+"""Samples a board's power, temperature and mode while the agent runs; each lease carries the latest sample."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from wattfleet_proto.board_sample import BoardSample
 _log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""Seconds between two readings of power, which the energy is added up from."""
+"""Seconds between two readings of power; energy is integrated from these readings."""
 
 _CONDITIONS_EVERY = 5
-"""Temperature and mode take many files to read, so only every so many readings include them."""
+"""Only every fifth reading includes temperature and mode, since these take many files to read."""
 
 _LONGEST_GAP_S = 30.0
-"""After a longer gap, as when the board was suspended, its energy is unknown and not counted."""
+"""Energy over a longer gap between readings, such as a suspended board, is unknown and not counted."""
 
 
 class BoardSampler:
@@ -29,7 +29,7 @@ class BoardSampler:
 
     Args:
         device: the board.
-        sleep: waits for some seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(self, device: Device, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -51,10 +51,10 @@ class BoardSampler:
         return self._latest
 
     async def run(self) -> None:
-        """Sample until cancelled. A board that cannot be read is tried again."""
+        """Sample until cancelled. If the board cannot be read, log that and try again."""
         while True:
             try:
-                # A thread, since a sensor may take its time.
+                # In a thread, since a sensor may be slow.
                 await asyncio.to_thread(self.sample)
                 self._is_failing = False
             except (OSError, ValueError, WattfleetError) as error:
@@ -96,7 +96,7 @@ class BoardSampler:
         )
 
     def _add_energy(self, now_s: float, power_w: float | None) -> None:
-        """Add the energy since the reading before, as the mean of both powers times the seconds between."""
+        """Add the energy since the previous reading: the mean of both powers times the seconds between them."""
         if power_w is None:
             self._before = None
             return

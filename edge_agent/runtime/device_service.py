@@ -1,4 +1,4 @@
-"""Serves one device: prepares it as the coordinator asks, runs rounds, and starts again when the request changes."""
+"""Serves one device: prepares it as the coordinator requests, runs rounds, and repeats this on a changed request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_agent.paths import REFERENCES_DIRECTORY, TRUST_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_trainings import DeviceTrainings
-from edge_agent.runtime.readiness import Readiness, make_ready
+from edge_agent.runtime.readiness import Readiness, prepare_device
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.requested_work import RequestedWork
 from edge_agent.runtime.state_reporter import StateReporter
@@ -47,29 +47,29 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 _REST_INTERVAL_S = 1.0
-"""How often another mode may be looked for in which the device rests with a duty."""
+"""Shortest time between two changes of the mode in which a device with a duty rests, s."""
 
 _FRONT_INTERVAL_S = 2.0
-"""How often a change of the duty is looked for."""
+"""Time between two checks whether the duty has changed, s."""
 
 _MEASURE_INTERVAL_S = 5.0
-"""How often it is looked whether there is inference to measure."""
+"""Time between two checks whether there is inference to measure, s."""
 
-_REQUEST_CHANGED = "preparing again: the coordinator asks for another reference, number of modes or protocol"
+_REQUEST_CHANGED = "preparing again: the coordinator requests another reference, number of modes or protocol"
 
 
 class DeviceService:
-    """Prepares a device and serves its trainings, for one Welcome after the other.
+    """Prepares a device and serves its trainings as the latest Welcome requests.
 
     Args:
-        settings: how to run.
+        settings: the agent's settings.
         device: the board, whose knobs are backed up.
         profiled: the workload that is trained while modes are measured without an app.
         session: reports to the coordinator.
         welcome: the coordinator's latest Welcome.
         connect: opens connections to the coordinator.
-        trainings: of apps, which it runs once the device is ready.
-        turns: of the device, between requests and training.
+        trainings: apps' trainings, run once the device is ready.
+        turns: shares the device between requests and training.
         duty: plans trainings beside the device's duty.
         measuring: measures the duty's inference.
 
@@ -109,7 +109,7 @@ class DeviceService:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the device is ready and nobody uses it, until the event loop does something else."""
+        """Whether the device is ready and unused. Valid only until the event loop runs something else."""
         supervisor = self._supervisor
         return supervisor is not None and supervisor.state is DeviceState.READY and not supervisor.device_lock.locked()
 
@@ -120,7 +120,7 @@ class DeviceService:
             changed = asyncio.create_task(self._changed_from(welcome), name="changed welcome")
             stopping = self._turns.measuring_ends = threading.Event()
             try:
-                ready = await _unless(changed, self._made_ready_at_last(welcome, stopping))
+                ready = await _run_unless_done(changed, self._prepare_with_retries(welcome, stopping))
                 if ready is not None:
                     await self._serve(ready, changed, stopping)
                 welcome = await changed
@@ -129,10 +129,10 @@ class DeviceService:
             _log.info("%s: %s", self._settings.device.id, _REQUEST_CHANGED)
 
     async def _changed_from(self, welcome: session_pb2.Welcome) -> session_pb2.Welcome:
-        """Wait for another Welcome, or until references of this one that were refused are accepted."""
+        """Wait for another Welcome, or until this one's refused references are accepted; return the Welcome to use."""
         other = asyncio.create_task(self._welcome.changed_from(welcome))
         accepted = background_task(
-            "check refused references again", self._references.accepted_again(references_of(welcome))
+            "check refused references again", self._references.wait_until_accepted(references_of(welcome))
         )
         try:
             await asyncio.wait([other, accepted], return_when=asyncio.FIRST_COMPLETED)
@@ -140,12 +140,12 @@ class DeviceService:
         finally:
             await stop_tasks(other, accepted)
 
-    async def _made_ready_at_last(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
-        """Prepare the device as a Welcome asks; while its reference cannot be used, say so and try again."""
+    async def _prepare_with_retries(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
+        """Prepare the device as a Welcome requests; while its reference cannot be used, report that and try again."""
         backoff, reported = Backoff(), ""
         while True:
             try:
-                return await self._made_ready(welcome, stopping)
+                return await self._prepare(welcome, stopping)
             except (CorruptReferenceError, ReferenceRefusedError) as error:
                 reason = plain_text(str(error), MAX_REASON_LENGTH)
                 problem = f"the coordinator's reference cannot be used: {reason}"
@@ -155,13 +155,14 @@ class DeviceService:
                 self.reporter.report(self.reporter.decide(PreparationRestarted(problem)), 0)
             await backoff.pause()
 
-    async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
-        """Prepare the device as a Welcome asks. Once this has ended, cancelled or not, nothing touches the device."""
+    async def _prepare(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
+        """Prepare the device as a Welcome requests. Once this returns or is cancelled, nothing touches the device."""
         settings, device, profile_modes = self._settings, self._device, welcome.profile_modes
         references = await self._references.of(references_of(welcome))
         self.reporter.remark = self._references.refused
         if not self._references.refused:
-            # Not earlier: after a restart without the coordinator, a Welcome without its references would be useless.
+            # Store it only now: after a restart without the coordinator, a Welcome without its references would be
+            # useless.
             self._welcome.store(welcome)
         remove_old_references(self._cache, [each.digest for each in references])
         loop = asyncio.get_running_loop()
@@ -181,7 +182,7 @@ class DeviceService:
         if is_announcing:
             self._warn_of_old_options()
         making = asyncio.to_thread(
-            make_ready,
+            prepare_device,
             settings,
             device,
             self._profiled,
@@ -206,7 +207,7 @@ class DeviceService:
             raise
 
     def _warn_of_old_options(self) -> None:
-        """Say once that workloads and lengths now come from the apps."""
+        """Log once that workloads and lengths now come from the apps."""
         given = {
             "--workload": self._settings.workload.name,
             "--minibatches-per-epoch": self._settings.profile.minibatches_per_epoch,
@@ -215,8 +216,8 @@ class DeviceService:
         if names and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "%s: not needed any more, as the Flower app names its workload and its data loader tells its length;"
-                " measure ahead of the first run with `wattfleet agent profile`",
+                "%s: no longer needed, as the Flower app names its workload and its data loader reports its length. "
+                "To measure before the first run, use `wattfleet agent profile`",
                 " and ".join(names),
             )
 
@@ -250,9 +251,9 @@ class DeviceService:
                 try:
                     await supervisor.start()
                     resting = background_task(
-                        "rest in a mode that keeps the duty", self._rest_anew(supervisor, ready.parked)
+                        "rest in a mode that keeps the duty", self._update_resting_mode(supervisor, ready.parked)
                     )
-                    planning = background_task("fronts beside the duty", self._report_anew(supervisor))
+                    planning = background_task("fronts beside the duty", self._report_changed_fronts(supervisor))
                     measuring = background_task("inference of the duty", self._measure_inference(supervisor, workloads))
                     _log.info("%s is ready: %d modes measured", device_id, workloads.profiled_modes)
                     await requests.serve_until(changed)
@@ -263,11 +264,11 @@ class DeviceService:
                 await supervisor.retire(_REQUEST_CHANGED)
 
     def _resting(self, parked: PowerMode) -> PowerMode:
-        """The mode in which nothing is trained; `parked` without a duty."""
+        """Return the mode for when nothing is trained; `parked` without a duty."""
         return self._turns.resting_mode(parked, self._device.modes)
 
-    async def _rest_anew(self, supervisor: RecoverySupervisor, parked: PowerMode) -> None:
-        """Have the device rest in another mode once it turns out that its mode does not keep the duty."""
+    async def _update_resting_mode(self, supervisor: RecoverySupervisor, parked: PowerMode) -> None:
+        """Change the resting mode whenever the current one turns out not to keep the duty."""
         while True:
             await self._turns.changed.wait()
             self._turns.changed.clear()
@@ -275,8 +276,8 @@ class DeviceService:
                 await supervisor.rest()
             await asyncio.sleep(_REST_INTERVAL_S)
 
-    async def _report_anew(self, supervisor: RecoverySupervisor) -> None:
-        """Report other fronts once the duty has changed, and end a training that cannot go on beside it."""
+    async def _report_changed_fronts(self, supervisor: RecoverySupervisor) -> None:
+        """Report new fronts when the duty has changed, and end a training that cannot continue beside the duty."""
         while True:
             await asyncio.sleep(_FRONT_INTERVAL_S)
             try:
@@ -293,10 +294,10 @@ class DeviceService:
                 _log.exception("the fronts beside the duty could not be reported")
 
     def _why_training_ends(self, has_changed: bool) -> str | None:
-        """Why the training in progress cannot go on beside the duty; None if it can.
+        """Return why the training in progress cannot continue beside the duty; None if it can.
 
         Args:
-            has_changed: whether the duty has changed since it was asked last.
+            has_changed: whether the duty has changed since the last check.
         """
         mode = self._turns.mode
         if has_changed and mode is not None and not self._turns.keeps_duty(mode):
@@ -320,18 +321,18 @@ class DeviceService:
 
 
 async def _discard(work: asyncio.Task[Readiness]) -> None:
-    """Wait for a preparation that was told to stop, and release what it opened."""
+    """Wait until a stopping preparation has ended, and close what it opened."""
     try:
         (await work).workloads.close()
     except StoppedError:
         pass
     except WattfleetError as error:
-        # A workload that is stopped together with the agent fails, which is expected.
+        # Expected: a workload that is stopped together with the agent fails.
         _log.warning("failed while stopping: %s", error)
 
 
-async def _unless(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`; None if `other` is done first, after `work` was cancelled and has ended."""
+async def _run_unless_done(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Return the result of `work`. If `other` is done first, cancel `work`, wait for its end and return None."""
     working = asyncio.create_task(work)
     try:
         await asyncio.wait([working, other], return_when=asyncio.FIRST_COMPLETED)
@@ -344,7 +345,7 @@ async def _unless(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -
 
 
 async def _cancel(working: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; an error other than the cancellation is raised."""
+    """Cancel a task and wait for its end; raise its error if it ends with one."""
     working.cancel()
     with suppress(asyncio.CancelledError):
         await working

@@ -1,4 +1,4 @@
-"""The trainings of a ready device: each runs as its app asks, within the grant of its round."""
+"""Runs the trainings of a ready device, each as its app requests and within the grant of its round."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunningTraining:
-    """The training in progress, and who has begun it.
+    """The training in progress and the process that started it.
 
     Attributes:
-        plan_id: its plan.
-        peer: the process that has begun it; None if it is not known.
-        began_s: when, on the monotonic clock.
+        plan_id: the plan of the training.
+        peer: the process that started it; None if unknown.
+        began_s: its start on the monotonic clock, s.
     """
 
     plan_id: str
@@ -66,7 +66,7 @@ class RunningTraining:
     began_s: float
 
 
-# After these errors the device is degraded. An invalid request, in contrast, says nothing about the device.
+# These errors degrade the device. An invalid request does not, since it shows nothing about the device.
 _DEVICE_ERRORS = (ModeNotAppliedError, PowerNotReadError)
 
 
@@ -74,7 +74,7 @@ class DeviceTrainings:
     """Runs the trainings of one device for its apps, one at a time.
 
     Attributes:
-        running: the training in progress; None if there is none.
+        running: the training in progress; None while nothing trains.
     """
 
     def __init__(
@@ -86,15 +86,16 @@ class DeviceTrainings:
         supervisor: RecoverySupervisor,
         settings: SessionSettings = SessionSettings(),
     ) -> None:
-        """Run the trainings of one device.
+        """Set up the trainings of one device.
 
         Args:
-            device_id: its name.
+            device_id: the device's name.
             watch: runs its trainings.
             session: reports observations to the coordinator.
-            workloads: learn from what rounds show.
+            workloads: learn from rounds.
             supervisor: handles the events of the trainings.
-            settings: how long to wait for the coordinator's grant and acknowledgement, and for apps to stop.
+            settings: the agent's settings, among them the timeouts for the coordinator's grant and acknowledgement and
+                for apps to stop.
         """
         self._device_id = device_id
         self._watch = watch
@@ -110,11 +111,11 @@ class DeviceTrainings:
     def answers_to(
         self, requests: AsyncIterator[local_pb2.TrainRequest]
     ) -> AsyncGenerator[local_pb2.TrainResponse, None]:
-        """Run one round's training; yields the answers to its app. Closing it ends the training."""
-        return AppAnswers().of(partial(self._train, requests))
+        """Run one round's training and yield the answers to its app. Closing the generator ends the training."""
+        return AppAnswers().run(partial(self._train, requests))
 
     async def _train(self, request_iterator: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers) -> None:
-        """Run one round's training, which never waits for its app to read an answer.
+        """Run one round's training, without ever waiting for the app to read an answer.
 
         Raises:
             WattfleetError: why the training was refused or ended.
@@ -128,7 +129,7 @@ class DeviceTrainings:
             raise BusyError(f"{self._device_id} is being profiled and cannot train now; try again later")
         if self._supervisor.is_busy:
             raise BusyError(f"{self._device_id} is training already; try again later")
-        # Before the device is locked: a plan that was made up must not keep others from training.
+        # Before the device is locked, so that an invented plan cannot keep other apps from training.
         await self._session.grants.wait_for(start.plan_id, self._grant_timeout_s)
         if self._supervisor.is_busy:
             raise BusyError(f"{self._device_id} is training already; try again later")
@@ -183,21 +184,21 @@ class DeviceTrainings:
             finally:
                 self.running = None
             await run_uncancelled(learn_from_round(training.learner, observed, request.finish, self._supervisor))
-        # The next plan needs the observation: deliver it before Flower gets the reply. Do not wait while the
-        # coordinator is away: the outbox keeps it.
+        # The next plan needs the observation: deliver it before Flower gets the reply. While the coordinator is
+        # unreachable, do not wait: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
             _log.warning("the coordinator has not acknowledged the observation of %s yet", start.plan_id)
         answers.put(local_pb2.TrainResponse(finished=finished))
 
     def _begin(self, grant: Grant, epochs: float) -> GrantedTraining:
-        """Apply the mode of a grant and begin to observe.
+        """Apply the mode of a grant and start to observe the training.
 
         Raises:
             InvalidInputError: the mode draws more than the grant allows, or the number of epochs is out of range.
             ModeNotAppliedError: the mode could not be applied.
             WattfleetError: the files of the workload are damaged, or no predictor can be fitted.
         """
-        assert grant.mode is not None, "a grant without a mode begins no training"
+        assert grant.mode is not None, "a training cannot start: its grant has no mode"
         learner = self._workloads.learner(grant.workload)
         learner.trains_with(grant.batch)
         learner.refit_if_outdated()
@@ -206,7 +207,7 @@ class DeviceTrainings:
         return GrantedTraining(self._watch, learner, grant, mode, epochs)
 
     async def _loader_seen(self, training: GrantedTraining, loader: local_pb2.LoaderSeen) -> asyncio.Task[None] | None:
-        """Take what the app's loader tells of itself, and begin to fit the predictor to its minibatches if necessary.
+        """Use what the app reports of its data loader, and start to refit the predictor to its minibatches if needed.
 
         The front is reported even if the app disconnects or fails meanwhile, so that the next plan counts them.
 
@@ -227,12 +228,12 @@ class DeviceTrainings:
         return refitting
 
     async def _stop_since(self, reason: str | None) -> None:
-        """Have the training stop for a reason of the device's own; None lets it go on."""
+        """Stop the training for a reason that the device itself has; with None, do nothing."""
         if reason is not None:
             await self._session.grants.stop(reason)
 
     async def _continue(self, training: GrantedTraining, grant: Grant) -> None:
-        """Go on under another grant.
+        """Continue the training under another grant.
 
         Raises:
             InvalidInputError: its mode draws more than it allows.
@@ -243,7 +244,7 @@ class DeviceTrainings:
         await self._stop_since(stop_reason)
 
     async def _stop(self, training: GrantedTraining, reason: str) -> None:
-        """Park the device in the midst of a training, which ends with its current minibatch.
+        """Park the device during a training, which ends with its current minibatch.
 
         Raises:
             ModeNotAppliedError: the device could not be parked.
@@ -253,10 +254,10 @@ class DeviceTrainings:
         _log.warning("the training stops: %s", reason)
 
     async def _give_up(self, event: Event) -> None:
-        """Park the device and learn nothing; report `event` unless parking fails."""
+        """Park the device without learning from the training; report `event` unless parking fails."""
         try:
             await shield_until_done(self._watch.abandon)
-            # Again, since the training may have ended without having parked the device.
+            # Park again, since the training may have ended without parking the device.
             await shield_until_done(self._watch.park)
         except _DEVICE_ERRORS as error:
             # Its grant is over only once it is parked, after it has recovered.
@@ -266,7 +267,7 @@ class DeviceTrainings:
             self._supervisor.handle(event)
 
     async def _measure(self, report: local_pb2.MinibatchesTrained, since_s: float) -> bool:
-        """Measure modes by the minibatches that the app reports; return whether it should go on reporting.
+        """Use the app's reported minibatches to measure modes; return whether the app should keep reporting.
 
         Args:
             report: the app's report.

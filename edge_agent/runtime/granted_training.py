@@ -1,4 +1,4 @@
-"""A training within the watts of its grant, also if its app trains other minibatches than were planned."""
+"""Keeps a training within the watts of its grant, even if its app trains other minibatches than planned."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class GrantedTraining:
     All methods but `refit` touch the device: call them in a thread, one at a time.
 
     Attributes:
-        learner: of the workload that is trained.
+        learner: the learner of the trained workload.
     """
 
     def __init__(
         self, watch: TrainingWatch, learner: OnlineLearner, grant: Grant, mode: PowerMode, epochs: float
     ) -> None:
-        """Apply a mode and begin to observe, unless it is another one than the granted mode.
+        """Apply a mode and start to observe the training, unless the mode differs from the granted one.
 
         Args:
             watch: runs the training.
-            learner: of the workload that is trained.
+            learner: the learner of the trained workload.
             grant: allows the training.
-            mode: keeps within the grant.
+            mode: a mode that keeps within the grant.
             epochs: local epochs to train.
 
         Raises:
@@ -52,10 +52,10 @@ class GrantedTraining:
         self._not_fitted: Exception | None = None
 
     def loader_seen(self, loader: local_pb2.LoaderSeen) -> bool:
-        """Take what the app's loader tells of itself.
+        """Use what the app reports of its data loader.
 
         Returns:
-            Whether its minibatches are others than those that the predictor knows: call `refit`, and then
+            Whether the app's minibatches differ from those of the predictor. If so, call `refit` and then
             `keep_within_grant`.
 
         Raises:
@@ -74,10 +74,10 @@ class GrantedTraining:
         return False
 
     def refit(self) -> bool:
-        """Fit the predictor to the app's minibatches, which may take seconds; anything may happen meanwhile.
+        """Fit the predictor to the app's minibatches. This may take seconds, and the training may end meanwhile.
 
         Returns:
-            Whether it could be fitted.
+            Whether the fit succeeded.
         """
         try:
             self.learner.refit_if_outdated()
@@ -86,13 +86,14 @@ class GrantedTraining:
         return self._not_fitted is None
 
     def keep_within_grant(self, app_has_finished: bool) -> str | None:
-        """Lower the mode after `refit`, if it may exceed the grant with the app's minibatches.
+        """After `refit`, lower the mode if it may exceed the grant with the app's minibatches.
 
         Args:
             app_has_finished: the app has ended its training meanwhile.
 
         Returns:
-            Why the training has to stop, as no mode keeps within the grant: the device is parked. None if it goes on.
+            None if the training continues. Otherwise the reason to stop it: no mode keeps within the grant, and the
+            device is parked.
 
         Raises:
             ModeNotAppliedError: the lower mode could not be applied, or the device could not be parked.
@@ -103,25 +104,26 @@ class GrantedTraining:
             if self._not_fitted is None:
                 stop_reason = self._lower_within_grant()
             else:
-                # They may draw any watts, and nobody would know.
+                # Their power is unknown and may exceed any limit.
                 why = str(self._not_fitted) or "the agent is stopping"
                 stop_reason = self._stop_since(f"the watts of {self._minibatches} cannot be predicted: {why}")
         self._watch.loader_handled(app_has_finished)
         return stop_reason
 
     def continue_under(self, grant: Grant) -> str | None:
-        """Go on under another grant of the training, or in a lower mode than its own, as in `keep_within_grant`.
+        """Continue under another grant, in its mode or in a lower one that keeps within it, as in `keep_within_grant`.
 
-        A training that stops already ignores it.
+        A training that is already stopping ignores the grant.
 
         Returns:
-            Why the training has to stop, as no mode keeps within the grant: the device is parked. None if it goes on.
+            None if the training continues. Otherwise the reason to stop it: no mode keeps within the grant, and the
+            device is parked.
 
         Raises:
             InvalidInputError: its mode draws more than the grant allows, and was planned with the current front.
             ModeNotAppliedError: its mode could not be applied.
         """
-        assert grant.mode is not None, "a grant without a mode stops the training"
+        assert grant.mode is not None, "the training stops: its grant has no mode"
         if self._is_stopped:
             return None
         mode: PowerMode | None = grant.mode
@@ -138,7 +140,7 @@ class GrantedTraining:
         return None
 
     def park(self) -> None:
-        """Park the device; the training has to end.
+        """Park the device, since the training has to end.
 
         Raises:
             ModeNotAppliedError: the device could not be parked.

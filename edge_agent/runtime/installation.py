@@ -1,4 +1,4 @@
-"""The random name of this installation, which tells it from another one with the same device id."""
+"""The random name of this installation, which distinguishes it from another one with the same device id."""
 
 from __future__ import annotations
 

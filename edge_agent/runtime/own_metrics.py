@@ -1,4 +1,4 @@
-"""Serves the agent's own metrics if it is told to, from what its parts know."""
+"""Serves the agent's own metrics if the settings name an address for them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ class OwnMetrics:
     reporter: StateReporter
 
     def served(self) -> AbstractContextManager[str | None]:
-        """Serve them until the context is left, which gives their URL; None if the settings name no address.
+        """Serve the metrics within this context. Yields their URL, or None if the settings name no address.
 
         Raises:
-            InvalidInputError: the address is in use or does not exist, or would be plaintext although it must not.
+            InvalidInputError: the address is in use or does not exist, or would be served as plaintext where that is
+                not allowed.
         """
         address = self.settings.metrics.address
         if address is None:
             return nullcontext()
-        # Imported here, as the libraries of HTTP and of Prometheus take memory.
+        # Imported here, since the HTTP and Prometheus libraries take memory.
         from edge_agent.exporter.server import metrics_served
 
         facts = DeviceFacts(self.settings.device.id, self.device.board_kind, self.device.provenance)

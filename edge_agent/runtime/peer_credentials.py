@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, as the kernel says."""
+"""Identifies the process at the other end of a unix socket, as reported by the kernel."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from wattfleet.errors import WattfleetError
 
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Linux 4.13 and later; Python does not name it
-_MOST_BYTES = 1024  # Python reads no more of a socket option: 256 groups
+_MOST_BYTES = 1024  # the most that Python reads of a socket option: 256 groups
 
 
 class PeerNotAllowedError(WattfleetError):
-    """A process of this user may not use the agent's socket."""
+    """The user of the calling process may not use the agent's socket."""
 
 
 @dataclass(frozen=True)
 class PeerCredentials:
-    """The process that has opened a connection, as it was then.
+    """The process that opened a connection, as it was at that time.
 
     Attributes:
-        pid: its process; 0 if it is in another container, which hides it.
-        uid: its user.
-        gid: its group.
-        further_groups: its user's other groups; None if the kernel does not tell them.
+        pid: its process id; 0 if it runs in another container, which hides the id.
+        uid: its user id.
+        gid: its group id.
+        further_groups: the ids of its other groups; None if the kernel does not report them.
     """
 
     pid: int
@@ -39,10 +39,10 @@ class PeerCredentials:
 
     @classmethod
     def of(cls, connection: socket.socket) -> PeerCredentials:
-        """Ask the kernel.
+        """Return the kernel's record of the process that opened a connection.
 
         Raises:
-            OSError: the connection is none of a unix socket.
+            OSError: the connection is not one of a unix socket.
         """
         content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, gid = _CREDENTIALS.unpack(content)
@@ -66,8 +66,8 @@ class SocketUsers:
     """The users of a socket: root, the agent's own user, and the members of a group.
 
     Attributes:
-        gid: the group; None for root and the agent's own user alone.
-        uid: the agent's own user.
+        gid: the group's id; None if only root and the agent's own user may use the socket.
+        uid: the id of the agent's own user.
     """
 
     gid: int | None
@@ -75,17 +75,18 @@ class SocketUsers:
 
     @classmethod
     def of_group(cls, gid: int | None) -> SocketUsers:
-        """The users of a socket of this process."""
+        """Return the users of a socket that this process serves."""
         return cls(gid, os.geteuid())
 
     def owns(self, peer: PeerCredentials) -> bool:
-        """Whether a peer is root or the agent's own user."""
+        """Return whether a peer is root or the agent's own user."""
         return peer.uid in (0, self.uid)
 
     def admits(self, peer: PeerCredentials) -> bool:
-        """Whether a peer may use the socket.
+        """Return whether a peer may use the socket.
 
-        If the kernel does not tell a peer's groups, the file's mode has decided: the kernel has compared it with them.
+        If the kernel does not report a peer's groups, rely on the socket file's mode, which the kernel has already
+        checked against them.
         """
         if self.owns(peer):
             return True
@@ -94,7 +95,7 @@ class SocketUsers:
         return peer.gid == self.gid or peer.further_groups is None or self.gid in peer.further_groups
 
     def require(self, peer: PeerCredentials) -> None:
-        """Make sure that a peer may use the socket.
+        """Raise an error unless a peer may use the socket.
 
         Raises:
             PeerNotAllowedError: it may not.
@@ -113,7 +114,7 @@ class SocketUsers:
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or the number if it has none here."""
+    """Return a user's name, or the user id if it has no name here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -121,7 +122,7 @@ def user_name(uid: int) -> str:
 
 
 def group_name(gid: int) -> str:
-    """A group's name, or the number if it has none here."""
+    """Return a group's name, or the group id if it has no name here."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Prepares a device for training: opens its workloads, measures modes if it is told to, and measures idle power."""
+"""Prepares a device for training: opens its workloads, measures modes if requested, and measures idle power."""
 
 from __future__ import annotations
 
@@ -50,15 +50,16 @@ class Readiness:
     """The results of preparing a device.
 
     Attributes:
-        workloads: know the device's fronts, and learn from rounds.
+        workloads: hold the device's fronts, and learn from rounds.
         idle_w: power of the parked device, W.
         parked: the mode between trainings.
         reference_digest: digest of the most important reference predictor.
         is_announcing: whether the coordinator announces workloads, from protocol 2.1 on.
         ahead: modes to measure before the first round.
-        share_modes: measured modes that a report of a front has, for other devices of this kind.
-        takes_no_front: whether the coordinator takes the reason why there is no front, from protocol 2.5 on.
-        resting_w: tells what the device may draw at rest while it answers requests, W; 0 if it has none to answer.
+        share_modes: maximum of measured modes in a front's report, for other devices of this kind.
+        takes_no_front: whether the coordinator accepts the reason why there is no front, from protocol 2.5 on.
+        resting_w: returns the most power that the resting device may draw while it answers requests, W; 0 without
+            requests.
         presets: the board's presets by name.
     """
 
@@ -77,15 +78,16 @@ class Readiness:
     _reporting: threading.Lock = field(default_factory=threading.Lock)
 
     def announced(self, workload: Workload, units: Units | None = None, is_training: bool = False) -> OnlineLearner:
-        """Open the learner of a workload that a run is going to train; its front is reported from now on.
+        """Open the learner of a workload that a run is going to train; its front is reported from then on.
 
-        It is due even if it is unchanged, as the coordinator keeps a limited number of fronts and may have dropped it.
+        The front is reported again even if it is unchanged, as the coordinator keeps a limited number of fronts and may
+        have dropped it.
 
         Args:
-            workload: as the coordinator knows it.
-            units: what other devices of this kind have measured of it; None for nothing new.
-            is_training: whether the device trains: what others have measured then waits for the fit after the training,
-                as another fit would disturb what is measured meanwhile.
+            workload: the workload as the coordinator describes it.
+            units: measurements of other devices of this kind; None for nothing new.
+            is_training: whether the device is training. If so, others' measurements are used only by the fit after the
+                training, as a fit now would disturb the measurements in progress.
 
         Raises:
             WattfleetError: its files are damaged or cannot be written, or no predictor can be fitted.
@@ -101,7 +103,7 @@ class Readiness:
         return learner
 
     def due_fronts(self) -> list[session_pb2.FrontReport]:
-        """The reports of all fronts that have changed or were announced since, and of the latest workload's.
+        """Return reports of the latest workload's front and of all fronts newly changed or announced.
 
         A workload without a plausible front, such as one with an absurd number of minibatches, is logged and left out.
         """
@@ -120,13 +122,13 @@ class Readiness:
         changed = [name for name, report in reports.items() if self._reported.get((own, name)) != report]
         for name in changed:
             if reason := reports[name].no_front:
-                _log.warning("no training of the workload %r is planned here: %s", name or own, reason)
+                _log.warning("trainings of the workload %r are not planned for this device: %s", name or own, reason)
         due = list(reports) if is_latest else changed
         self._reported.update({(own, name): reports[name] for name in due})
         return [reports[name] for name in due]
 
     def _forget_removed(self) -> None:
-        """Report the front of a workload that was removed again once it is announced again."""
+        """Forget which fronts of removed workloads were reported, so that a new announcement reports them again."""
         left = {learner.known.workload.name for learner in self.workloads.opened}
         for name in set(self._announced) - left:
             del self._announced[name]
@@ -134,10 +136,10 @@ class Readiness:
             del self._reported[key]
 
     def _names_of(self, learner: OnlineLearner) -> set[str]:
-        """The names that a front is reported under; the empty one counts for all workloads.
+        """Return the names under which a front is reported; the empty name stands for all workloads.
 
-        Once workloads are announced, a front counts for its own workload only. Otherwise, a round would be planned with
-        the default workload's front while the modes of the announced workload are still to be measured.
+        Once workloads are announced, a front is used for its own workload only. Otherwise, a round would be planned
+        with the default workload's front while the modes of the announced workload are still to be measured.
         """
         own = learner.known.workload.name
         if self.workloads.is_default(learner) and not self.is_announcing:
@@ -147,7 +149,7 @@ class Readiness:
     def _predicted(
         self, learner: OnlineLearner
     ) -> tuple[power_pb2.Front | None, str, list[power_pb2.PresetPoint], Workload]:
-        """The front of a workload, or else why there is none; the board's presets; the workload as it was predicted."""
+        """Return a workload's front or why there is none, the board's presets, and the workload as predicted."""
         try:
             front, workload = learner.predicted_front()
         except NoFrontError as error:
@@ -184,7 +186,7 @@ class Readiness:
         return report
 
 
-def make_ready(
+def prepare_device(
     settings: AgentSettings,
     device: Device,
     profiled: ProfiledWorkload,
@@ -199,25 +201,25 @@ def make_ready(
     duty: DutyPlanning | None = None,
     takes_no_front: bool = True,
 ) -> Readiness:
-    """Open the device's workloads, measure some modes if that was asked for, and measure idle power.
+    """Open the device's workloads, measure modes if requested, and measure idle power.
 
     The device is left parked in its lowest mode. A profile is journalled, so that a restart continues where it
     stopped. Fitted predictors are stored in the state directory.
 
     Args:
-        settings: the agent's.
+        settings: the agent's settings.
         device: the board.
         profiled: the workload that is trained while modes are measured without an app.
         references: the predictors to transfer from, the most important first.
-        profile_modes: limit on the modes to measure of a workload.
+        profile_modes: maximum of modes to measure per workload.
         report: called after every step.
         stopping: once set, measuring and fitting raise `StoppedError`, also later in the learners.
         is_announcing: whether the coordinator announces workloads. Otherwise the default workload is profiled first.
-        takes_no_front: whether it takes the reason why there is no front.
-        share_modes: measured modes that a report of a front has, for other devices of this kind.
+        takes_no_front: whether it accepts the reason why there is no front.
+        share_modes: maximum of measured modes in a front's report, for other devices of this kind.
         removed: called with the name of a workload that was removed, as the device stores too many.
-        resting: makes the parking mode the one in which the device rests while it answers requests.
-        duty: plans trainings beside the device's duty; None for a device without.
+        resting: maps the parking mode to the mode in which the device rests while it answers requests.
+        duty: plans trainings beside the device's duty; None without a duty.
 
     Raises:
         WattfleetError: the state directory is another device's, a file in it is damaged or cannot be written, or modes
@@ -341,12 +343,13 @@ class _Opener:
         try:
             keep_predictor(fitted, self.folder)
         except InvalidInputError as error:
-            # It can be fitted again from the journal, so a full disk need not end the profile or the round.
+            # A full disk does not end the profile or the round, since the predictor can be fitted again from the
+            # journal.
             _log.error("the predictor is kept in memory only, as it cannot be stored: %s", error)
 
 
 def _default_workload(device: Device, profiled: ProfiledWorkload, minibatches_per_epoch: int | None) -> KnownWorkload:
-    """The workload of runs that name none."""
+    """Return the workload of runs that do not name one."""
     if profiled.trained is not None:
         name, minibatch = profiled.trained
         return KnownWorkload(Workload(name, WorkloadFacts(batch=minibatch)), minibatches_per_epoch)
@@ -359,7 +362,7 @@ def _header(settings: AgentSettings, device: Device, known: KnownWorkload) -> Jo
 
 
 def _steps(device: Device, profiled: ProfiledWorkload, known: KnownWorkload, is_default: bool) -> OpenSteps | None:
-    """What is trained while modes of a workload are measured without its app; None where only the app can train it."""
+    """Return the training for measuring a workload's modes without its app; None if only the app can train it."""
     built_in = device.built_in_workload(None if is_default else known.workload)
     if built_in is not None:
         return built_in_workload(built_in).open_steps
@@ -367,5 +370,5 @@ def _steps(device: Device, profiled: ProfiledWorkload, known: KnownWorkload, is_
 
 
 def parked_mode(device: Device) -> PowerMode:
-    """The mode between trainings, with the least idle power: the lowest frequencies, then the fewest cores."""
+    """Return the mode between trainings, with the least idle power: the lowest frequencies, then the fewest cores."""
     return min(array_to_modes(device.modes), key=lambda mode: (mode.cpu_khz, mode.gpu_hz, mode.mem_hz, mode.cores))

@@ -30,7 +30,7 @@ from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 
-# A device that recovers but cannot be profiled is tried less and less often, down to about once an hour.
+# If a device recovers but cannot be profiled, the time between attempts grows to about an hour.
 _MAX_DOUBLINGS = 7
 
 
@@ -41,9 +41,9 @@ class RecoverySupervisor:
         watch: runs the trainings.
         session: reports fronts to the coordinator.
         reporter: holds and reports the device's state.
-        workloads: repeat profiles.
-        due_fronts: makes the reports of the fronts that have changed.
-        settings: how often recovery is tried.
+        workloads: the device's workloads, whose profiles may be repeated.
+        due_fronts: returns the reports of the fronts that have changed.
+        settings: the agent's settings, among them the time between attempts to recover.
 
     Attributes:
         device_lock: held by whoever sets the device's modes.
@@ -78,11 +78,14 @@ class RecoverySupervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a training has to be refused; not while the mode between trainings changes, which takes a moment."""
+        """Whether a training has to be refused.
+
+        Changing the mode between trainings does not count: it takes a moment.
+        """
         return self.device_lock.locked() and not self._changes_rest
 
     async def start(self) -> None:
-        """Report the front of the profiled and parked device, and that it is ready."""
+        """Report the front of the profiled and parked device, then that it is ready."""
         # Without the lock, a training that begins meanwhile would be reported first.
         async with self.device_lock:
             self._session.grants.ended()
@@ -104,8 +107,8 @@ class RecoverySupervisor:
         """Measure modes without an app, once the device is free.
 
         Args:
-            reason: why, for people.
-            profile: measures, and calls its argument after every mode; an exception from that ends it.
+            reason: the reason, for people.
+            profile: measures, and calls its argument after every mode; it ends if that call raises an exception.
         """
         async with self.device_lock:
             if not self._closing and self.state in (DeviceState.READY, DeviceState.PROFILING):
@@ -113,7 +116,7 @@ class RecoverySupervisor:
                 await self._profile_within_lock(profile)
 
     async def rest(self) -> None:
-        """Apply the mode between trainings anew, once the device is free; a failure degrades the device."""
+        """Apply the mode between trainings again, once the device is free; a failure degrades the device."""
         async with self.device_lock:
             if self._closing or self.state is not DeviceState.READY:
                 return
@@ -130,7 +133,7 @@ class RecoverySupervisor:
         self._follow(self._reporter.decide(event))
 
     async def retire(self, reason: str) -> None:
-        """Accept no more trainings, and wait for the end of the current one; `reason` says why."""
+        """Stop accepting trainings for a reason, and wait for the end of the current one."""
         self._closing = True
         async with self.device_lock:
             self.handle(PreparationRestarted(reason))
@@ -144,14 +147,14 @@ class RecoverySupervisor:
         await stop_tasks(self._recovery)
         if self._profile:
             await asyncio.wait([self._profile])
-        # The training was told to stop. Until it has, one of its threads may be setting the device.
+        # Wait for the stopping training: until it has stopped, one of its threads may be setting the device.
         async with self.device_lock:
             pass
 
     def _follow(self, decision: Decision) -> None:
         self._reporter.report(decision, self._workloads.profiled_modes)
         if self._closing:
-            # Actions after the last training would change the device after its knobs were restored.
+            # Drop actions that follow the last training: they would change the device after its knobs were restored.
             return
         if Action.REPROFILE in decision.actions:
             self._profile = background_task("profile again", self._reprofile())
@@ -160,7 +163,7 @@ class RecoverySupervisor:
 
     async def _reprofile(self) -> None:
         learner = self._workloads.latest
-        assert learner is not None, "a training has shown the drift"
+        assert learner is not None, "drift shown by a training"
         async with self.device_lock:
             await self._profile_within_lock(learner.reprofile)
 

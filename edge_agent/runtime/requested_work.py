@@ -1,4 +1,4 @@
-"""Carries out what the coordinator asks for besides trainings: fronts of announced workloads, and measurements."""
+"""Carries out the coordinator's requests other than trainings: fronts of announced workloads, and measurements."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class RequestedWork:
 
     Args:
         device: the board.
-        settings: where a synthetic workload computes.
+        settings: the agent's settings, among them where a synthetic workload computes.
         ready: the device's workloads.
         supervisor: measures modes once the device is free, and reports fronts.
-        requests: of the coordinator.
+        requests: the coordinator's requests.
         stopping: ends a measurement once it is set.
-        turns: of the device, between requests and measurements.
+        turns: shares the device between requests and measurements.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class RequestedWork:
                 await self._profile(order)
 
     async def _announce(self, announced: Announced) -> None:
-        """Report the front of a workload, from the prior alone if nothing is measured."""
+        """Report the front of a workload; if nothing is measured, the front comes from the prior alone."""
         workload = announced.workload
         learner = await self._learner(announced)
         if learner is None:
             return
         ahead = self._ready.ahead
         is_new = learner not in self._measured and learner.profiled_modes < ahead
-        self._measured.add(learner)  # measuring may end early, and every new run repeats the announcement
+        self._measured.add(learner)  # Measuring may end early, and every new run repeats the announcement.
         if is_new and self._device.built_in_workload() is not None:
             reason = f"measuring the workload {workload.name!r} before its first round"
             await self._supervisor.profile_ahead(reason, partial(learner.profile_ahead, ahead))
@@ -103,13 +103,13 @@ class RequestedWork:
         except WattfleetError as error:
             _log.error("the ordered measurement of %r is not possible: %s", order.workload.name, error)
             return
-        # Until a front is known, the coordinator cannot count what the measuring device draws.
+        # Without a front, the coordinator cannot account for the power that the device draws while measuring.
         await self._supervisor.report_fronts()
         reason = f"measuring the workload {order.workload.name!r}, as the coordinator has ordered"
         await self._supervisor.profile_ahead(reason, lambda report: learner.profile_ahead(order.modes, report, steps))
 
     async def _learner(self, announced: Announced) -> OnlineLearner | None:
-        """The learner of a workload; None if there is none, for a reason that is logged."""
+        """Return the learner of a workload; if it has none, log the reason and return None."""
         try:
             is_training = self._supervisor.state is DeviceState.TRAINING
             return await shield_until_done(self._ready.announced, announced.workload, announced.units, is_training)

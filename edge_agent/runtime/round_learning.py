@@ -25,9 +25,9 @@ async def learn_from_round(
     """Learn from a round, and report the state that follows.
 
     Args:
-        learner: of the workload that was trained.
-        observed: what the round has shown; None if it has shown nothing.
-        finish: what the app said at its end.
+        learner: the learner of the trained workload.
+        observed: the observation of the round; None if there is none.
+        finish: the app's last message.
         supervisor: handles the end of the training.
     """
     drift = not_learned = None
@@ -45,7 +45,7 @@ async def learn_from_round(
     except StoppedError:
         not_learned = "the observation counts once the device is prepared again"
     except Exception:
-        # An unexpected error ends the learning only: the device is parked, and ready for the next round.
+        # An unexpected error ends only the learning: the device is parked and ready for the next round.
         _log.exception("nothing was learned from the round")
         not_learned = "nothing was learned from the round; see the agent's log"
     await supervisor.handle_with_front(TrainingEnded(failed, drift, not_learned))

@@ -1,8 +1,8 @@
 """Accepts the connections of the agent's sockets, notes who opened each, and passes their bytes on to gRPC.
 
-gRPC does not say which process has opened a connection of a unix socket. Each connection is therefore accepted here and
-passed on to gRPC's own socket, which nobody else can open. Its end there has a name that is known here alone, and that
-gRPC gives as the peer of every call.
+gRPC does not say which process has opened a connection of a unix socket. Therefore each connection is accepted here and
+passed on to gRPC's own socket, which nobody else can open. There, each connection gets a secret name, which gRPC
+reports as the peer of every call.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from wattfleet_io.tasks import stop_tasks
 _log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 192
-"""Connections at once: each takes three of the agent's file descriptors, of which 1,024 is a usual limit."""
+"""Maximum of simultaneous connections. Each takes three file descriptors of the agent, and the usual limit is 1,024."""
 
 _MAX_OF_USER = 64
-"""Connections of one user at once."""
+"""Maximum of simultaneous connections per user."""
 
 _OF_OWNER = 16
-"""Connections that are kept free for root and the agent's own user."""
+"""Connections reserved for root and the agent's own user."""
 
 _URI = "unix-abstract:"
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A connection.
+    """An accepted connection.
 
     Attributes:
         peer: the process that opened it.
-        is_owners: it came over the owner's socket.
+        is_owners: whether it came over the owner's socket.
     """
 
     peer: PeerCredentials
@@ -56,11 +56,11 @@ class SocketAcceptor:
     """
 
     def __init__(self, inner: Path, is_owner: Callable[[PeerCredentials], bool]) -> None:
-        """Accept nobody yet.
+        """Prepare to accept connections; call `listen` to start.
 
         Args:
             inner: gRPC's socket.
-            is_owner: whether a peer is root or the agent's own user.
+            is_owner: returns whether a peer is root or the agent's own user.
         """
         self.inner = inner
         self._is_owner = is_owner
@@ -71,13 +71,13 @@ class SocketAcceptor:
         self._opening: set[asyncio.Task[None]] = set()
 
     async def listen(self, path: Path, mode: int, gid: int | None = None, is_owners: bool = False) -> None:
-        """Listen on a socket; nobody can connect before its mode is in force.
+        """Listen on a socket. Nobody can connect before its file has the right mode.
 
         Args:
-            path: of the socket.
-            mode: of its file.
-            gid: the group of its file; None for that of this process.
-            is_owners: it is the owner's.
+            path: the socket's path.
+            mode: the mode of its file.
+            gid: the group of its file; None for this process's group.
+            is_owners: whether it is the owner's socket.
 
         Raises:
             OSError: it cannot be created, or this process may not give it to the group.
@@ -97,7 +97,7 @@ class SocketAcceptor:
         self._servers.append((server, path))
 
     async def close(self) -> None:
-        """Listen no longer, and close all connections."""
+        """Stop listening, and close all connections."""
         for server, path in self._servers:
             server.close()
             path.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class SocketAcceptor:
         await asyncio.sleep(0)
 
     def accepted(self, context: Any) -> Accepted | None:
-        """The connection of a call; None if it did not come through here.
+        """Return the connection of a call; None if it was not accepted here.
 
         Args:
             context: gRPC's context of the call.
@@ -117,14 +117,14 @@ class SocketAcceptor:
         return self._accepted.get(uri.removeprefix(_URI)) if uri.startswith(_URI) else None
 
     def begin(self, outer: _Outer, transport: asyncio.Transport, is_owners: bool) -> None:
-        """Take a new connection, or close it if there are too many."""
+        """Start to serve a new connection, or close it if there are too many."""
         self._transports.add(transport)
         peer = outer.peer = PeerCredentials.of(transport.get_extra_info("socket"))
         has_room = self._has_room(peer)
         self._of_user.update([peer.uid])
         if not has_room:
             own, others = self._of_user[peer.uid] - 1, self._of_user.total() - self._of_user[peer.uid]
-            _log.warning("%s: a connection is closed, as the user has %d open, and others %d", peer, own, others)
+            _log.warning("%s: connection closed, as the user already has %d open, and others %d", peer, own, others)
             transport.abort()
             return
         outer.name = f"wattfleet-{secrets.token_hex(16)}"
@@ -135,7 +135,7 @@ class SocketAcceptor:
             upstream.connect(str(self.inner))
         except OSError as error:
             upstream.close()
-            _log.warning("%s: a connection is closed: %s", peer, error.strerror)
+            _log.warning("%s: connection closed: %s", peer, error.strerror)
             transport.abort()
             return
         self._accepted[outer.name] = Accepted(peer, is_owners)
@@ -144,9 +144,9 @@ class SocketAcceptor:
         opening.add_done_callback(self._opening.discard)
 
     def _has_room(self, peer: PeerCredentials) -> bool:
-        """Whether a peer may open one more connection.
+        """Return whether a peer may open one more connection.
 
-        A user may have as many as are left for everybody else, so that no few users can take all.
+        No user may have more connections than are left for all others, so that a few users cannot take them all.
         """
         own, left = self._of_user[peer.uid], _MAX_CONNECTIONS - self._of_user.total()
         if self._is_owner(peer):
@@ -159,7 +159,7 @@ class SocketAcceptor:
         except OSError as error:
             upstream.close()
             outer.transport.abort()
-            _log.warning("%s: a connection is closed: %s", outer.peer, error.strerror or error)
+            _log.warning("%s: connection closed: %s", outer.peer, error.strerror or error)
             return
         except BaseException:
             upstream.close()
@@ -177,7 +177,7 @@ class SocketAcceptor:
 
 
 class _Side(asyncio.Protocol):
-    """One side of a connection; what it receives goes to the other side."""
+    """One side of a connection, which passes what it receives on to the other side."""
 
     transport: asyncio.Transport
 
@@ -197,7 +197,7 @@ class _Side(asyncio.Protocol):
             self.other.transport.write(data)
 
     def pass_on_to(self, other: _Side) -> None:
-        """Pass what was received, and what will be, on to another side."""
+        """Pass all data received so far, and from then on, to another side."""
         self.other = other
         if self.transport.is_closing():
             other.transport.close()
@@ -218,11 +218,11 @@ class _Side(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.on_lost()
         if self.other is not None:
-            self.other.transport.close()  # once it has sent what it was given
+            self.other.transport.close()  # after all its data was sent
 
 
 class _Outer(_Side):
-    """The side of the process that has connected."""
+    """The side of the connected process."""
 
     peer: PeerCredentials
 

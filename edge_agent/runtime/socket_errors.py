@@ -1,4 +1,4 @@
-"""The errors that the agent's sockets answer with, and their gRPC statuses."""
+"""The errors that the agent's sockets return, and their gRPC statuses."""
 
 from __future__ import annotations
 

@@ -17,16 +17,16 @@ _log = logging.getLogger(__name__)
 
 
 class StateReporter:
-    """The only place that changes the state; to be used on the event loop's thread only.
+    """The only place that changes the state. Use it only on the event loop's thread.
 
     Args:
         session: reports states to the coordinator.
 
     Attributes:
-        remark: what is wrong besides, for people; it is added to every report.
+        remark: another problem to mention, for people; it is added to every report.
         profiled_modes: modes measured so far, as last reported.
-        modes_to_measure: modes that the profile in progress measures at most; None while there is none.
-        trainings: trainings that have begun since the agent started.
+        modes_to_measure: maximum of modes that the profile in progress measures; None while no profile is in progress.
+        trainings: number of trainings begun since the agent started.
     """
 
     def __init__(self, session: CoordinatorSession) -> None:

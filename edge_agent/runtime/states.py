@@ -1,4 +1,4 @@
-"""The agent's state machine, without side effects: events go in, states, reports and actions come out."""
+"""The agent's state machine, without side effects: it maps events to states, reports and actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Action(Enum):
     """Report the current front before the state, as a ready device is planned by its front."""
     REPROFILE = auto()
     RECOVER = auto()
-    """Retry until the device can be parked and its power be read."""
+    """Retry until the device can be parked and its power can be read."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ModeMeasured:
 
     Attributes:
         detail: describes its last step.
-        total: the modes that it measures at most; None if it does not tell.
+        total: maximum of modes that it measures; None if unknown.
     """
 
     detail: str
@@ -36,7 +36,7 @@ class ModeMeasured:
 
 @dataclass(frozen=True)
 class ProfileEnded:
-    """A profile is complete and the device is parked; `repeated` if it was not the first."""
+    """A profile is complete and the device is parked; `repeated` is true if it was not the first profile."""
 
     repeated: bool
 
@@ -77,19 +77,19 @@ class TrainingEnded:
 
 @dataclass(frozen=True)
 class DeviceFailed:
-    """A knob was not set or a sensor has failed: the device must not get a round."""
+    """A knob was not set or a sensor failed: the device must not get a round."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class DeviceRecovered:
-    """The device could be parked and its power be read."""
+    """The device was parked and its power was read."""
 
 
 @dataclass(frozen=True)
 class PreparationRestarted:
-    """The device is prepared again, as at the agent's start; `reason` says why."""
+    """The device is prepared again, as at the agent's start; `reason` is for people."""
 
     reason: str
 
@@ -112,7 +112,7 @@ class Decision:
     """The consequences of an event.
 
     Attributes:
-        state: the state from now on.
+        state: the new state.
         detail: the report's text; None if there is nothing new to report.
         actions: what to do.
     """
@@ -144,12 +144,12 @@ _POSSIBLE: dict[type[Event], frozenset[DeviceState]] = {
 
 
 def decide(state: DeviceState, event: Event, reprofiling: bool = False) -> Decision:
-    """Decide on the consequences of an event.
+    """Return the consequences of an event.
 
     Args:
         state: the state so far.
         event: what happened.
-        reprofiling: a repeated profile has not ended; the device is not ready until it has.
+        reprofiling: whether a repeated profile is still in progress; the device is not ready until it has ended.
 
     Raises:
         ImpossibleEventError: the event is impossible in this state.
@@ -180,7 +180,7 @@ def _decided(state: DeviceState, event: Event) -> Decision:
         return Decision(DeviceState.DEGRADED, event.reason, frozenset({Action.RECOVER}))
     if isinstance(event, PreparationRestarted):
         return Decision(DeviceState.PROFILING, event.reason)
-    # A training that succeeded in the meantime has ended the degraded state already.
+    # A training that succeeded in the meantime has already ended the degraded state.
     return _parked("recovered") if state is DeviceState.DEGRADED else Decision(state, None)
 
 

@@ -1,4 +1,4 @@
-"""The training in progress of a running agent, for its owner."""
+"""Asks a running agent for its training in progress; only the agent's owner may ask."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TIMEOUT_S = 5.0
 
 
 def training_now(socket: Path) -> dict[str, Any] | None:
-    """What the agent behind a socket trains, and for whom; None if nothing, or if this user may not know.
+    """Return the training in progress of the agent at a socket; None if there is none, or if this user may not see it.
 
     Args:
-        socket: the agent's.
+        socket: the path of the agent's socket.
     """
     owner = owner_socket(socket)
     try:

@@ -1,7 +1,7 @@
 """Serves the agent's unix sockets: checks their paths, and limits who may connect.
 
-Apps use one socket, whose group may connect. Beside it is the owner's: the kernel lets nobody but the agent's own user,
-usually root, connect to it. The user of each connection is checked once more when it calls.
+Apps use one socket, to which its group may connect. Beside it is the owner's socket: the kernel lets only the agent's
+own user, usually root, connect to it. The user of each connection is checked once more when it calls.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _OF_OWNER = frozenset(
         "/wattfleet.v1.LocalAgentService/ShowTraining",
     }
 )
-"""What an app may not do: it would take the device from the others, or learn of their plans."""
+"""Calls that apps may not make: they would take the device from other apps, or reveal those apps' plans."""
 
 _MAX_STREAMS = 16
-"""Calls at once of one connection; gRPC lets a client wait with further ones."""
+"""Maximum of simultaneous calls per connection; gRPC lets the client wait with further ones."""
 
 
 def require_own_socket(path: Path) -> None:
-    """Check that a socket can be served at a path; remove a socket that a killed agent has left.
+    """Check that a socket can be served at a path; remove a socket that a killed agent left there.
 
     Raises:
-        InvalidInputError: another agent serves it, or the path is another kind of file.
+        InvalidInputError: another agent serves the socket, or the path is another kind of file.
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
@@ -76,12 +76,12 @@ async def serve_socket(
     duties: duty_pb2_grpc.DutyServiceServicer | None = None,
     group: str | None = None,
 ) -> AsyncIterator[None]:
-    """Serve the socket to the owner and the group of its file, and the owner's socket beside it.
+    """Serve a socket to its owner and group, and beside it the owner's socket.
 
     Args:
-        path: of the socket.
+        path: the socket's path.
         trainings: runs the trainings of apps.
-        duties: hands the device out in turns; None on a device without duties.
+        duties: gives programs their turns of the device; None on a device without duties.
         group: the group's name; None for the group of this process.
 
     Raises:
@@ -107,7 +107,7 @@ async def serve_socket(
                 duty_pb2_grpc.add_DutyServiceServicer_to_server(duties, server)
             server.add_insecure_port(f"unix:{acceptor.inner}")
             await server.start()
-            # Calls have a moment to end before their connections are closed.
+            # Calls get a moment to end before their connections are closed.
             served.push_async_callback(acceptor.close)
             served.push_async_callback(server.stop, 1.0)
             await acceptor.listen(path, _GROUP_MAY_CONNECT, None if group is None else gid)
@@ -119,10 +119,10 @@ async def serve_socket(
 
 @contextmanager
 def _own_folder(path: Path) -> Iterator[Path]:
-    """A folder for gRPC's socket beside an agent's, which only the agent's own user may enter.
+    """Create a folder beside an agent's socket for gRPC's socket; only the agent's own user may enter it.
 
     Raises:
-        OSError: it cannot be made, or is another user's.
+        OSError: the folder cannot be created, or belongs to another user.
     """
     folder = path.with_name(f"{path.name}.d")
     inner = folder / _INNER
@@ -131,12 +131,12 @@ def _own_folder(path: Path) -> Iterator[Path]:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise OSError(errno.EPERM, "it is in use by another user: remove it", str(folder))
     folder.chmod(0o700)
-    inner.unlink(missing_ok=True)  # of an agent that was killed
+    inner.unlink(missing_ok=True)  # left by an agent that was killed
     try:
         yield folder
     finally:
         inner.unlink(missing_ok=True)
-        with suppress(OSError):  # somebody has put a file there
+        with suppress(OSError):  # a file is in the way
             folder.rmdir()
 
 
@@ -150,12 +150,12 @@ def _gid_of(group: str) -> int:
 
 
 def _admission(acceptor: SocketAcceptor, users: SocketUsers) -> Admission:
-    """Lets the socket's users call, and the owner alone what is the owner's."""
+    """Admits the calls of the socket's users, and the owner's calls from the owner only."""
 
     @contextmanager
     def admitted(method: str, context: Any) -> Iterator[None]:
         accepted = acceptor.accepted(context)
-        if accepted is None:  # it has ended, or did not come through a socket that others may use
+        if accepted is None:  # the connection has ended, or did not come through one of the agent's sockets
             raise PeerNotAllowedError("the connection has no known user: connect again, to the agent's own socket")
         users.require(accepted.peer)
         if (method in _OF_OWNER or accepted.is_owners) and not (accepted.is_owners and users.owns(accepted.peer)):

@@ -1,1 +1,1 @@
-"""Inference and training on one device in turns: the duty, live estimates, and the service for both."""
+"""Shares one device between inference and training in turns: the duty, live estimates, and the service for both."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Batching:
-    """How inference servers gather requests; the default leaves it to the servers.
+    """How inference servers gather requests; by default, each server decides.
 
     Attributes:
-        batch: the most requests of a batch, and as many as to wait for; 0 for the server's own limit.
-        wait_ms: no request waits longer than this before its batch is to be answered, even if the batch is not full.
+        batch: maximum number of requests in a batch, and the number to wait for; 0 for the server's own limit.
+        wait_ms: longest time that a request waits for its batch to fill; then the batch is answered as it is.
     """
 
     batch: int = 0

@@ -1,4 +1,4 @@
-"""Hands the device out in turns, to tasks of the agent's event loop and to its threads."""
+"""Gives the tasks and threads of the agent their turns of the device."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ Result = TypeVar("Result")
 _STOP_CHECK_S = 0.2
 _RESTING_MODES = 300
 _RATE_S = 1.0
-"""While somebody waits for a turn, the rate of requests is looked at so often: nobody reports that they have ceased."""
+"""Time between two checks of the request rate while a turn is awaited, s: nothing reports that requests have ceased."""
 
 JudgeModes = Callable[[Duty, LiveTimes, int, float, PowerMode | None], DutyModes]
-"""Makes the judge of modes, of a duty, live times, the largest batch, requests per second, and the mode in force."""
+"""Makes the `DutyModes` from a duty, live times, the largest batch, requests per second and the mode in force."""
 
 
 class DeviceTurns:
-    """The turns of one device. All of it belongs to the event loop's thread, except where it says otherwise.
+    """The turns of one device. Methods must be called on the event loop's thread unless they say otherwise.
 
     Args:
         now_s: a monotonic clock.
-        judge: tells which modes keep the duty; the default judges by measured times alone.
-        utc_now: the time of day, for schedules of arrivals.
-        switch_ms: how much longer a batch takes after a minibatch, ms, as long as nothing longer was measured.
+        judge: decides which modes keep the duty; the default uses measured times only.
+        utc_now: returns the time of day, for schedules of arrivals.
+        switch_ms: additional time of a batch after a minibatch, ms, until a longer one is measured.
 
     Attributes:
-        figures: of how the duty is kept.
-        judge: as given.
+        figures: counts how the duty is kept.
+        judge: the given judge.
         changed: set when the duty, the servers or the figures have changed.
-        measuring_ends: ends the agent's own measurements that wait for a turn, once it is set.
-        plan_batching: tells how servers gather requests in a mode, in any thread.
-        batching: how they gather them, as chosen last.
+        measuring_ends: once set, ends the agent's own measurements that wait for a turn.
+        plan_batching: returns how servers gather requests in a mode; may be called in any thread.
+        batching: how servers gather requests now.
         batching_changed: called when the batching or the duty has changed.
     """
 
@@ -87,12 +87,12 @@ class DeviceTurns:
         self.batching_changed: Callable[[], None] = lambda: None
 
     def serve_here(self) -> None:
-        """Hand turns out on the running event loop from now on."""
+        """Start to give turns on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
     def stop(self) -> None:
-        """Hand out no more turns: everybody goes on without."""
+        """Stop giving turns: all waiting work continues without one."""
         self._loop = None
         if self._check is not None:
             self._check.cancel()
@@ -112,11 +112,11 @@ class DeviceTurns:
         self.batching = self.plan_batching(self._turns.mode)
         self.batching_changed()
         self._advance()
-        self._tell()
+        self._notify()
 
     def choose_batching(self) -> None:
-        """Have servers gather requests as is planned for the mode in force, in any thread."""
-        with self._choosing:  # so that the latest choice is taken last
+        """Make servers gather requests as planned for the mode in force. May be called in any thread."""
+        with self._choosing:  # so that the latest choice is applied last
             chosen = self.plan_batching(self._turns.mode)
             self._later(partial(self._take_batching, chosen))
 
@@ -126,12 +126,12 @@ class DeviceTurns:
             self.batching_changed()
 
     def plan_changed(self) -> None:
-        """Note that other modes, or other batches, may be planned for the duty from now on, in any thread."""
+        """Note that the planned modes or batches of the duty may have changed. May be called in any thread."""
         self.choose_batching()
-        self._later(self._tell)
+        self._later(self._notify)
 
     def duty_now(self) -> DutyNow | None:
-        """The duty, and what was seen of its requests, in any thread; None without a duty."""
+        """Return the duty and what was observed of its requests; None without a duty. May be called in any thread."""
         return None if self.duty is None else self._on_loop(self._duty_now)
 
     def _duty_now(self) -> DutyNow | None:
@@ -146,25 +146,25 @@ class DeviceTurns:
 
     @property
     def is_shared(self) -> bool:
-        """Whether anybody but trainings may want the device."""
+        """Whether anything but trainings may need the device."""
         return self._loop is not None and (self._turns.duty is not None or bool(self._servers))
 
     @property
     def sharing(self) -> Hashable:
-        """Whom trainings share the device with, for comparing: another value for another duty; None for nobody."""
+        """Identifies what trainings share the device with: a value that differs between duties; None if nothing."""
         return (self._turns.duty, bool(self._servers)) if self.is_shared else None
 
     @property
     def servers(self) -> int:
-        """How many inference servers are connected."""
+        """Number of connected inference servers."""
         return len(self._servers)
 
     def server_connected(self, largest_batch: int) -> int:
-        """Note a new inference server; returns the number that tells it apart."""
+        """Note a new inference server, and return its number."""
         server = next(self._server_numbers)
         self._servers[server] = largest_batch
         self._turns.largest_batch = max(self._servers.values())
-        self._tell()
+        self._notify()
         return server
 
     def server_gone(self, server: int) -> None:
@@ -175,12 +175,12 @@ class DeviceTurns:
         self._advance()
 
     def requests_waiting(self, server: int, count: int, oldest_ms: float) -> None:
-        """Note the requests that wait for a server.
+        """Note the requests that wait at a server.
 
         Args:
-            server: its number.
+            server: the server's number.
             count: waiting requests.
-            oldest_ms: how long the first of them has waited.
+            oldest_ms: how long the first of them has waited, ms.
         """
         now_s = self._now_s()
         oldest_s = now_s - oldest_ms / 1e3 if count else None
@@ -188,15 +188,15 @@ class DeviceTurns:
         self._advance()
 
     def batch_answered(self, arrived: int, latencies_ms: list[float], failed: int) -> None:
-        """Note what a server has answered."""
+        """Note requests that a server has answered."""
         now_s, duty = self._now_s(), self.duty
         self.figures.arrived(arrived, now_s)
         self.figures.answered(latencies_ms, failed, None if duty is None else duty.latency_ms)
         self._note_rate(now_s)
-        self._tell()
+        self._notify()
 
     def served(self, run: ServedDuty) -> None:
-        """Note what a simulated board has served in its own time, in any thread."""
+        """Note requests that a simulated board has served in its own time. May be called in any thread."""
         self._on_loop(partial(self._note_served, run))
 
     def _note_served(self, run: ServedDuty) -> None:
@@ -208,12 +208,12 @@ class DeviceTurns:
         for end_s, took_s in zip(run.minibatch_end_s.tolist(), run.minibatch_s.tolist(), strict=True):
             self.figures.trained(took_s, end_s)
         self._note_rate(self._now_s())
-        self._tell()
+        self._notify()
 
     def keeps_duty(self, mode: PowerMode) -> bool:
-        """Whether requests are answered in time in a mode; True while there are none to answer.
+        """Return whether requests are answered in time in a mode; True if there are none to answer.
 
-        Before the first batch is measured, only a mode that is at least as high as the one in force is known to.
+        Before the first batch is measured, this is known only of modes at least as high as the one in force.
         """
         duty = self.duty
         if duty is None or not self._servers:
@@ -225,10 +225,10 @@ class DeviceTurns:
         return self.judge(duty, turns.times, turns.largest_batch, self._arrivals_per_s(), turns.mode)
 
     def require_kept(self, mode: PowerMode) -> None:
-        """Check that a mode keeps the duty, or is the one to rest in, as none is known to keep it; in any thread.
+        """Check that a mode keeps the duty or, if no mode is known to keep it, is the resting mode. For any thread.
 
         Raises:
-            DutyNotKeptError: it does not, as far as is known.
+            DutyNotKeptError: the mode is not known to keep the duty.
         """
         duty = self.duty
         if duty is not None and mode != self._rest and not self._on_loop(partial(self.keeps_duty, mode)):
@@ -247,19 +247,19 @@ class DeviceTurns:
         return self._turns.mode
 
     def in_mode(self, mode: PowerMode | None) -> None:
-        """Note the mode that is in force, in any thread; None if it is unknown."""
+        """Note the mode in force, None if it is unknown. May be called in any thread."""
         self._turns.mode = mode
         self.choose_batching()
 
     def resting_mode(self, parked: PowerMode, modes: ModeArray) -> PowerMode:
-        """The mode in which nothing is trained, in any thread.
+        """Return the mode to rest in while nothing is trained. May be called in any thread.
 
-        It is the parking mode, or with a duty the one that keeps it with the least power; while too little is known of
-        that, the lowest that keeps it. Until the first batch has shown how long one takes, it is the highest: in a low
-        mode, the first batch could take many times the latency.
+        Without a duty, it is the parking mode. With a duty, it is the mode that keeps it with the least power or, while
+        too little is known of the power, the lowest mode that keeps it. Until the first batch has shown how long one
+        takes, it is the highest mode: in a low mode, the first batch could take many times the latency limit.
 
         Args:
-            parked: without a duty.
+            parked: the mode without a duty.
             modes: `[n, 4]` modes that the device offers.
         """
         self._rest = self._on_loop(partial(self._resting_mode, parked, modes))
@@ -277,19 +277,22 @@ class DeviceTurns:
 
     @property
     def _awaits_first_batch(self) -> bool:
-        """Whether requests are to be answered, and nothing is known of the time that it takes."""
+        """Return whether requests have to be answered whose time is still unknown."""
         return self.duty is not None and not self._turns.times.knows_inference
 
     def _planned_rest(self) -> PowerMode | None:
-        """The mode to answer requests in with the least power; None if there are none, or too little is known."""
+        """Return the mode that answers requests with the least power; None without requests or enough measurements."""
         duty = self.duty
         return None if duty is None or not self._servers else self._judge_of(duty).rest
 
     def is_rested(self, parked: PowerMode, modes: ModeArray) -> bool:
-        """Whether the mode in force is the one to rest in, or keeps the duty while it is unknown which draws the least.
+        """Return whether the device may stay in the mode in force while it rests.
+
+        It may if this is the resting mode or, while the mode with the least power is unknown, if this mode keeps the
+        duty.
 
         Args:
-            parked: the mode to rest in without a duty.
+            parked: the resting mode without a duty.
             modes: `[n, 4]` modes that the device offers.
         """
         mode, planned = self._turns.mode, self._planned_rest()
@@ -300,16 +303,16 @@ class DeviceTurns:
         return self.keeps_duty(mode) or self.resting_mode(parked, modes) == mode
 
     def allow_trial(self) -> None:
-        """Let a minibatch that waits begin while no request does, even if it does not fit."""
+        """Let a waiting minibatch begin while no request waits, even if it does not fit."""
         self._turns.allow_trial()
         self._advance()
 
     def why_training_waits(self) -> str | None:
-        """Why a minibatch gets no turn, for people; None if none waits."""
+        """Return why a minibatch waits for its turn, for people; None if none waits."""
         return self._turns.why_training_waits(self._now_s())
 
     def kept_duty(self) -> KeptDuty | None:
-        """How the duty in force is kept; None without one."""
+        """Return how the duty in force is kept; None without a duty."""
         duty = self.duty
         if duty is None:
             return None
@@ -318,8 +321,8 @@ class DeviceTurns:
     async def take(
         self, kind: Kind, is_first: bool = False, server: int | None = None, work_ms: float | None = None
     ) -> int:
-        """Wait for a turn; returns its ticket, for `give_back`. A cancellation withdraws the question."""
-        ticket = self._turns.ask(kind, self._now_s(), is_first, server, work_ms)
+        """Wait for a turn, and return its ticket for `give_back`. Cancelling the call withdraws the request."""
+        ticket = self._turns.request(kind, self._now_s(), is_first, server, work_ms)
         begun = self._begun[ticket] = asyncio.get_running_loop().create_future()
         self._advance()
         try:
@@ -335,10 +338,10 @@ class DeviceTurns:
         """End a turn.
 
         Args:
-            ticket: of the turn.
-            batch: the requests of an inference batch.
+            ticket: the turn's ticket.
+            batch: number of requests in an inference batch.
             is_complete: whether its work was done.
-            trained: whether the work was a minibatch.
+            trained: whether the work was a minibatch of a training.
         """
         now_s = self._now_s()
         if trained and (begun_s := self._turns.begun_s(ticket)) is not None:
@@ -348,10 +351,10 @@ class DeviceTurns:
 
     @contextmanager
     def from_thread(self, kind: Kind) -> Iterator[None]:
-        """Hold a turn within this context, in a thread of the agent; without others, it begins at once.
+        """Hold a turn within this context, in a thread of the agent; if nothing else waits, it begins at once.
 
         Args:
-            kind: what it is for.
+            kind: the purpose of the turn.
 
         Raises:
             StoppedError: `measuring_ends` was set while a minibatch waited.
@@ -375,10 +378,10 @@ class DeviceTurns:
                 )
 
     def measured(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Await some work of a measurement on the event loop, in a thread of the agent.
+        """Run a measurement's coroutine on the event loop, and wait for its result in a thread of the agent.
 
         Raises:
-            StoppedError: `measuring_ends` was set meanwhile, or no turns are handed out any more.
+            StoppedError: `measuring_ends` was set meanwhile, or no more turns are given.
         """
         loop = self._loop
         if loop is None:
@@ -391,7 +394,7 @@ class DeviceTurns:
         return working.result()
 
     def _later(self, work: Callable[[], None]) -> None:
-        """Do some work on the event loop's thread: now, if this is it, or else soon."""
+        """Do some work on the event loop's thread: at once if this is that thread, otherwise soon."""
         loop = self._loop
         if loop is None or threading.get_ident() == self._thread:
             work()
@@ -410,7 +413,7 @@ class DeviceTurns:
         return asyncio.run_coroutine_threadsafe(working(), loop).result()
 
     def _taken(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> int | None:
-        """Wait for a turn; None once turns are no longer handed out, as this question may have come too late."""
+        """Wait for a turn, and return its ticket; None if the request came after turns had stopped."""
         taken = asyncio.run_coroutine_threadsafe(self.take(kind), loop)
         while True:
             try:
@@ -429,12 +432,12 @@ class DeviceTurns:
             return measured_per_s or 0.0
         return self.duty.arrivals_per_s(self._utc_now())
 
-    def _tell(self) -> None:
-        """Have whoever watches the duty look again."""
+    def _notify(self) -> None:
+        """Notify those who watch the duty of a change."""
         self.changed.set()
 
     def _advance(self) -> None:
-        """Let begin who may, and look again when somebody may without a further event."""
+        """Start all turns that may begin, and schedule a check for when the next may begin without a further event."""
         now_s = self._now_s()
         if now_s >= self._rate_s + _RATE_S:
             self._note_rate(now_s)

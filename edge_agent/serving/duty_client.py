@@ -1,4 +1,4 @@
-"""The duty's commands, over the socket of a running agent."""
+"""A client for the duty's commands, over the socket of a running agent."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class NoAgentError(WattfleetError):
 
 
 class DutyClient:
-    """Asks the agent behind a socket.
+    """Sends the duty's commands to the agent at a socket.
 
     Args:
-        socket: the agent's.
+        socket: the path of the agent's socket.
 
     Every method raises:
         NoAgentError: no agent serves the socket, or it does not answer.
@@ -40,22 +40,22 @@ class DutyClient:
         self._socket = socket
 
     def set(self, duty: Duty, measured: Profile | None = None) -> None:
-        """Put a duty in force, also after a restart of the agent.
+        """Put a duty in force; it stays in force after a restart of the agent.
 
         Args:
             duty: the duty.
-            measured: rows of its inference that were measured on this device, with their batches; None for none.
+            measured: inference rows measured on this device, with their batches; None for none.
         """
         rows = [] if measured is None else batches_to_messages(measured)
         self._ask_as_owner("SetDuty", duty_pb2.SetDutyRequest(duty=duty.to_json(), measured=rows))
 
     def show(self) -> tuple[Duty, KeptDuty] | None:
-        """The duty in force, and how it is kept; None if there is none."""
+        """Return the duty in force and how it is kept; None if there is none."""
         answer = self._ask("ShowDuty", duty_pb2.ShowDutyRequest())
         return (Duty.from_json(answer.duty), kept_duty_from_message(answer.figures)) if answer.duty else None
 
     def clear(self) -> bool:
-        """End the duty in force; returns whether there was one."""
+        """End the duty in force, and return whether there was one."""
         return bool(self._ask_as_owner("ClearDuty", duty_pb2.ClearDutyRequest()).was_set)
 
     def _ask_as_owner(self, method: str, request: Any) -> Any:
@@ -79,7 +79,7 @@ class DutyClient:
             if code is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidInputError(details) from None
             if code is grpc.StatusCode.UNIMPLEMENTED:
-                raise NoAgentError(f"the agent at {self._socket} knows no duties: update it") from None
+                raise NoAgentError(f"the agent at {self._socket} does not support duties: update it") from None
             raise NoAgentError(
                 f"no agent answers at {self._socket} ({code.name}): start it with `wattfleet agent run` or `systemctl"
                 " start wattfleet-agent`, or pass its --socket"

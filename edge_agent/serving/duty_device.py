@@ -22,11 +22,11 @@ from wattfleet_io.clock import Clock
 
 
 class DutyDevice:
-    """Passes everything on to a board, but changes its mode in a turn of its own.
+    """Passes all calls on to a board, but changes the mode only in a turn of its own.
 
     Args:
         board: the board.
-        turns: of this device.
+        turns: the turns of this device.
     """
 
     def __init__(self, board: Device, turns: DeviceTurns) -> None:
@@ -40,7 +40,7 @@ class DutyDevice:
 
     @property
     def provenance(self) -> Provenance:
-        """Where its figures come from."""
+        """The source of its figures."""
         return self._board.provenance
 
     @property
@@ -59,7 +59,7 @@ class DutyDevice:
         return self._board.mode_persists
 
     def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
-        """A function that trains one minibatch of a workload in a turn; None where a program has to be run."""
+        """Return a function that trains one minibatch of a workload in a turn; None if a program has to be run."""
         step = self._board.built_in_workload(workload)
         if step is None:
             return None
@@ -75,7 +75,7 @@ class DutyDevice:
         return self._board.current_mode()
 
     def apply(self, mode: PowerMode) -> None:
-        """Apply a mode once neither a batch of requests nor a minibatch has the device.
+        """Apply a mode as soon as neither a batch of requests nor a minibatch is using the device.
 
         Raises:
             DutyNotKeptError: requests would not be answered in time in this mode.
@@ -87,7 +87,7 @@ class DutyDevice:
             self._set(mode)
 
     def _set(self, mode: PowerMode) -> None:
-        """Apply a mode now, and note which one is in force.
+        """Apply a mode now, and note the mode in force.
 
         Raises:
             InvalidInputError: the board does not offer this mode.
@@ -105,7 +105,7 @@ class DutyDevice:
         return self._board.differences(mode)
 
     def begin_training(self, workload: Workload | None = None) -> AppTraining:
-        """An app begins to train in the mode in force."""
+        """Begin an app's training in the mode in force."""
         return self._board.begin_training(workload)
 
     def start_meter(self) -> PowerMeter:
@@ -113,19 +113,19 @@ class DutyDevice:
         return self._board.start_meter()
 
     def conditions(self) -> Conditions:
-        """The current temperature and throttle count."""
+        """Return the current temperature and throttle count."""
         return self._board.conditions()
 
     def activity(self) -> Activity:
-        """What the board does now."""
+        """Return what the board is doing now."""
         return self._board.activity()
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Keep what would disturb a measurement constant until the block ends, such as the fan."""
+        """Until the block ends, keep constant whatever would disturb a measurement, such as the fan."""
         return self._board.measuring()
 
     def knobs(self) -> Knobs:
-        """The current settings, for `restore`."""
+        """Return the current settings, for `restore`."""
         return self._board.knobs()
 
     def restore(self, knobs: Knobs) -> None:
@@ -141,7 +141,7 @@ class DutyDevice:
             self._note_mode()
 
     def _note_mode(self) -> None:
-        """Note the mode that is read back; it is unknown if it cannot be read."""
+        """Note the mode that is read back; if it cannot be read, note that it is unknown."""
         try:
             self._turns.in_mode(self._board.current_mode())
         except WattfleetError:

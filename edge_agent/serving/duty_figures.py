@@ -14,7 +14,7 @@ _LATEST = 1000
 
 
 class DutyFigures:
-    """Counts what inference servers report; the counters begin anew with another duty."""
+    """Counts what inference servers report; another duty resets the counters."""
 
     def __init__(self) -> None:
         self._arrived: deque[tuple[float, int]] = deque()
@@ -23,25 +23,25 @@ class DutyFigures:
         self.restart()
 
     def restart(self) -> None:
-        """Set the counters to 0, for another duty."""
+        """Reset the counters for another duty."""
         self._counts = [0] * (len(LATENCY_LIMITS_MS) + 1)
         self._sum_ms = 0.0
         self._latest_ms: deque[float] = deque(maxlen=_LATEST)
         self._requests = self._missed = self._batch = 0
 
     def arrived(self, count: int, now_s: float) -> None:
-        """Note requests that have arrived."""
+        """Count arrived requests."""
         if self._since_s is None:
             self._since_s = now_s
         self._arrived.append((now_s, count))
 
     def answered(self, latencies_ms: Sequence[float], failed: int, limit_ms: float | None) -> None:
-        """Note a batch of answered requests.
+        """Count a batch of answered requests.
 
         Args:
-            latencies_ms: of those with an answer, ms.
-            failed: those with an error.
-            limit_ms: the duty's limit; None without a duty.
+            latencies_ms: latencies of the requests with an answer, ms.
+            failed: number of requests with an error.
+            limit_ms: the duty's latency limit; None without a duty.
         """
         self._batch = len(latencies_ms) + failed
         self._requests += len(latencies_ms) + failed
@@ -53,34 +53,34 @@ class DutyFigures:
         self._latest_ms.extend(latencies_ms)
 
     def trained(self, seconds: float, now_s: float) -> None:
-        """Note that a minibatch had the device for some seconds, until now."""
+        """Note that a minibatch used the device for some seconds until now."""
         self._trained.append((now_s, seconds))
 
     def arrivals_per_s(self, now_s: float) -> float | None:
-        """The rate of the last half minute, requests per second; None until a second was observed."""
+        """Return the request rate of the last half minute, requests per second; None until one second was observed."""
         _forget(self._arrived, now_s)
         if self._since_s is None or now_s - self._since_s < 1.0:
             return None
         return sum(count for _, count in self._arrived) / min(_WINDOW_S, now_s - self._since_s)
 
     def training_share(self, now_s: float) -> float:
-        """The share of the last half minute in which minibatches had the device, 0 to 1."""
+        """Return the share of the last half minute in which minibatches used the device, 0 to 1."""
         _forget(self._trained, now_s)
         return min(1.0, sum(seconds for _, seconds in self._trained) / _WINDOW_S)
 
     def latency_at(self, quantile: float) -> float | None:
-        """A quantile of the latest 1,000 latencies, ms; None before the first."""
+        """Return a quantile of the latest 1,000 latencies, ms; None before the first."""
         ordered = sorted(self._latest_ms)
         return ordered[math.ceil(quantile * len(ordered)) - 1] if ordered else None
 
     def kept(self, duty: Duty, now_s: float, servers: int, waits: str | None) -> KeptDuty:
-        """All figures.
+        """Return all figures.
 
         Args:
-            duty: in force.
+            duty: the duty in force.
             now_s: the time.
-            servers: inference servers that are connected.
-            waits: why a training waits; None if none does.
+            servers: number of connected inference servers.
+            waits: why a training waits; None if none is waiting.
         """
         return KeptDuty(
             workload=duty.workload,

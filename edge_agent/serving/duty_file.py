@@ -1,4 +1,4 @@
-"""The duty in force, in a file of the agent's state directory."""
+"""Stores the duty in force in a file of the agent's state directory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class DutyFile:
     """Stores one duty.
 
     Args:
-        state_directory: the agent's.
+        state_directory: the agent's state directory.
     """
 
     def __init__(self, state_directory: Path) -> None:
         self._path = state_directory / DUTY_FILE
 
     def read(self) -> Duty | None:
-        """The stored duty; None if there is none.
+        """Return the stored duty; None if there is none.
 
         Raises:
             InvalidInputError: the file cannot be read, or is damaged.
@@ -38,14 +38,14 @@ class DutyFile:
             return Duty.from_json(content[:_MAX_BYTES].decode())
         except (InvalidInputError, UnicodeDecodeError) as error:
             raise InvalidInputError(
-                f"{self._path}: {error}: remove the file, and state the duty again with `wattfleet agent duty set`"
+                f"{self._path}: {error}: remove the file, and set the duty again with `wattfleet agent duty set`"
             ) from None
 
     def write(self, duty: Duty | None) -> None:
-        """Store a duty, or that there is none.
+        """Store a duty; None removes the stored one.
 
         Raises:
-            InvalidInputError: the file cannot be written; the stored duty stays.
+            InvalidInputError: the file cannot be written; the stored duty is unchanged.
         """
         try:
             if duty is not None:

@@ -1,4 +1,4 @@
-"""Which power modes keep a duty."""
+"""Decides which power modes keep a duty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DutyModes(Protocol):
     """Knows which power modes keep a duty.
 
     Attributes:
-        rest: the one that draws the least while nothing is trained; None if too little is known.
+        rest: the mode that draws the least power while nothing is trained; None if too little is known.
     """
 
     @property
@@ -25,20 +25,20 @@ class DutyModes(Protocol):
         ...
 
     def keeps_duty(self, mode: PowerMode) -> bool:
-        """Whether requests are answered in time in a mode while nothing is trained, as far as is known."""
+        """Return whether a mode is known to answer requests in time while nothing is trained."""
         ...
 
 
 class MeasuredDutyModes:
-    """Judges modes by the measured times of batches and by the clocks alone.
+    """Decides from the measured times of batches and the modes' clocks only.
 
     Args:
-        duty: to be kept.
+        duty: the duty to keep.
         times: live estimates.
-        largest_batch: requests that the model takes at once.
-        arrivals_per_s: of requests.
-        in_force: the mode in force. While no batch was measured, it and higher modes count as keeping the duty; None if
-            it is unknown, and then any mode does.
+        largest_batch: maximum number of requests that the model accepts at once.
+        arrivals_per_s: rate of requests.
+        in_force: the mode in force; None if unknown. Until a batch is measured, this mode and higher ones count as
+            keeping the duty; if it is unknown, all modes do.
 
     Attributes:
         rest: None, as no power was measured.
@@ -56,7 +56,7 @@ class MeasuredDutyModes:
         self._in_force = in_force
 
     def keeps_duty(self, mode: PowerMode) -> bool:
-        """Whether some batch is answered within the limit, as fast as requests arrive."""
+        """Return whether some batch size answers requests within the limit, and as fast as they arrive."""
         if not self._times.knows_inference:
             return self._in_force is None or all(knob >= now for knob, now in zip(mode, self._in_force, strict=True))
         batch = 1
@@ -64,7 +64,7 @@ class MeasuredDutyModes:
             answer_ms = self._times.inference_ms(mode, batch)
             if answer_ms is None:
                 return False
-            # Requests gather while the batch before them is answered.
+            # Requests gather while the previous batch is answered.
             gathers_ms = max(answer_ms, (batch - 1) / self._arrivals_per_s * 1e3) if self._arrivals_per_s else 0.0
             keeps_up = self._arrivals_per_s * answer_ms / 1e3 <= batch
             if keeps_up and gathers_ms + answer_ms <= self._duty.latency_ms:
@@ -75,16 +75,16 @@ class MeasuredDutyModes:
 
 
 class KnownDutyModes:
-    """Judges modes by predictions where they exist, and by measured times elsewhere.
+    """Decides from predictions where they exist, and otherwise from measured times.
 
     Args:
-        known: the modes that are predicted.
-        keeping: those of them that keep the duty.
-        measured: judges the others.
-        rest: the one that draws the least of those that keep the duty; None if none does.
+        known: the predicted modes.
+        keeping: those predicted modes that keep the duty.
+        measured: decides for all other modes.
+        rest: the mode that keeps the duty with the least power; None if no mode keeps it.
 
     Attributes:
-        rest: as given.
+        rest: the given mode.
     """
 
     def __init__(
@@ -101,17 +101,17 @@ class KnownDutyModes:
 
 
 def highest_mode(modes: ModeArray) -> PowerMode:
-    """The highest of `[n, 4]` modes: by the clocks of the GPU, the CPU and the memory, and then the cores."""
+    """Return the highest of `[n, 4]` modes, compared by GPU clock, then CPU clock, memory clock and cores."""
     (highest,) = array_to_modes(modes[[int(np.lexsort((modes[:, 0], modes[:, 3], modes[:, 1], modes[:, 2]))[-1])]])
     return highest
 
 
 def lowest_keeping(modes: Sequence[PowerMode], keeps_duty: Callable[[PowerMode], bool]) -> PowerMode:
-    """The mode in which a device rests while its draw is unknown: the lowest that keeps it, or else the highest.
+    """Return the resting mode while power is unknown: the lowest mode that keeps the duty, or else the highest mode.
 
     Args:
-        modes: that the device offers.
-        keeps_duty: whether requests are answered in time in a mode.
+        modes: the modes that the device offers.
+        keeps_duty: returns whether requests are answered in time in a mode.
     """
     ordered = sorted(modes, key=lambda mode: (mode.gpu_hz, mode.cpu_khz, mode.mem_hz, mode.cores))
     return next((mode for mode in ordered if keeps_duty(mode)), ordered[-1])

@@ -1,4 +1,4 @@
-"""A duty as it is at one moment, with all that decides which modes keep it."""
+"""A snapshot of a duty, with everything that determines which modes keep it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge_agent.serving.known_inference import LiveBatches
 from wattfleet.duties import Demand, Duty
 
 LEAST_ARRIVALS_PER_S = 0.1
-"""A duty without any request counts with this rate, requests per second."""
+"""The rate assumed for a duty without requests, requests per second."""
 
 _RATE_CHANGE = 0.1
 _WINDOW_S = 30.0
@@ -19,14 +19,14 @@ _TIME_CHANGE = 0.25
 
 @dataclass(frozen=True)
 class DutyNow:
-    """A duty, and what the device has seen of its requests.
+    """A duty, and what the device has observed of its requests.
 
     Attributes:
         duty: the duty.
         arrivals_per_s: the larger of the expected and the measured rate, requests per second.
-        largest_batch: requests that the connected servers take at once; None without a server.
-        switch_ms: how much longer a batch takes after a minibatch, ms.
-        live: high estimates of the batches that were answered.
+        largest_batch: maximum number of requests that the connected servers accept at once; None without a server.
+        switch_ms: additional time of a batch after a minibatch, ms.
+        live: high estimates of the times of answered batches.
     """
 
     duty: Duty
@@ -36,19 +36,22 @@ class DutyNow:
     live: LiveBatches
 
     def demand(self) -> Demand:
-        """The requests to plan with. The rate is rounded up to two digits: reasons stay the same for a while."""
+        """The demand to plan for.
+
+        Its rate is rounded up to two digits, so that texts with it do not change all the time.
+        """
         per_s = max(self.arrivals_per_s, LEAST_ARRIVALS_PER_S)
         digit = 10.0 ** (math.floor(math.log10(per_s)) - 1)
-        # A rounding error must not count as another digit.
+        # Keeps a rounding error from counting as another digit.
         rounded = math.ceil(per_s / digit - 1e-9) * digit
         return Demand(float(f"{rounded:.2g}"), self.duty.latency_ms, self.duty.quantile)
 
     def differs_from(self, other: DutyNow) -> bool:
-        """Whether other modes may keep the duty now than then: more than a chance change of rate or times."""
+        """Return whether rate or times differ by more than chance, so that other modes may keep the duty."""
         if (self.duty, self.largest_batch) != (other.duty, other.largest_batch) or _keys(self) != _keys(other):
             return True
         rates = max(self.arrivals_per_s, LEAST_ARRIVALS_PER_S), max(other.arrivals_per_s, LEAST_ARRIVALS_PER_S)
-        # Requests at random vary from one half minute, in which they are counted, to the next.
+        # The counts of random requests vary from one half minute to the next.
         by_chance = _DEVIATIONS * math.sqrt(2 / (min(rates) * _WINDOW_S))
         if max(rates) / min(rates) - 1 > max(_RATE_CHANGE, by_chance):
             return True

@@ -1,4 +1,4 @@
-"""Plans trainings beside a device's duty: what its front counts, and which modes keep the duty."""
+"""Plans trainings beside a device's duty: the points of its fronts, and the modes that keep the duty."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from wattfleet.prediction import Prediction
 _log = logging.getLogger(__name__)
 
 FitInference = Callable[[str, tuple[int, ...], Profile], Mapping[int, Prediction]]
-"""Predicts all modes of the device by batch, of a workload's name, the batches, and the measured rows."""
+"""Predicts all modes of the device for each batch, from a workload's name, the batches and the measured rows."""
 
 
 Alone = Callable[[], tuple[ModeArray, Prediction]]
-"""Tells `[n, 4]` modes, and the predictions of what is trained now, alone in each of them."""
+"""Returns `[n, 4]` modes, and for each the prediction of the current training without requests."""
 
 _MEDIAN = 0.5
 _RETRY_QUESTIONS = 30
 # A plan for a workload and batch size takes up to 10 MB on a board with 18,000 modes.
 _PLANS = 8
-# The watts of a plan are sums and differences, so that a mode may seem to exceed its own by the last digit.
+# Tolerance for rounding: a plan's watts are sums and differences, so a mode may seem to exceed them by a last digit.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Which modes keep a duty, as far as they are predicted.
+    """The predicted modes that keep a duty.
 
     Attributes:
         duty: the duty.
         known: the predicted modes.
-        modes: those of them that keep it, with their batches; None if none does.
-        rest_mw: what the device may draw in the mode in which it rests while it answers requests, mW.
+        modes: the predicted modes that keep the duty, with their batches; None if no mode keeps it.
+        rest_mw: the most power of the device in its resting mode while it answers requests, mW.
     """
 
     duty: Duty
@@ -74,8 +74,8 @@ class _Plan:
 
     Attributes:
         duty: the duty.
-        modes: the modes that keep it, without those of inference alone.
-        no_time: why no mode leaves time for the training; empty if one does, or may as far as is known.
+        modes: the modes that keep the duty and leave time for training.
+        no_time: why no mode leaves time for the training; empty if a mode leaves time, or if that is unknown.
     """
 
     duty: Duty
@@ -84,11 +84,11 @@ class _Plan:
 
 
 class DutyPlanning:
-    """Plans trainings beside the duty of a device. Its methods may be called by any thread.
+    """Plans trainings beside the duty of a device. Its methods may be called in any thread.
 
     Args:
-        turns: of the device.
-        rows: what was measured of inference.
+        turns: the turns of the device.
+        rows: the measured rows of inference.
         modes: `[n, 4]` modes of the device.
 
     Attributes:
@@ -113,9 +113,9 @@ class DutyPlanning:
         self._questions_since_failure: int | None = None
 
     def has_changed(self) -> bool:
-        """Whether the duty or its measured rows have changed since this was asked last, so that fronts are due.
+        """Return whether fronts are due because the duty or its measured rows have changed since the last call.
 
-        After a failure that may pass, such as of a process that was killed, also once it was asked 30 times.
+        After a failure that may be temporary, such as a killed process, every 30th call returns True, too.
         """
         now, seen, rows = self._turns.duty_now(), self._seen, self._rows.revision
         is_same = now is None if seen is None else now is not None and not now.differs_from(seen)
@@ -128,14 +128,14 @@ class DutyPlanning:
         return is_due
 
     def beside(self, modes: ModeArray, prediction: Prediction) -> tuple[ModeArray, Prediction]:
-        """Predictions of training with the duty kept, without the modes that cannot keep it; the same without a duty.
+        """Return the modes that keep the duty beside a training, and their predictions; without a duty, all of them.
 
         Args:
             modes: `[n, 4]` modes.
-            prediction: of a training alone in each of them.
+            prediction: the prediction of the training without requests in each of these modes.
 
         Returns:
-            `[m, 4]` modes, in which one may occur several times, with their predictions.
+            `[m, 4]` modes, which may contain a mode several times, with their predictions.
 
         Raises:
             NoFrontError: no mode keeps the duty beside training, or too little is known of its inference.
@@ -162,7 +162,7 @@ class DutyPlanning:
                 no_front = f"no training can be planned beside the duty: {_why(error)}"
         with self._planning:
             self._plans.pop(key := _key(modes, prediction), None)
-            # What keeps the duty alone is the same for all trainings.
+            # The modes that keep the duty without training are the same for all trainings.
             trained = replace(kept, alone=kept.alone.among(np.zeros(len(kept.alone.modes), bool)))
             self._plans[key] = _Plan(now.duty, trained, no_front if is_whole_board else "")
             while len(self._plans) > _PLANS:
@@ -175,20 +175,20 @@ class DutyPlanning:
         return found.modes, beside
 
     def trains(self, alone: Alone | None, power_limit_w: float = 0.0) -> None:
-        """Note what is trained from now on.
+        """Note the training that begins, or that none is left.
 
         Args:
-            alone: tells its predictions; None for nothing.
-            power_limit_w: watts that are set aside for the device meanwhile.
+            alone: returns its predictions; None if nothing is trained.
+            power_limit_w: watts reserved for the device during the training.
         """
         self._training = None if alone is None else (alone, power_limit_w)
         self._turns.choose_batching()
 
     def batching(self, mode: PowerMode | None) -> Batching:
-        """How servers gather requests in a mode, as it is planned; left to them where nothing is.
+        """Return how servers should gather requests in a mode; without a plan, the servers decide.
 
-        Beside a training, requests gather up to the batch that the plan of its front counts with, as long as the
-        planned cycle allows. Otherwise they are answered at once, in batches up to the one that draws the least.
+        Beside a training, they gather requests up to the batch of the training's plan, within the planned cycle.
+        Otherwise they answer at once, in batches up to the size that draws the least power.
         """
         kept, training = self._kept, self._training
         if mode is None or kept is None or kept.duty != self._turns.duty or kept.modes is None:
@@ -206,10 +206,10 @@ class DutyPlanning:
         return Batching(shared.batch, shared.gather_ms)
 
     def why_no_training(self) -> str | None:
-        """Why the training in progress gets no time beside the duty, in any mode; None if it does, or may."""
+        """Return why no mode leaves time for the training in progress; None if a mode does, or if that is unknown."""
         training, duty = self._training, self._turns.duty
         with self._planning:
-            # Asked each second: the plan of one training is looked up by a digest of all its predictions.
+            # Called each second, so the training's plan is looked up by a digest of all its predictions.
             may_have_none = any(plan.no_time and plan.duty == duty for plan in self._plans.values())
         if training is None or not may_have_none:
             return None
@@ -221,16 +221,16 @@ class DutyPlanning:
             return self._plans.get(_key(*alone()))
 
     def keeping(self) -> ModesWithDuty | None:
-        """The modes that keep the duty, and their batches, once a training can be planned beside it; None before."""
+        """Return the modes that keep the duty, with their batches; None until a training can be planned beside it."""
         kept = self._kept
         if kept is None or kept.modes is None or kept.duty != self._turns.duty or not len(kept.modes.beside.modes):
             return None
         return kept.modes
 
     def resting_w(self) -> float:
-        """What the device may draw at rest while it answers requests, W; 0 without a duty, or while it is unknown.
+        """Return the most power of the resting device while it answers requests, W; 0 without a duty or if unknown.
 
-        It is the power of the inference, which lasts for the whole time in the worst case.
+        It is the power of inference, since requests may keep the device busy all the time in the worst case.
         """
         kept = self._kept
         return kept.rest_mw / 1e3 if kept is not None and kept.duty == self._turns.duty else 0.0
@@ -240,16 +240,16 @@ class DutyPlanning:
         self._turns.plan_changed()
 
     def _failed(self) -> None:
-        """Note a failure that may pass; modes are judged by measured times meanwhile."""
+        """Note a failure that may be temporary; until it is over, measured times decide which modes keep the duty."""
         self._questions_since_failure = 0
         self._take(None)
 
     def _why_none(self, now: DutyNow, training: KnownModes, inference: KnownModes) -> tuple[str, bool]:
-        """Why no mode keeps the duty beside training, and whether that is because the duty takes the whole board."""
+        """Return why no mode keeps the duty beside training, and whether the duty takes the whole board."""
         likely = self.keep(training, inference, now.demand(), now.switch_ms, _MEDIAN)
         if len(likely.beside.modes):
             return (
-                f"too little was measured of the training to be sure that {now.demand()} are answered beside it:"
+                f"there are too few measurements of the training to be sure that {now.demand()} are answered beside it:"
                 " measure its modes ahead with `wattfleet agent profile`, set the duty after a few rounds, or allow a"
                 " higher latency"
             ), False
@@ -261,14 +261,14 @@ class DutyPlanning:
     def judge(
         self, duty: Duty, times: LiveTimes, largest_batch: int, arrivals_per_s: float, in_force: PowerMode | None
     ) -> DutyModes:
-        """Tell which modes keep the duty: by predictions with a probability of 95 %, or else by measured times."""
+        """Return which modes keep the duty, by predictions with a probability of 95 % or else by measured times."""
         measured, kept = MeasuredDutyModes(duty, times, largest_batch, arrivals_per_s, in_force), self._kept
         if kept is None or kept.duty != duty:
             return measured
         return KnownDutyModes(kept.known, kept.keeping, measured, kept.rest)
 
     def _inference(self, now: DutyNow) -> KnownModes:
-        """What is known of inference in all modes with all batches.
+        """Return what is known of inference in all modes with all batches.
 
         Raises:
             NoFrontError: nothing is known of it, or it cannot be predicted.
@@ -276,8 +276,8 @@ class DutyPlanning:
         rows = self._rows.usable(now.duty.workload)
         if not len(rows) and not now.live:
             raise NoFrontError(
-                f"nothing is known of the inference of {now.duty.workload!r} yet: have it answer requests, or state"
-                " measured rows with `wattfleet agent duty set --measured`"
+                f"the inference of {now.duty.workload!r} has not been measured yet: let it answer requests, or pass "
+                f"measured rows with `wattfleet agent duty set --measured`"
             )
         seen = {*rows.batches, *(batch for of_mode in now.live.values() for batch in of_mode)}
         batches = batch_sizes(now.largest_batch or max(seen, default=1))
@@ -298,7 +298,7 @@ class DutyPlanning:
 
 
 def _key(modes: ModeArray, prediction: Prediction) -> str:
-    """Tells trainings apart by all that a plan depends on."""
+    """Return a key of everything that a training's plan depends on."""
     columns = (prediction.minibatch_ms, prediction.power_mw, prediction.time_log_sd, prediction.power_log_sd)
     return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in (modes, *columns))).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Finds the modes that keep a duty in a process of its own: in a thread, it would delay the turns of requests."""
+"""Finds the modes that keep a duty in a separate process, since a thread would delay the turns of requests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import PROBABILITY, KnownModes
 from wattfleet.duties import Demand, ModesWithDuty, keep_duty
 from wattfleet.errors import WattfleetError
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, give_way, parent_connection
+from wattfleet_io.child_process import ChildEndedError, ChildProcess, lower_priority, parent_connection
 from wattfleet_io.logs import start_logging
 
 _WITHIN_S = 120.0
 
 
 class DutyProcessError(WattfleetError):
-    """The process has failed or takes too long; its own message is in the agent's log."""
+    """The process has failed or takes too long; its message is in the agent's log."""
 
 
-def keep_duty_aside(
+def keep_duty_in_process(
     is_stopping: Callable[[], bool],
     training: KnownModes,
     inference: KnownModes,
@@ -27,10 +27,10 @@ def keep_duty_aside(
     switch_ms: float,
     probability: float = PROBABILITY,
 ) -> ModesWithDuty:
-    """`wattfleet.duties.keep_duty`, in a new process.
+    """Run `wattfleet.duties.keep_duty` in a new process, and return its result.
 
     Args:
-        is_stopping: tells, at any time, whether the result is not wanted any more.
+        is_stopping: returns whether the result is no longer needed; may be called at any time.
         training: see there.
         inference: see there.
         demand: see there.
@@ -39,7 +39,7 @@ def keep_duty_aside(
 
     Raises:
         DutyProcessError: the process failed.
-        StoppedError: the result is not wanted any more.
+        StoppedError: the result is no longer needed.
         InvalidInputError: see there.
     """
     give_up_s = time.monotonic() + _WITHIN_S
@@ -62,7 +62,7 @@ def keep_duty_aside(
 
 def main() -> None:
     """Serve the agent that started this process."""
-    give_way()
+    lower_priority()
     start_logging()
     with parent_connection() as parent:
         for arguments in parent.requests():

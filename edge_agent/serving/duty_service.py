@@ -22,11 +22,11 @@ from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 
 _STILL_WAITING_S = 1.0
 _MAX_APPS = 16
-"""Inference servers that are served at once, and so many trainings beside them."""
+"""Maximum of connected inference servers, and also of connected trainings."""
 
 
 class TooManyAppsError(WattfleetError):
-    """As many inference servers, or trainings, are connected as are served at once."""
+    """The maximum of inference servers or trainings is already connected."""
 
 
 class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
@@ -34,9 +34,9 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
 
     Args:
         device: the board.
-        turns: of the device.
+        turns: the turns of the device.
         file: stores the duty.
-        rows: stores what was measured of inference.
+        rows: stores the measured rows of inference.
     """
 
     def __init__(self, device: Device, turns: DeviceTurns, file: DutyFile, rows: InferenceRows) -> None:
@@ -48,7 +48,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._streams: set[ServerStream] = set()
         self._trainings = 0
         self._one_change = asyncio.Lock()
-        turns.batching_changed = self._tell_batching
+        turns.batching_changed = self._send_batching
 
     async def Serve(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[duty_pb2.ServeRequest], context: Any
@@ -56,7 +56,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         """Serve one inference server until it disconnects.
 
         Raises:
-            InvalidInputError: a message is out of turn, or a number out of range.
+            InvalidInputError: a message comes in the wrong order, or a number is out of range.
             TooManyAppsError: 16 inference servers are connected already.
         """
         first = await anext(request_iterator, None)
@@ -67,13 +67,13 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(request_iterator), name="requests of an inference server")
         try:
-            stream.tell_batching()
+            stream.send_batching()
             reading.add_done_callback(lambda _: stream.answers.put_nowait(None))
             while (answer := await stream.answers.get()) is not None:
                 yield answer
             reading.result()
         finally:
-            # At once, as gRPC may cancel this call again while it waits.
+            # Without waiting, since gRPC may cancel this call again while it waits.
             self._streams.discard(stream)
             reading.cancel()
             stream.close()
@@ -85,8 +85,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         """Serve one training until it disconnects.
 
         Raises:
-            InvalidInputError: a message is out of turn.
-            TooManyAppsError: 16 trainings are connected already.
+            InvalidInputError: a message comes in the wrong order. TooManyAppsError: 16 trainings are connected already.
         """
         _require_room("trainings", self._trainings)
         self._trainings += 1
@@ -126,7 +125,8 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
         """Put a duty in force.
 
         Raises:
-            InvalidInputError: it or a measured row is invalid, the device cannot keep one, or it cannot be stored.
+            InvalidInputError: the duty or a measured row is invalid, the device cannot keep a duty, or it cannot be
+                stored.
         """
         duty = Duty.from_json(request.duty)
         require_live_time(self._device)
@@ -138,7 +138,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
             self._file.write(duty)
 
         async with self._one_change:
-            # Thousands of rows would delay the turns of requests here.
+            # In a thread, since storing thousands of rows would delay the turns of requests.
             await shield_until_done(store)
             self._turns.duty = duty
         return duty_pb2.SetDutyResponse()
@@ -146,7 +146,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
     async def ShowDuty(  # noqa: N802 - named by the protocol
         self, request: duty_pb2.ShowDutyRequest, context: Any
     ) -> duty_pb2.ShowDutyResponse:
-        """Show the duty in force, and how it is kept."""
+        """Return the duty in force and how it is kept."""
         duty, kept = self._turns.duty, self._turns.kept_duty()
         if duty is None or kept is None:
             return duty_pb2.ShowDutyResponse()
@@ -168,49 +168,54 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
 
     @property
     def largest_measured(self) -> int:
-        """The largest batch that a connected server can be asked to measure, in any thread; 0 if none can yet."""
+        """Return the largest batch that a connected server can measure, 0 if none can yet.
+
+        May be called in any thread.
+        """
         return max((each.largest_batch for each in list(self._streams) if each.can_measure), default=0)
 
     async def measured_ms(self, batch: int, work_ms: float) -> float:
-        """Have a server answer a batch of copies of an earlier request in a turn, and return how long that took, ms.
+        """Make a server answer a batch of copies of an earlier request in a turn; return the time taken, ms.
 
-        The turn is that of a minibatch: requests go before, and nothing is learned of trainings from its time.
+        It is a minibatch's turn, so requests come first, but its time does not count as a training's.
 
         Args:
-            batch: requests.
-            work_ms: how long it may take, as far as is known.
+            batch: number of requests.
+            work_ms: its longest expected time, ms.
 
         Raises:
-            ServerGoneError: no server can be asked, or it does not answer.
+            ServerGoneError: no server can measure, or it does not answer.
             MeasurementError: its model has failed.
         """
         ticket = await self._turns.take(Kind.MINIBATCH, work_ms=work_ms)
         try:
             stream = next((each for each in self._streams if each.can_measure and batch <= each.largest_batch), None)
             if stream is None:
-                raise ServerGoneError(f"no inference server is connected that could measure batches of {batch}")
+                raise ServerGoneError(f"no connected inference server can measure batches of {batch}")
             return await stream.measured_ms(batch)
         finally:
             self._turns.give_back(ticket, is_complete=False)
 
-    def _tell_batching(self) -> None:
+    def _send_batching(self) -> None:
         for stream in self._streams:
-            stream.tell_batching()
+            stream.send_batching()
 
 
 def require_live_time(device: Device) -> None:
     """Check that a device can answer requests while it measures.
 
     Raises:
-        InvalidInputError: it computes its figures itself, and no time passes on it.
+        InvalidInputError: the device computes its figures, and its measurements take no real time.
     """
     if isinstance(device.clock, VirtualClock):
         raise InvalidInputError(
-            f"{device.board_kind} is {device.provenance} and measures itself, without any time to answer requests in:"
-            " set the duty on a device in real time, such as simulated:agx-orin:real-time"
+            f"{device.board_kind} is {device.provenance} and does not run in real time, so it cannot answer "
+            f"requests: set the duty on a device in real time, such as simulated:agx-orin:real-time"
         )
 
 
 def _require_room(apps: str, connected: int) -> None:
     if connected >= _MAX_APPS:
-        raise TooManyAppsError(f"{connected} {apps} are connected already: close one of them, and connect again")
+        raise TooManyAppsError(
+            f"{connected} {apps} are already connected, the maximum: close one of them, and connect again"
+        )

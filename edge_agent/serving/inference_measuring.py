@@ -1,4 +1,4 @@
-"""Measures the inference of a duty in further modes, with batches that the connected inference servers repeat."""
+"""Measures a duty's inference in further modes, using batches that the connected inference servers repeat."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from wattfleet.modes import Measurement, PowerMode, Profile, Task, array_to_mode
 _log = logging.getLogger(__name__)
 
 _WITHIN_S = 120.0
-"""Requests may leave so little time that a mode is given up after this, device-clock seconds."""
+"""Measuring a mode is given up after this time, since requests may leave too little time; device-clock seconds."""
 
 
 class MeasuringServers(Protocol):
@@ -41,24 +41,24 @@ class MeasuringServers(Protocol):
         ...
 
     async def measured_ms(self, batch: int, work_ms: float) -> float:
-        """Have a server answer a batch in a turn, and return how long that took, ms."""
+        """Make a server answer a batch in a turn, and return the time taken, ms."""
         ...
 
 
 class InferenceMeasuring:
     """Measures a few modes of the duty's inference, each with the smallest and the largest batch that fit.
 
-    Only modes that keep the duty are measured, once trainings can be planned beside it: the coordinator then counts
-    the watts of a device that measures.
+    Only modes that keep the duty are measured, once trainings can be planned beside it: only then does the coordinator
+    account for the power of a measuring device.
 
     Args:
         device: the board.
-        turns: of the device.
-        planning: tells which modes and batches keep the duty.
-        rows: receives what was measured.
+        turns: the turns of the device.
+        planning: determines which modes and batches keep the duty.
+        rows: stores the measured rows.
         servers: repeat batches.
-        modes: the most modes with measured rows that are to be reached, those that were stated included; 0 for none.
-        settings: how long to measure each batch.
+        modes: number of modes to have measured rows of, including rows passed by the user; 0 for none.
+        settings: the profiling settings, among them how long to measure each batch.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class InferenceMeasuring:
         self._nothing_left: tuple[ModesWithDuty, int, int] | None = None
 
     def wanted(self, profiled: Iterable[PowerMode]) -> list[PowerMode]:
-        """The modes to measure now; none without a duty, a plan beside it, or a server that has answered requests.
+        """Return the modes to measure now; none before there are a duty, a plan beside it, and a server with answers.
 
         Args:
-            profiled: modes of which trainings were measured: these first, and then others spread over all.
+            profiled: modes with measured trainings. These come first, then others spread over all modes.
         """
         duty, kept = self._turns.duty, self._planning.keeping()
         if not self._modes or duty is None or kept is None or not self._servers.largest_measured:
@@ -107,17 +107,17 @@ class InferenceMeasuring:
         return wanted
 
     def measure(self, modes: Sequence[PowerMode], report: Callable[[Progress], None]) -> None:
-        """Measure modes, and store the rows of each; in a thread.
+        """Measure modes in a thread, and store the rows of each.
 
-        It ends early, without an error, if the duty changes or no server measures any more.
+        Ends early without an error if the duty changes or no server can measure any longer.
 
         Args:
-            modes: as `wanted` has told.
-            report: called after every mode; an exception from it ends the measurement.
+            modes: the modes returned by `wanted`.
+            report: called after every mode; if it raises an exception, the measurement ends.
 
         Raises:
             ModeNotAppliedError: a mode did not take effect, or did not last.
-            StoppedError: the agent stops.
+            StoppedError: the agent is stopping.
         """
         duty = self._turns.duty
         if duty is None:
@@ -135,7 +135,7 @@ class InferenceMeasuring:
                 for batch, work_ms in self._batches(kept, mode):
                     self._measure(workload, mode, batch, work_ms)
             except ServerGoneError as error:
-                _log.info("measuring the inference of %r ends: %s", workload, error)
+                _log.info("stopped measuring the inference of %r: %s", workload, error)
                 return
             except (DutyNotKeptError, DisturbedError, MeasurementError, InvalidInputError) as error:
                 _log.info("the inference of %r is not measured at %s: %s", workload, mode.label(), error)
@@ -143,9 +143,9 @@ class InferenceMeasuring:
             report(Progress(done, len(modes), f"measured the inference of {workload} at {mode.label()}"))
 
     def _batches(self, kept: ModesWithDuty, mode: PowerMode) -> list[tuple[int, float]]:
-        """The batches to measure in a mode, with the time that each may take, ms.
+        """Return the batches to measure in a mode, with the longest time of each, ms.
 
-        A request that arrives in the midst of one waits for it, and is then answered.
+        A request that arrives during such a batch has to wait for its end, and must still be answered in time.
         """
         rows = kept.alone.among((kept.alone.modes == np.array(mode)).all(axis=1))
         times_ms = dict(zip(rows.stated_batch().tolist(), rows.safe_minibatch_ms(PROBABILITY).tolist(), strict=True))
@@ -164,6 +164,6 @@ class InferenceMeasuring:
 
         with self._device.measuring():
             record = self._profiler.measure(mode, step)
-        # Not the time of a whole step: it has the waiting for requests.
+        # Not the time of the whole step, which includes waiting for requests.
         batch_ms = record.minibatch_ms if record.compute_ms is None else record.compute_ms
         self._rows.add(workload, Profile.of([Measurement(mode, batch_ms, record.power_mw, batch)], Task.INFERENCE))

@@ -1,4 +1,4 @@
-"""The inference rows that were measured on a device: power modes with batches, in a CSV file for each workload."""
+"""Stores the inference rows measured on a device: power modes with batches, in one CSV file per workload."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from wattfleet_io.atomic_files import read_regular_file, remove_file, replace_fi
 _log = logging.getLogger(__name__)
 
 MAX_ROWS = 5_000
-"""Rows of a workload that are kept; the latest stay."""
+"""Maximum of rows per workload; the latest are kept."""
 
 MAX_WORKLOADS = 8
-"""Workloads whose rows are kept; the one that was measured longest ago goes."""
+"""Maximum of workloads with rows; beyond it, the workload measured longest ago is removed."""
 
 _MAX_BYTES = 1_000_000
 _COLUMNS = (*PowerMode._fields, "batch", "batch_ms", "power_mw")
 
 
 class InferenceRows:
-    """Stores measured inference rows, as profiles that `wattfleet.modes.read_profile` reads, too; from any thread.
+    """Stores measured inference rows as profiles that `wattfleet.modes.read_profile` can read. For use in any thread.
 
     Args:
-        state_directory: the agent's.
+        state_directory: the agent's state directory.
 
     Attributes:
-        revision: rises whenever rows are stored.
+        revision: increases whenever rows are stored.
     """
 
     def __init__(self, state_directory: Path) -> None:
@@ -45,7 +45,7 @@ class InferenceRows:
         self._adding = threading.Lock()
 
     def read(self, workload: str) -> Profile:
-        """The rows of a workload; none if there is no file.
+        """Return the rows of a workload; no rows if there is no file.
 
         Raises:
             InvalidInputError: the file cannot be read, or is damaged.
@@ -61,12 +61,12 @@ class InferenceRows:
             return _parsed(content)
         except (InvalidInputError, ValueError, csv.Error) as error:
             raise InvalidInputError(
-                f"{path}: is damaged: {error}: remove the file, and state the rows again with `wattfleet agent duty set"
+                f"{path}: is damaged: {error}: remove the file, and pass the rows again with `wattfleet agent duty set"
                 " --measured`"
             ) from None
 
     def usable(self, workload: str) -> Profile:
-        """The rows of a workload; a file that cannot be used is logged, and counts as none."""
+        """Return the rows of a workload; if its file cannot be used, log that and return no rows."""
         try:
             return self.read(workload)
         except InvalidInputError as error:
@@ -74,20 +74,23 @@ class InferenceRows:
             return no_rows()
 
     def add(self, workload: str, rows: Profile) -> None:
-        """Store further rows; they replace those of the same mode and batch, and a damaged file.
+        """Store further rows, which replace rows of the same mode and batch. A damaged file is replaced.
 
         Raises:
-            InvalidInputError: they are not of inference or state no batches, or the file cannot be written.
+            InvalidInputError: the rows are not of inference or have no batches, or the file cannot be written.
         """
         if rows.task is not Task.INFERENCE or (rows.batch is None and len(rows)):
-            raise InvalidInputError("give measured rows of inference, each with its batch")
+            raise InvalidInputError(
+                "the rows are not of inference, or lack their batch: pass measured rows of "
+                "inference, each with its batch"
+            )
         with self._adding:
             self._add(workload, rows)
 
     def _add(self, workload: str, rows: Profile) -> None:
         kept = {(each.mode, each.batch): each for each in self.usable(workload).measurements()}
         for each in rows.measurements():
-            kept.pop((each.mode, each.batch), None)  # the latest are last
+            kept.pop((each.mode, each.batch), None)  # the latest rows are last
             kept[each.mode, each.batch] = each
         merged = Profile.of(list(kept.values())[-MAX_ROWS:], Task.INFERENCE)
         path = self._path(workload)
@@ -109,11 +112,11 @@ class InferenceRows:
 
 
 def no_rows() -> Profile:
-    """A profile of inference without any row."""
+    """Return a profile of inference without rows."""
     return Profile(np.empty((0, 4)), np.empty(0), np.empty(0), np.empty(0, dtype=np.int64), Task.INFERENCE)
 
 
-# Not with pandas as `read_profile`: the agent idles for days, and pandas takes 30 MB.
+# Not with pandas as in `read_profile`: the agent idles for days, and pandas would take 30 MB of memory.
 def _content(rows: Profile) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -124,11 +127,11 @@ def _content(rows: Profile) -> bytes:
 
 
 def _parsed(content: bytes) -> Profile:
-    """The rows of a file.
+    """Return the rows of a file.
 
     Raises:
-        InvalidInputError: it is too large, its columns are others, or the values are none of a profile.
-        ValueError: a value is no number.
+        InvalidInputError: the file is too large, or its columns or values are not those of a profile.
+        ValueError: a value is not a number.
     """
     if len(content) > _MAX_BYTES:
         raise InvalidInputError(f"it has more than {_MAX_BYTES:,} bytes")

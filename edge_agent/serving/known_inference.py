@@ -1,4 +1,4 @@
-"""What is known of inference in every power mode with every batch: measured, predicted, and corrected by live times."""
+"""Combines what is known of inference in every power mode with every batch: measured, predicted and live times."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from wattfleet.prediction import Prediction, normal_quantile
 Values = NDArray[np.float64]
 
 LiveBatches = Mapping[PowerMode, Mapping[int, float]]
-"""The high estimates of inference batches as the agent sees them, ms, by mode and batch."""
+"""High estimates of the times of inference batches as observed by the agent, ms, by mode and batch."""
 
 
 def batch_sizes(largest_batch: int) -> tuple[int, ...]:
-    """The batches that are considered: 1, 2, 4, ... and the largest one."""
+    """Return the batch sizes to consider: 1, 2, 4, ... and the largest one."""
     return tuple(sorted({2**power for power in range(largest_batch.bit_length())} | {largest_batch}))
 
 
 def known_inference(
     modes: ModeArray, by_batch: Mapping[int, Prediction], rows: Profile, live: LiveBatches
 ) -> KnownModes:
-    """All modes with all batches.
+    """Return what is known of all modes with all batches.
 
     Live times correct times only. The board's power during a live batch is not that of inference alone, as trainings
-    and pauses are beside it: what is not measured counts with the prediction's high quantile, which is the safe side.
+    and pauses overlap with it. For unmeasured power, the prediction's high quantile is used, which is on the safe side.
 
     Args:
         modes: `[n, 4]` modes of the device.
         by_batch: the prediction of each mode, by batch.
-        rows: measured rows of inference; those of other modes or batches are ignored.
-        live: high estimates of batches that were answered.
+        rows: measured rows of inference; rows of other modes or batches are ignored.
+        live: high estimates of the times of answered batches.
     """
     prediction, count = Prediction.joined(list(by_batch.values())), len(by_batch)
     batch = np.repeat(np.array(list(by_batch), dtype=np.int64), len(modes))
@@ -45,15 +45,15 @@ def known_inference(
 
 
 def with_live_times(known: KnownModes, live: LiveBatches) -> KnownModes:
-    """Correct the times of modes with batches by those that were seen live.
+    """Correct the times of modes with batches by the times observed live.
 
-    - A mode and batch that were seen count with their live time.
-    - If the seen ones take longer than was known, by the median, all others are that much slower, too.
-    - No other one counts with more than the clocks and the sizes of the batches allow, starting from the seen ones.
+    - An observed mode and batch get their live time.
+    - If the median of the observed ones is slower than known, all others are slowed down by the same factor.
+    - No other one gets more than the bound that follows from the observed ones, the clocks and the batch sizes.
 
     Args:
         known: `[n]` modes with their batches.
-        live: high estimates of batches that were answered.
+        live: high estimates of the times of answered batches.
     """
     if not live:
         return known
@@ -74,9 +74,9 @@ def with_live_times(known: KnownModes, live: LiveBatches) -> KnownModes:
 
 
 def _of_batches(times: Mapping[int, float], batch: NDArray[np.int64]) -> Values:
-    """The most that each batch takes in the mode of the times, `[n]` ms.
+    """Return the longest time of each batch in the mode of the times, `[n]` ms.
 
-    A batch takes no longer than a larger one, which takes at most as much longer as it is larger.
+    A batch takes no longer than a larger one, whose time grows at most in proportion to its size.
     """
     sizes = np.array(sorted(times))
     in_order_ms = np.array([times[size] for size in sizes.tolist()])

@@ -1,4 +1,4 @@
-"""Recent times of minibatches and inference batches in each power mode, and high estimates from them."""
+"""Keeps recent times of minibatches and inference batches in each power mode, and returns high estimates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattfleet.modes import PowerMode
 _KEPT = 64
 _QUANTILE = 0.95
 _ENOUGH = 8
-# Profiling may visit hundreds of modes; the one whose times were noted longest ago is forgotten.
+# Profiling may visit hundreds of modes; beyond this limit, the mode without new times for longest is forgotten.
 _MODES = 64
 
 Times = TypeVar("Times")
@@ -27,12 +27,12 @@ def _recent() -> deque[float]:
 
 @dataclass
 class _BatchTimes:
-    """Times of batches of about one size, in ms: after an inference batch or a rest, and after a minibatch."""
+    """Times of batches of similar size, ms: after an inference batch or a pause, and after a minibatch."""
 
     plain: deque[float] = field(default_factory=_recent)
     after_minibatch: deque[float] = field(default_factory=_recent)
     full: deque[float] = field(default_factory=_recent)
-    """All of them, each scaled to the largest batch of this size: at most so long does that take."""
+    """All times, each scaled to the largest batch in this size class: upper bounds of that batch's time."""
 
     @property
     def inference_ms(self) -> float:
@@ -46,18 +46,18 @@ class _BatchTimes:
 
 
 class LiveTimes:
-    """Times as the agent sees them: from a turn to the report of its end.
+    """Times as observed by the agent: from a turn's start to the report of its end.
 
-    In a mode without times, the estimate follows from those of other modes, as slow as the clocks allow.
+    For a mode without times, the estimate is the slowest that other modes' times and the clocks allow.
     """
 
     def __init__(self) -> None:
         self._minibatches: dict[PowerMode | None, deque[float]] = {}
         self._first_minibatches: dict[PowerMode | None, deque[float]] = {}
-        # By the binary logarithm of the batch, rounded up.
+        # Keyed by the binary logarithm of the batch, rounded up.
         self._batches: dict[PowerMode | None, dict[int, _BatchTimes]] = {}
         self._changes = _recent()
-        # For all known modes: times by the size of the batch, and slowdowns of the mode that was asked for last.
+        # For all known modes: times by batch size, and the slowdown of the mode queried last.
         self._known_ms: dict[int, list[float]] = {}
         self._slowdowns: tuple[PowerMode | None, list[float]] = (None, [])
 
@@ -66,11 +66,11 @@ class LiveTimes:
         _entered(self._minibatches, mode, _recent()).append(took_ms)
 
     def first_minibatch_ended(self, mode: PowerMode | None, took_ms: float) -> None:
-        """Note the time of the first minibatch of a pass: it counts until the time of a later one is known."""
+        """Note the time of the first minibatch of a pass. It is used until the time of a later one is known."""
         _entered(self._first_minibatches, mode, _recent()).append(took_ms)
 
     def forget_minibatches(self, mode: PowerMode | None) -> None:
-        """Forget the times of minibatches in a mode: they have become faster."""
+        """Forget the times of minibatches in a mode, because they have become shorter."""
         self._minibatches.pop(mode, None)
         self._first_minibatches.pop(mode, None)
 
@@ -79,9 +79,9 @@ class LiveTimes:
 
         Args:
             mode: the mode in force.
-            batch: its requests.
-            took_ms: how long it took.
-            after_minibatch: whether a minibatch had the device just before.
+            batch: number of requests.
+            took_ms: the time taken, ms.
+            after_minibatch: whether a minibatch used the device just before.
         """
         self._known_ms.clear()
         self._slowdowns = (None, [])
@@ -95,11 +95,11 @@ class LiveTimes:
         self._changes.append(took_ms)
 
     def minibatch_ms(self, mode: PowerMode | None) -> float | None:
-        """The high estimate of a minibatch in a mode; None while nothing is known."""
+        """Return the high estimate of a minibatch's time in a mode, ms; None while nothing is known."""
         return _in_mode(self._minibatches or self._first_minibatches, mode, high_ms)
 
     def inference_ms(self, mode: PowerMode | None, batch: int) -> float | None:
-        """The high estimate of an inference batch in a mode; None while nothing is known."""
+        """Return the high estimate of an inference batch's time in a mode, ms; None while nothing is known."""
         if mode is None or mode in self._batches:
             return _in_mode(self._batches, mode, lambda times: _of_batch(times, batch))
         bucket = _bucket(batch)
@@ -111,18 +111,18 @@ class LiveTimes:
         return min(map(operator.mul, self._known_ms[bucket], self._slowdowns[1]), default=None)
 
     def switch_ms(self, mode: PowerMode | None) -> float:
-        """How much longer an inference batch takes after a minibatch; 0 while that is unknown."""
+        """Return the additional time of an inference batch after a minibatch, ms; 0 while unknown."""
         times = self._batches.get(mode)
         modes = [times] if times is not None else list(self._batches.values())
         return max((each.switch_ms for one in modes for each in one.values()), default=0.0)
 
     @property
     def change_ms(self) -> float:
-        """The high estimate of a change of the power mode; 0 before the first."""
+        """The high estimate of the time of a mode change, ms; 0 before the first."""
         return high_ms(self._changes) if self._changes else 0.0
 
     def full_batches_ms(self) -> dict[PowerMode, dict[int, float]]:
-        """High estimates of inference batches of 1, 2, 4, ... requests, ms, where enough were answered in a mode."""
+        """Return high estimates for batches of 1, 2, 4, ... requests, ms, if enough of them were answered in a mode."""
         found: dict[PowerMode, dict[int, float]] = {}
         for mode, by_size in self._batches.items():
             known = {2**size: high_ms(times.full) for size, times in by_size.items() if len(times.full) >= _ENOUGH}
@@ -132,12 +132,12 @@ class LiveTimes:
 
     @property
     def knows_inference(self) -> bool:
-        """Whether a batch was answered in any mode."""
+        """Whether a batch was answered in any mode so far."""
         return bool(self._batches)
 
 
 def high_ms(times: Sequence[float] | deque[float]) -> float:
-    """The 95 % quantile of one or more times, ms: the least that is not exceeded by more than 5 % of them."""
+    """Return the 95 % quantile of one or more times, ms: the smallest time that at most 5 % of them exceed."""
     ordered = sorted(times)
     return ordered[math.ceil(_QUANTILE * len(ordered)) - 1]
 
@@ -147,7 +147,7 @@ def _bucket(batch: int) -> int:
 
 
 def _of_batch(times: Mapping[int, _BatchTimes], batch: int) -> float:
-    """The estimate for a batch: of the nearest known size that is not smaller, or else in proportion to its size."""
+    """Return the estimate for a batch: that of the nearest known size at or above it, or else one scaled by size."""
     wanted, largest = _bucket(batch), max(times)
     if wanted <= largest:
         return times[min(bucket for bucket in times if bucket >= wanted)].inference_ms
@@ -157,7 +157,7 @@ def _of_batch(times: Mapping[int, _BatchTimes], batch: int) -> float:
 def _in_mode(
     measured: Mapping[PowerMode | None, Times], mode: PowerMode | None, estimate_ms: Callable[[Times], float]
 ) -> float | None:
-    """The estimate in a mode: by its own times, or else the least bound that another mode's times give."""
+    """Return the estimate in a mode: from its own times, or else the lowest bound from other modes' times."""
     if mode in measured:
         return estimate_ms(measured[mode])
     if mode is None:

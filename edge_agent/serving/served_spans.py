@@ -1,4 +1,4 @@
-"""What a simulated board has served and trained, span by span, in a file for reports."""
+"""Records what a simulated board served and trained, span by span, in a file for reports."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from wattfleet.modes import PowerMode
 _log = logging.getLogger(__name__)
 
 MAX_BYTES = 256_000_000
-"""The file grows no further; that is about ten million requests."""
+"""Maximum size of the file; it holds about ten million requests."""
 
 
 @dataclass(frozen=True)
 class ServedSpan:
-    """Some time of a board in one mode; all moments are seconds of its clock.
+    """A period in which a board served requests in one power mode. All times are seconds of the board's clock.
 
     Attributes:
-        begin_s: the begin.
+        begin_s: the start.
         end_s: the end.
         mode: the power mode.
-        batch: most requests in a batch.
+        batch: largest number of requests in a batch.
         is_training: whether minibatches were trained between the requests.
         power_mw: mean power, mW.
         arrival_s: when each answered request arrived.
-        latency_ms: ms from then to its answer.
+        latency_ms: time from the arrival to the answer, ms.
         minibatch_end_s: when each minibatch ended.
     """
 
@@ -45,7 +45,7 @@ class ServedSpan:
 
     @classmethod
     def of(cls, run: ServedDuty, mode: PowerMode, batch: int, is_training: bool) -> ServedSpan:
-        """What some time of service gave."""
+        """Make the span of a period of service."""
         return cls(
             begin_s=run.begin_s,
             end_s=run.begin_s + run.duration_s,
@@ -60,7 +60,7 @@ class ServedSpan:
 
 
 class SpanFile:
-    """Appends spans to a file, which begins anew with the agent.
+    """Appends spans to a file, which is emptied when the agent starts.
 
     Args:
         path: the file.
@@ -71,7 +71,7 @@ class SpanFile:
         self._bytes = 0
 
     def append(self, span: ServedSpan) -> None:
-        """Write a span; one that cannot be written is logged, and no further one is written."""
+        """Write a span. If that fails, log it and write no more spans."""
         if self._bytes >= MAX_BYTES:
             return
         line = json.dumps(asdict(span), separators=(",", ":")) + "\n"
@@ -79,12 +79,12 @@ class SpanFile:
             with self._path.open("a" if self._bytes else "w", encoding="utf-8") as file:
                 file.write(line)
         except OSError as error:
-            _log.error("%s: cannot be written: %s: no further request is reported", self._path, error.strerror)
+            _log.error("%s: cannot be written: %s; no further requests are recorded", self._path, error.strerror)
             self._bytes = MAX_BYTES
         self._bytes += len(line)
 
     def read(self) -> Iterator[ServedSpan]:
-        """All spans in the file; none if there is no file."""
+        """Return all spans in the file; none if there is no file."""
         if self._path.exists():
             with self._path.open(encoding="utf-8") as file:
                 for line in file:

@@ -1,4 +1,4 @@
-"""One inference server that is connected to the agent."""
+"""The stream of one connected inference server."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from wattfleet_proto.v1 import duty_pb2
 _MAX_BATCH = 100_000
 _MAX_LATENCY_MS = 1e9
 _MAX_UNREAD = 100
-"""Answers that may wait until an inference server reads them; it asks for one turn at a time."""
+"""Maximum of answers that wait until the server reads them; a server requests one turn at a time."""
 _MEASURED_WITHIN_S = 30.0
 _MAX_PROBLEM = 200
 
 
 class ServerGoneError(WattfleetError):
-    """No inference server measures batches for the agent any more."""
+    """No inference server can measure batches for the agent any longer."""
 
 
 class ServerStream:
-    """What one inference server says and is answered.
+    """Processes the messages of one inference server, and queues the answers.
 
     Args:
-        turns: of the device.
-        pace: of a simulated board in real time.
-        hello: its first message.
+        turns: the turns of the device.
+        pace: the minimum times of turns, for a simulated board in real time.
+        hello: the server's first message.
 
     Attributes:
-        answers: to the server; None ends the stream.
-        largest_batch: requests that its model takes at once.
+        answers: the queue of answers to the server; None ends the stream.
+        largest_batch: maximum number of requests that its model accepts at once.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -60,11 +60,11 @@ class ServerStream:
 
     @property
     def can_measure(self) -> bool:
-        """Whether it may be asked for `measured_ms`: it has answered a request, which it then repeats."""
+        """Whether `measured_ms` can be called: the server has answered a request, which it can repeat."""
         return self._measures and self._has_answered
 
     async def measured_ms(self, batch: int) -> float:
-        """Have the model answer a batch of copies of an earlier request; returns how long that took, ms.
+        """Make the model answer a batch of copies of an earlier request; return the time taken, ms.
 
         Raises:
             ServerGoneError: the server has disconnected, or does not answer.
@@ -81,14 +81,14 @@ class ServerStream:
             await asyncio.wait_for(ended, _MEASURED_WITHIN_S)
         except asyncio.TimeoutError:
             raise ServerGoneError(
-                f"the inference server has not measured a batch in {_MEASURED_WITHIN_S:g} s"
+                f"the inference server did not measure a batch within {_MEASURED_WITHIN_S:g} s"
             ) from None
         finally:
             self._measuring = None
             self._pace.end()
         return (loop.time() - begun_s) * 1e3
 
-    def tell_batching(self) -> None:
+    def send_batching(self) -> None:
         """Tell the server how to gather requests."""
         duty, chosen = self._turns.duty, self._turns.batching
         latency_ms = 0.0 if duty is None else duty.latency_ms
@@ -98,7 +98,7 @@ class ServerStream:
         self.answers.put_nowait(duty_pb2.ServeResponse(batching=batching))
 
     async def read(self, requests: AsyncIterator[duty_pb2.ServeRequest]) -> None:
-        """Follow the server's messages until it disconnects.
+        """Process the server's messages until it disconnects.
 
         Raises:
             InvalidInputError: a number is out of range, or the server does not read its answers.
@@ -114,7 +114,7 @@ class ServerStream:
                 self._measured(request.measured)
 
     def close(self) -> None:
-        """Forget the server; nothing that it says counts any more."""
+        """Forget the server, and ignore its further messages."""
         self._end_turn(1, is_complete=False)
         if self._measuring is not None and not self._measuring[1].done():
             self._measuring[1].set_exception(ServerGoneError("the inference server has disconnected"))
@@ -154,12 +154,12 @@ class ServerStream:
         failed = _count("failed", answered.failed)
         self._has_answered |= bool(latencies_ms)
         self._turns.batch_answered(_count("arrived", answered.arrived), latencies_ms, failed)
-        # After an error, the requests of a batch are tried one by one, which takes longer than a batch.
+        # After an error, the server tries the requests of a batch one by one, which takes longer.
         self._end_turn(max(1, batch), is_complete=batch > 0 and not failed)
         self._waiting(answered.waiting)
 
     def _end_turn(self, batch: int, is_complete: bool) -> None:
-        """End the turn, or withdraw the question for it, if the server did not wait for it any longer."""
+        """End the turn, or withdraw the request for it if the server no longer waits for it."""
         taking, self._taking = self._taking, None
         if taking is None:
             return

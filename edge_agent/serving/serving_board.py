@@ -1,4 +1,4 @@
-"""A simulated board that answers simulated requests in its own time: while it trains for an app, and while it rests."""
+"""A simulated board that answers simulated requests in its own time, while it trains for an app and while it rests."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from wattfleet.modes import PowerMode, Workload
 _log = logging.getLogger(__name__)
 
 _REST_S = 1.0
-"""How often the requests of a resting board are answered, s."""
+"""Time between two answers of the requests to a resting board, s."""
 
 _FIRST_REST_S = 30.0
-"""The first rest, s: the rate of requests is known then."""
+"""The first rest, s: long enough to know the rate of requests."""
 
 _POWER_S = 1.0
-"""The power of a span of service is averaged over so many seconds, about as slowly as a meter follows."""
+"""Power is averaged over this time, s, about as slowly as a power meter follows changes."""
 
 _SLOWEST = 50.0
-"""A training that takes so many times as long beside requests as alone is given up: its mode leaves no time for it."""
+"""A training that becomes slower than this factor beside requests is given up: its mode leaves no time for it."""
 
 _MOST_LOADS = 1000
 
@@ -40,20 +40,21 @@ _MOST_LOADS = 1000
 class ServingBoard(DutyDevice):
     """Serves the requests of a duty on a simulated board, beside its trainings.
 
-    Requests arrive at random. They stand still while modes or idle power are measured. A training's first minibatch is
-    the CPU's work, and requests are answered meanwhile.
+    Requests arrive at random. They pause while modes or idle power are measured. A training's first minibatch is work
+    of the CPU, so requests are answered meanwhile.
 
     Args:
         board: the board.
-        turns: tell the duty in force, and the batches that are planned; they are told how the duty is kept.
+        turns: the turns of the device, which provide the duty in force and the planned batches, and count how it is
+            kept.
         duty: its network and the rate of its requests; both stay the same until it is cleared.
-        seed: of requests and jitter.
-        file: receives what was served.
+        seed: seed for requests and jitter.
+        file: records what was served.
     """
 
     def __init__(self, board: SimulatedDevice, turns: DeviceTurns, duty: Duty, seed: int, file: SpanFile) -> None:
         super().__init__(board, turns)
-        assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have one rate"
+        assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have a constant rate"
         self._simulated = board
         self._duty = duty
         self._service = RequestService(Demand(duty.arrivals.per_s, duty.latency_ms, duty.quantile), seed)
@@ -62,21 +63,21 @@ class ServingBoard(DutyDevice):
 
     @property
     def turns(self) -> DeviceTurns:
-        """As given."""
+        """The given turns."""
         return self._turns
 
     def begin(self) -> None:
-        """Put the duty in force, and let its requests arrive from now on."""
+        """Put the duty in force, and let its requests arrive."""
         self._turns.in_mode(self._board.current_mode())
         self._turns.server_connected(LARGEST_BATCH)
         self._turns.duty = self._duty
 
     def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
-        """A function that trains one minibatch of a workload; requests stand still meanwhile."""
+        """Return a function that trains one minibatch of a workload; requests pause meanwhile."""
         return self._board.built_in_workload(workload)
 
     def apply(self, mode: PowerMode) -> None:
-        """Apply a mode, also one that does not keep the duty, so that it can be measured.
+        """Apply a mode, even one that does not keep the duty, so that it can be measured.
 
         Raises:
             InvalidInputError: the board does not offer this mode.
@@ -84,18 +85,18 @@ class ServingBoard(DutyDevice):
         self._set(mode)
 
     def begin_training(self, workload: Workload | None = None) -> AppTraining:
-        """An app begins to train in the mode in force; requests are answered during its first minibatch."""
-        self._service.stand_still(self.clock.now_s())
+        """Begin an app's training in the mode in force; requests are answered during its first minibatch."""
+        self._service.pause_until(self.clock.now_s())
         training = _ServedTraining(self._simulated, workload, self._train)
         run = self._serve(None, self.clock.now_s())
         self.clock.sleep_s(max(0.0, run.begin_s + run.duration_s - self.clock.now_s()))
         return training
 
     async def serve_at_rest(self, is_resting: Callable[[], bool]) -> None:
-        """Answer requests while the board rests, in as much time as passes on this machine, until cancelled.
+        """Answer requests while the board rests, in real time, until cancelled.
 
         Args:
-            is_resting: whether nobody uses the board until the event loop does something else.
+            is_resting: returns whether the board is unused, which holds until the event loop runs something else.
         """
         since_s, due_s = time.monotonic(), _FIRST_REST_S
         while True:
@@ -106,8 +107,8 @@ class ServingBoard(DutyDevice):
             since_s = time.monotonic()
 
     def rest(self, seconds: float) -> None:
-        """Answer requests for some time, and train nothing."""
-        self._service.stand_still(self.clock.now_s())
+        """Answer requests for some time without training."""
+        self._service.pause_until(self.clock.now_s())
         self._spend(self._serve(None, self.clock.now_s() + seconds))
 
     def _train(self, minibatches: int) -> None:
@@ -129,7 +130,7 @@ class ServingBoard(DutyDevice):
             )
 
     def _serve(self, training: Load | None, until_s: float, minibatches: int | None = None) -> ServedDuty:
-        """Serve until a moment, in the mode in force; the board's own time does not pass."""
+        """Serve until a given time in the mode in force; the board's own clock does not advance."""
         mode, batch = self.current_mode(), self._turns.batching.batch or LARGEST_BATCH
         shared = SharedBoard(training, partial(self._inference, mode), batch, SWITCH_MS)
         run = self._service.serve(shared, until_s, minibatches)
@@ -156,6 +157,6 @@ class _ServedTraining(VirtualTraining):
         self._train = train
 
     def finish(self, minibatches: int) -> None:
-        """Train the minibatches that were not reported."""
+        """Train the minibatches that were not yet reported."""
         self._board.stay_warm()
         self._train(max(0, minibatches - self._reported))

@@ -1,4 +1,4 @@
-"""The duty of a simulated board: its requests are simulated, and its inference is measured before they arrive."""
+"""The duty of a simulated board, with simulated requests; its inference is measured before they arrive."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode, Profile, Task, Workload, WorkloadFacts, array_to_modes
 
 LARGEST_BATCH = 64
-"""Requests that a simulated inference server takes at once, as many as were measured."""
+"""Maximum of requests that a simulated inference server accepts at once: the largest measured batch."""
 
 SWITCH_MS = 5.0
-"""How long a simulated board takes between inference and training, ms: an assumption, as no file has it."""
+"""Time of a simulated board between inference and training, ms. Assumed, since no measured file states it."""
 
 _MEASURED_ROWS = 40
 _FORM = "write network:requests per second:latency in ms, such as mobilenetv3:60:500, and :0.99 for another quantile"
@@ -28,10 +28,10 @@ def simulated_duty(text: str) -> Duty:
 
     Args:
         text: the network, requests per second, the limit of their latency in ms, and the share of the requests that
-            must be answered within it, 0.95 if it is left out.
+            must be answered within it (0.95 by default).
 
     Raises:
-        InvalidInputError: it has another form, the network was not measured, or a number is out of range.
+        InvalidInputError: the text has another form, the network was not measured, or a number is out of range.
     """
     network, *numbers = text.split(":")
     try:
@@ -40,10 +40,11 @@ def simulated_duty(text: str) -> Duty:
     except ValueError:
         is_complete = False
     if not is_complete:
-        raise InvalidInputError(f"the duty {text[:60]!r} has another form: {_FORM}")
+        raise InvalidInputError(f"the duty {text[:60]!r} cannot be parsed: {_FORM}")
     if network not in inference_workloads():
         raise InvalidInputError(
-            f"nothing is known of the inference of {network[:40]!r}: choose one of {', '.join(inference_workloads())}"
+            f"there are no measurements of the inference of {network[:40]!r}: choose one of "
+            f"{', '.join(inference_workloads())}"
         )
     try:
         return Duty(network, ConstantArrivals(per_s), latency_ms, *quantile)
@@ -52,34 +53,34 @@ def simulated_duty(text: str) -> Duty:
 
 
 def require_simulated(device: Device) -> SimulatedDevice:
-    """The device, if requests can be simulated on it.
+    """Return the device if requests can be simulated on it.
 
     Raises:
-        InvalidInputError: it is no simulated board.
+        InvalidInputError: it is not a simulated board.
     """
     if isinstance(device, SimulatedDevice):
         return device
     raise InvalidInputError(
-        f"{device.board_kind} is not simulated ({device.provenance}), and requests are simulated on simulated boards"
-        " only: leave --simulated-duty out, or pass --device simulated:<kind>"
+        f"{device.board_kind} is not simulated ({device.provenance}), and requests can be simulated only on "
+        f"simulated boards: omit --simulated-duty, or pass --device simulated:<kind>"
     )
 
 
 def served(network: str, requests: int) -> Workload:
-    """The inference of so many requests in a batch."""
+    """Return the workload of inference with a given batch size."""
     return Workload(network, WorkloadFacts(Task.INFERENCE, batch=requests))
 
 
 def measure_inference(board: SimulatedDevice, network: str, rows: InferenceRows, seed: int) -> None:
-    """Measure the inference of a network in some modes and batches, unless rows of it are stored.
+    """Measure the inference of a network in some modes and batches, unless its rows are already stored.
 
-    Each is measured after a restart of the board, so that the board's own time does not pass.
+    Each is measured on a restarted board, so that the board's own clock does not advance.
 
     Args:
         board: the board.
-        network: its name.
-        rows: stores what was measured.
-        seed: of the modes, the batches and the noise.
+        network: the network's name.
+        rows: stores the measured rows.
+        seed: seed for the modes, the batches and the noise.
 
     Raises:
         InvalidInputError: the rows cannot be stored.

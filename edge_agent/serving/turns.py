@@ -1,6 +1,6 @@
-"""Decides who has the device: inference before training, and a minibatch only where it keeps the duty.
+"""Decides who may use the device next: inference before training, and a minibatch only if the duty is still kept.
 
-Without input or output and without a clock of its own: callers pass the time, and carry out what is decided.
+It has no input, output or clock of its own: callers pass the time, and carry out the decisions.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from wattfleet.duties import Duty
 from wattfleet.modes import PowerMode
 
 _CHANGE_WITHIN_S = 1.0
-"""A mode change waits at most this long for a gap between requests: the watts may have to fall."""
+"""Longest time that a mode change waits for a gap between requests, s: the power may have to fall."""
 
 _TRIAL_SHARE = 0.1
-"""The share of the requests which may miss the limit that minibatches may spend on finding out whether they fit."""
+"""Minibatches may be tried although they may not fit, using this share of the requests that may miss the limit."""
 
 _OVERDUE = 3.0
-"""A turn that lasts so many times its estimate is taken for a pause or a hang, and others may begin."""
+"""A turn longer than its estimate times this factor counts as paused or hung, and others may begin."""
 
 _LEAST_OVERDUE_S = 1.0
 
 _MOST_OVERDUE_S = 30.0
-"""The same for a batch of requests, whose estimate follows from how many an app says that its model takes at once.
+"""Upper limit for a batch of requests, s, since its estimate depends on the batch size that the app states.
 
-A mode change waits no longer than this for a minibatch either: an app must not keep the watts up by long minibatches.
+A mode change waits no longer than this for a minibatch, either: long minibatches must not keep the power high.
 """
 
 _SILENT_LIMITS = 5.0
-"""The requests of a server that says nothing for so many limits, and at least for a second, are not waited for."""
+"""Requests of a server that is silent for this many latency limits, and at least for a second, are ignored."""
 
 
 class Kind(Enum):
-    """What a turn is for."""
+    """The purpose of a turn."""
 
     INFERENCE = auto()
     """A batch of requests."""
     MINIBATCH = auto()
     """A minibatch of a training, or of the agent's own measurements."""
     CHANGE = auto()
-    """A change of the power mode, during which nothing else is begun."""
+    """A change of the power mode, during which nothing else may begin."""
 
 
 @dataclass
 class _Turn:
     kind: Kind
-    asked_s: float
+    requested_s: float
     begun_s: float | None = None
     after_minibatch: bool = False
     is_alone: bool = True
@@ -61,7 +61,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Requests that wait for an inference server, as it has said at `heard_s`."""
+    """Requests that wait at an inference server, as reported at `heard_s`."""
 
     count: int
     oldest_s: float
@@ -71,19 +71,19 @@ class _Waiting:
 class Turns:
     """The turns of one device.
 
-    A ticket stands for one turn, from the question for it to its end. After every call that may let somebody begin, ask
-    `granted` for the tickets whose turn begins now, and again at `next_check_s`.
+    A ticket stands for one turn, from the request for it to its end. After every call that may allow a turn to begin,
+    call `granted` for the tickets whose turn begins now, and call it again at `next_check_s`.
 
     Attributes:
-        duty: what has to be kept; None for nothing: inference is still first, but minibatches are not held back.
-        mode: the power mode in force, as far as it is known.
+        duty: the duty to keep. Without one (None), inference still comes first, but minibatches are not held back.
+        mode: the power mode in force; None if unknown.
         times: live estimates of all times.
         arrivals_per_s: the rate of requests, for estimating the next batch.
-        largest_batch: requests that the model takes at once.
+        largest_batch: maximum number of requests that the model accepts at once.
     """
 
     def __init__(self, times: LiveTimes) -> None:
-        """Begin with a free device.
+        """Start with a free device.
 
         Args:
             times: receives the times of the turns.
@@ -101,20 +101,20 @@ class Turns:
         self._ran_over: set[Kind] = set()
 
     def requests_waiting(self, server: int, count: int, oldest_s: float | None, heard_s: float | None = None) -> None:
-        """Note which requests wait for an inference server.
+        """Note the requests that wait at an inference server.
 
         Args:
-            server: tells the servers apart.
-            count: waiting requests.
-            oldest_s: when the first of them arrived, s; None if none waits.
-            heard_s: when the server has said so, s; None for when the first of them arrived.
+            server: the server's number.
+            count: number of waiting requests.
+            oldest_s: arrival time of the first of them, s; None if none waits.
+            heard_s: time of the server's report, s; None for the arrival time of the first request.
         """
         if oldest_s is None:
             self._waiting.pop(server, None)
         else:
             self._waiting[server] = _Waiting(count, oldest_s, oldest_s if heard_s is None else heard_s)
 
-    def ask(
+    def request(
         self,
         kind: Kind,
         now_s: float,
@@ -122,28 +122,28 @@ class Turns:
         server: int | None = None,
         work_ms: float | None = None,
     ) -> int:
-        """Ask for a turn; returns its ticket.
+        """Request a turn, and return its ticket.
 
         Args:
-            kind: what it is for.
+            kind: the purpose of the turn.
             now_s: the time.
-            is_first: the first of its process, which takes longer than all later ones: that of a minibatch counts while
-                nothing else is known, and that of a batch never.
-            server: the inference server that asks, if one does.
-            work_ms: how long a minibatch may take; None for as long as the recent ones.
+            is_first: whether this is the first turn of its process, which takes longer than later ones. For a
+                minibatch, its time is used until others are known; for a batch, it is ignored.
+            server: the number of the requesting inference server, if any.
+            work_ms: longest expected time of a minibatch, ms; None uses the recent ones.
         """
         ticket = next(self._numbers)
         self._turns[ticket] = _Turn(kind, now_s, is_first=is_first, server=server, work_ms=work_ms)
         return ticket
 
     def end(self, ticket: int, now_s: float, batch: int = 1, is_complete: bool = True) -> None:
-        """End a turn, or withdraw the question for it; an unknown ticket is ignored.
+        """End a turn, or withdraw the request for it; an unknown ticket is ignored.
 
         Args:
-            ticket: of the turn.
+            ticket: the turn's ticket.
             now_s: the time.
-            batch: the requests of an inference batch.
-            is_complete: whether its work was done; otherwise its time tells nothing.
+            batch: number of requests in an inference batch.
+            is_complete: whether its work was done; otherwise its time is ignored.
         """
         turn = self._turns.pop(ticket, None)
         if turn is None or turn.begun_s is None:
@@ -163,9 +163,9 @@ class Turns:
             self.times.mode_changed(took_ms)
 
     def _minibatch_ended(self, turn: _Turn, took_ms: float, now_s: float) -> None:
-        fits_again = turn.is_trial and self._why_not(took_ms, now_s, pending=False) is None
+        fits_again = turn.is_trial and self._refusal_reason(took_ms, now_s, pending=False) is None
         if fits_again:
-            # What made it too long, such as a pause, is over.
+            # The cause of the long minibatches, such as a pause, is over.
             self.times.forget_minibatches(self.mode)
         if turn.is_first and not fits_again:
             self.times.first_minibatch_ended(self.mode, took_ms)
@@ -173,16 +173,16 @@ class Turns:
             self.times.minibatch_ended(self.mode, took_ms)
 
     def begun_s(self, ticket: int) -> float | None:
-        """When a turn has begun; None if it has not, or has ended."""
+        """Return when a turn began, s; None if it has not begun or has ended."""
         turn = self._turns.get(ticket)
         return None if turn is None else turn.begun_s
 
     def allow_trial(self) -> None:
-        """Let the next minibatch that does not fit be tried while no request waits, whenever the last trial was."""
+        """Let the next minibatch that does not fit be tried while no request waits, however recent the last trial."""
         self._tried_s = None
 
     def granted(self, now_s: float) -> list[int]:
-        """The tickets whose turn begins now, the most urgent first."""
+        """Return the tickets whose turn begins now, the most urgent first."""
         begun = []
         while (ticket := self._next(now_s)) is not None:
             self._begin(self._turns[ticket], now_s)
@@ -190,31 +190,31 @@ class Turns:
         return begun
 
     def next_check_s(self, now_s: float) -> float | None:
-        """When somebody may begin without a further event; None if nobody can."""
+        """Return when a waiting turn may begin without a further event, s; None if none can."""
         if all(turn.begun_s is not None for turn in self._turns.values()):
             return None
         times = [self._overdue_s(turn) for turn in self._held()]
-        if changes := self._asking(Kind.CHANGE).values():
-            times += [turn.asked_s + _CHANGE_WITHIN_S for turn in changes]
+        if changes := self._requested(Kind.CHANGE).values():
+            times += [turn.requested_s + _CHANGE_WITHIN_S for turn in changes]
             times += [self._blocks_change_until_s(turn) for turn in self._held()]
         times += [self._silent_s(server) for server in self._waiting]
-        if (latest_s := self._latest_start_s(now_s)) is not None and self._asking(Kind.INFERENCE):
+        if (latest_s := self._latest_start_s(now_s)) is not None and self._requested(Kind.INFERENCE):
             times.append(max([latest_s, *map(self._expected_end_s, self._held())]))
-        if self._asking(Kind.MINIBATCH):
+        if self._requested(Kind.MINIBATCH):
             times.append(self._next_trial_s())
         return min((each for each in times if math.isfinite(each) and each > now_s), default=None)
 
     def why_training_waits(self, now_s: float) -> str | None:
-        """Why a minibatch gets no turn, for people; None if none waits for longer than others need."""
-        if not self._asking(Kind.MINIBATCH):
+        """Return why a minibatch waits for its turn, for people; None if no minibatch waits."""
+        if not self._requested(Kind.MINIBATCH):
             return None
-        without_requests = self._why_not(self._minibatch_ms, now_s, pending=False)
+        without_requests = self._refusal_reason(self._minibatch_ms, now_s, pending=False)
         if without_requests is not None:
             return without_requests
         return "requests are answered first"
 
     def _next(self, now_s: float) -> int | None:
-        """Whose turn begins now; None if nobody's."""
+        """Return the ticket whose turn begins now; None if no turn begins."""
         busy = {turn.kind for turn in self._held() if now_s < self._overdue_s(turn)}
         change, inference = self._first(Kind.CHANGE), self._first(Kind.INFERENCE)
         if change is not None and self._may_change(self._turns[change], now_s):
@@ -227,9 +227,9 @@ class Turns:
         minibatch = self._first(Kind.MINIBATCH)
         if change is not None or minibatch is None or busy:
             return None
-        if self._why_not(self._work_ms(self._turns[minibatch]), now_s) is None:
+        if self._refusal_reason(self._work_ms(self._turns[minibatch]), now_s) is None:
             return minibatch
-        if not self._counted(now_s) and now_s >= self._next_trial_s():
+        if not self._pending_requests(now_s) and now_s >= self._next_trial_s():
             self._tried_s = now_s
             self._turns[minibatch].is_trial = True
             return minibatch
@@ -245,28 +245,28 @@ class Turns:
 
     def _may_change(self, turn: _Turn, now_s: float) -> bool:
         return self._is_forced(turn, now_s) or (
-            not self._asking(Kind.INFERENCE) and self._why_not(self.times.change_ms, now_s) is None
+            not self._requested(Kind.INFERENCE) and self._refusal_reason(self.times.change_ms, now_s) is None
         )
 
     def _is_forced(self, turn: _Turn, now_s: float) -> bool:
-        return now_s >= turn.asked_s + _CHANGE_WITHIN_S
+        return now_s >= turn.requested_s + _CHANGE_WITHIN_S
 
-    def _why_not(self, work_ms: float | None, now_s: float, pending: bool = True) -> str | None:
-        """Why some work must not begin now; None if it keeps the duty.
+    def _refusal_reason(self, work_ms: float | None, now_s: float, pending: bool = True) -> str | None:
+        """Return why some work must not begin now; None if it keeps the duty.
 
         Args:
-            work_ms: its estimate; None if nothing is known of it: it may begin while no request waits.
+            work_ms: its estimated time, ms. If it is unknown (None), the work may begin while no request waits.
             now_s: the time.
-            pending: whether requests wait that have to be counted.
+            pending: whether to consider the waiting requests.
         """
         if self.duty is None:
             return None
-        waiting = self._counted(now_s) if pending else []
+        waiting = self._pending_requests(now_s) if pending else []
         if work_ms is None:
-            return "nothing is known of its minibatches yet, and requests wait" if waiting else None
+            return "the time of its minibatches is not known yet, and requests are waiting" if waiting else None
         inference_ms = self._inference_ms(work_ms, sum(each.count for each in waiting))
         if inference_ms is None:
-            return "nothing is known of the inference yet, and requests wait" if waiting else None
+            return "the time of the inference is not known yet, and requests are waiting" if waiting else None
         after_ms = self.times.switch_ms(self.mode) + inference_ms
         left_ms = self.duty.latency_ms
         if waiting:
@@ -274,7 +274,7 @@ class Turns:
         if work_ms + after_ms <= left_ms:
             return None
         return (
-            f"a minibatch of {work_ms:.0f} ms and then a batch of requests of {after_ms:.0f} ms do not fit into"
+            f"a minibatch of {work_ms:.0f} ms followed by a batch of requests of {after_ms:.0f} ms does not fit into"
             f" {left_ms:.0f} ms"
         )
 
@@ -283,16 +283,16 @@ class Turns:
         return self.times.minibatch_ms(self.mode)
 
     def _inference_ms(self, work_ms: float, waiting: int) -> float | None:
-        """The estimate of the batch that follows some work: of the requests that wait, and that arrive meanwhile."""
+        """Return the estimated time of the batch after some work, with the requests waiting now or by then, ms."""
         batch = waiting + math.ceil(self.arrivals_per_s * work_ms / 1e3)
         return self.times.inference_ms(self.mode, max(1, min(batch, self.largest_batch)))
 
-    def _counted(self, now_s: float) -> list[_Waiting]:
-        """What waits for the inference servers that are not silent."""
+    def _pending_requests(self, now_s: float) -> list[_Waiting]:
+        """Return the waiting requests of all inference servers that are not silent."""
         return [each for server, each in self._waiting.items() if now_s < self._silent_s(server)]
 
     def _silent_s(self, server: int) -> float:
-        """When the requests of a server count no longer, unless it says something before: it hangs."""
+        """Return when a server counts as hung, so that its requests are ignored, unless it sends a message before."""
         heard_s = self._waiting[server].heard_s
         limit_s = 0.0 if self.duty is None else self.duty.latency_ms / 1e3
         overdue_s = [self._overdue_s(turn) for turn in self._held() if turn.server == server]
@@ -300,8 +300,8 @@ class Turns:
         return min([silent_s, *(each for each in overdue_s if each > heard_s)])
 
     def _latest_start_s(self, now_s: float) -> float | None:
-        """When the waiting requests have to be begun, to be answered in time; None if none waits."""
-        waiting = self._counted(now_s)
+        """Return the latest start of the waiting requests for an answer in time, s; None if none waits."""
+        waiting = self._pending_requests(now_s)
         if self.duty is None or not waiting:
             return None
         count = min(self.largest_batch, sum(each.count for each in waiting))
@@ -310,16 +310,16 @@ class Turns:
         return oldest_s + (self.duty.latency_ms - inference_ms) / 1e3
 
     def _must_answer(self, now_s: float) -> bool:
-        """Whether requests cannot wait for the end of a minibatch, even though both are slower side by side.
+        """Return whether requests cannot wait for a minibatch's end, although both are slower at the same time.
 
-        A minibatch that has not lasted longer than expected is waited for: it was begun as it fits, or as a trial.
+        Requests wait for a minibatch within its expected time: it was begun because it fits, or as a trial.
         """
         latest_s = self._latest_start_s(now_s)
         ends_s = max((self._expected_end_s(turn) for turn in self._held()), default=now_s)
         return latest_s is not None and now_s >= latest_s and now_s >= ends_s
 
     def _next_trial_s(self) -> float:
-        """When a minibatch that does not fit by the estimates is tried: they may be out of date."""
+        """Return when to try a minibatch that does not fit by the estimates, which may be out of date."""
         if self._tried_s is None or self.duty is None:
             return -math.inf
         spent_ms = (self._minibatch_ms or 0.0) + self.duty.latency_ms
@@ -333,9 +333,9 @@ class Turns:
         return self._minibatch_ms if minibatch.work_ms is None else minibatch.work_ms
 
     def _is_pause(self, turn: _Turn, now_s: float) -> bool:
-        """Whether a turn that ends was held up by a pause, so that its time tells nothing of others.
+        """Return whether a pause has prolonged a turn that ends now, so that its time has to be ignored.
 
-        Of several in succession that ran past their time, only the first is taken for one: the others may be the rule.
+        Of several overlong turns in succession, only the first counts as paused: the others may be normal.
         """
         if not self._estimate_ms(turn.kind) or now_s < self._overdue_s(turn):
             self._ran_over.discard(turn.kind)
@@ -345,7 +345,7 @@ class Turns:
         return not ran_over_before
 
     def _estimate_ms(self, kind: Kind) -> float | None:
-        """The estimate of a turn; None or 0 if nothing is known."""
+        """Return the estimated time of a turn, ms; None or 0 if nothing is known."""
         if kind is Kind.MINIBATCH:
             return self._minibatch_ms
         if kind is Kind.INFERENCE:
@@ -353,21 +353,21 @@ class Turns:
         return self.times.change_ms
 
     def _overdue_s(self, turn: _Turn) -> float:
-        """When a held turn is no longer waited for."""
+        """Return when others stop waiting for the end of a held turn, s."""
         assert turn.begun_s is not None, "a held turn has begun"
         overdue_s = max(_LEAST_OVERDUE_S, _OVERDUE * (self._estimate_ms(turn.kind) or 0.0) / 1e3)
         return turn.begun_s + (min(_MOST_OVERDUE_S, overdue_s) if turn.kind is Kind.INFERENCE else overdue_s)
 
     def _blocks_change_until_s(self, turn: _Turn) -> float:
-        """When a mode change no longer waits for a held turn."""
+        """Return when a mode change stops waiting for the end of a held turn, s."""
         assert turn.begun_s is not None, "a held turn has begun"
         return min(turn.begun_s + _MOST_OVERDUE_S, self._overdue_s(turn))
 
     def _held(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.begun_s is not None]
 
-    def _asking(self, kind: Kind) -> dict[int, _Turn]:
+    def _requested(self, kind: Kind) -> dict[int, _Turn]:
         return {ticket: turn for ticket, turn in self._turns.items() if turn.kind is kind and turn.begun_s is None}
 
     def _first(self, kind: Kind) -> int | None:
-        return next(iter(self._asking(kind)), None)
+        return next(iter(self._requested(kind)), None)

@@ -1,6 +1,6 @@
-"""The references that a device takes: those that its coordinator names and, with a trusted root, that are signed.
+"""Decides which references a device uses: those named by its coordinator and, with a trusted root, also signed.
 
-While a reference is refused, the ones that were accepted before stay in force.
+While a reference is refused, the previously accepted ones stay in force.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class AcceptedReferences:
         trust: what the device trusts.
         connect: opens a connection to the coordinator.
         timeout_s: limit on one request.
-        retry_s: references that are refused are checked again after about this time, seconds.
+        retry_s: refused references are checked again after about this time, seconds.
 
     Attributes:
-        refused: why references that the coordinator names are not used; empty while all are.
+        refused: why references named by the coordinator are not used; empty while all are used.
     """
 
     def __init__(self, cache: Path, trust: ReferenceTrust, connect: Connect, timeout_s: float, retry_s: float) -> None:
@@ -62,13 +62,13 @@ class AcceptedReferences:
         self.refused = ""
 
     async def of(self, digests: Sequence[str]) -> list[Artefact]:
-        """The references to transfer from, the most important first.
+        """Return the references to transfer from, the most important first.
 
-        A further one that cannot be used is left out. If the first is refused, the references in force go on. While the
-        coordinator is away, this waits for it, unless the references were accepted before.
+        If the first is refused, the references in force stay in use. Another one that cannot be used is left out. While
+        the coordinator is unreachable, this waits for it, unless the references were accepted before.
 
         Args:
-            digests: of the references that the coordinator names.
+            digests: digests of the references that the coordinator names.
 
         Raises:
             CorruptReferenceError: the first cannot be used, and no reference was accepted before.
@@ -82,16 +82,16 @@ class AcceptedReferences:
         try:
             return await self._checked(digests)
         except _UNUSABLE as error:
-            return await self._old_ones(error)
+            return await self._in_force_instead(error)
         finally:
             if self.refused:
                 self._is_any_refused.set()
 
-    async def accepted_again(self, digests: Sequence[str]) -> None:
-        """Wait until references that were refused are accepted.
+    async def wait_until_accepted(self, digests: Sequence[str]) -> None:
+        """Wait until all refused references are accepted.
 
         Args:
-            digests: of the references that the coordinator names.
+            digests: digests of the references that the coordinator names.
         """
         while True:
             await self._is_any_refused.wait()
@@ -102,7 +102,7 @@ class AcceptedReferences:
                     return
 
     async def _checked(self, digests: Sequence[str]) -> list[Artefact]:
-        """The references that the coordinator names, as far as they are signed; they are in force from now on."""
+        """Return those references named by the coordinator that are signed, and put them in force."""
         before = self._status()
         if all(map(_is_shipped, digests)):
             references, checked_unix_s = await self._usable(digests, lambda _: None), before.checked_unix_s
@@ -110,7 +110,7 @@ class AcceptedReferences:
             return await self._usable(digests, lambda _: None)
         else:
             checked_unix_s = targets.checked_at.timestamp()
-            # What the operator has signed no more does not go on, either.
+            # References that the operator no longer signs do not stay in force, either.
             named = tuple(each for each in before.digests if _is_shipped(each) or targets.names(each))
             self._note(ReferenceStatus(named, before.refused, checked_unix_s))
             references = await self._usable(
@@ -120,7 +120,7 @@ class AcceptedReferences:
         return references
 
     async def _targets(self, digests: Sequence[str], before: ReferenceStatus) -> NamedTargets | None:
-        """What is signed; None while the coordinator is away, if the references were accepted before."""
+        """Return what is signed; None while the coordinator is unreachable, if the references were accepted before."""
         backoff, is_told = Backoff(), False
         while True:
             try:
@@ -141,7 +141,7 @@ class AcceptedReferences:
     async def _usable(
         self, digests: Sequence[str], signed_of: Callable[[str], SignedReference | None]
     ) -> list[Artefact]:
-        """Fetch references; a further one that cannot be used is left out."""
+        """Fetch references; leave out one that cannot be used, unless it is the first."""
         references, problems = [], []
         for digest in digests:
             try:
@@ -152,16 +152,16 @@ class AcceptedReferences:
             except _UNUSABLE as error:
                 if not references:
                     raise
-                problems.append(f"the reference {digest[:12]} is left out: {_shown(error)}")
+                problems.append(f"the reference {digest[:12]} is not used: {_shown(error)}")
                 _log.error("%s", problems[-1])
         self.refused = "; ".join(problems)
         return references
 
-    async def _old_ones(self, error: WattfleetError) -> list[Artefact]:
-        """The references in force, which go on instead of those that were refused with an error.
+    async def _in_force_instead(self, error: WattfleetError) -> list[Artefact]:
+        """Return the references in force, to use instead of refused ones.
 
         Raises:
-            WattfleetError: the error, if there are none.
+            WattfleetError: the error of the refusal, if no references are in force.
         """
         before, references = self._status(), []
         for digest in before.digests:
@@ -185,12 +185,12 @@ class AcceptedReferences:
         try:
             self._trust.note(status)
         except OSError as error:
-            _log.error("the references in force cannot be noted: %s", error)
+            _log.error("the references in force cannot be stored: %s", error)
 
 
 @cache
 def _is_shipped(digest: str) -> bool:
-    """Whether a reference ships with this package, which is trusted."""
+    """Return whether a reference ships with this package; such references are trusted."""
     return any(load(name).digest == digest for name in shipped())
 
 

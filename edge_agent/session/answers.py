@@ -1,4 +1,4 @@
-"""What an agent accepts from a coordinator, which may be broken or someone else's."""
+"""Checks a coordinator's answers, since the coordinator may be broken or belong to someone else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class UnusableAnswerError(WattfleetError):
-    """The coordinator's answer cannot be used: the agent tells its owner, and connects again after a pause."""
+    """The coordinator's answer cannot be used: the agent reports this to its owner, and reconnects after a pause."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Pace:
     """The accepted intervals of a session.
 
     Attributes:
-        lease_s: longest time between two messages of this agent, seconds; 0 before the first Welcome.
+        lease_s: longest time between two messages from this agent, seconds; 0 before the first Welcome.
         reconnect_s: a lost session is opened again at a random moment within this time, seconds.
     """
 
@@ -37,19 +37,19 @@ class Pace:
     reconnect_s: float = 0.0
 
     def after(self, answer: session_pb2.Welcome | session_pb2.Ack) -> Pace:
-        """The intervals after an answer; 0 in it leaves one unchanged.
+        """Return the intervals after an answer; an interval of 0 in it leaves the current one unchanged.
 
         Intervals beyond the limits are replaced by the nearest limit.
 
         Raises:
-            UnusableAnswerError: an interval is negative or not finite, or a Welcome names no lease.
+            UnusableAnswerError: an interval is negative or not finite, or a Welcome has no lease.
         """
         for name, value in (("lease_s", answer.lease_s), ("reconnect_s", answer.reconnect_s)):
             if not 0 <= value < math.inf:
                 raise UnusableAnswerError(f"{name} must be finite and at least 0, not {value:g}")
         lease_s = answer.lease_s or self.lease_s
         if not lease_s:
-            raise UnusableAnswerError("its Welcome names no lease_s")
+            raise UnusableAnswerError("its Welcome has no lease_s")
         shortest_s, longest_s = LEASE_S
         return Pace(
             min(max(lease_s, shortest_s), longest_s), min(answer.reconnect_s or self.reconnect_s, MAX_RECONNECT_S)
@@ -57,7 +57,7 @@ class Pace:
 
 
 def require_usable(welcome: session_pb2.Welcome) -> None:
-    """Check what a Welcome asks for.
+    """Check what a Welcome requests.
 
     Raises:
         UnusableAnswerError: it names no reference or too many, or too few or too many modes.

@@ -21,7 +21,7 @@ from wattfleet_proto.v1 import enrolment_pb2_grpc
 _log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 3600.0
-"""The date may be set at any moment, and an identity may appear: both are looked at so often."""
+"""Longest time between two checks, s: the date may be set and an identity may appear at any moment."""
 
 
 class CertificateKeeper:
@@ -30,9 +30,9 @@ class CertificateKeeper:
     Args:
         endpoint: the coordinator, and the folder with the certificate.
         on_renewed: called after a renewal.
-        now: the time.
-        now_s: a clock, in seconds, that nobody sets.
-        sleep: waits for so many seconds.
+        now: returns the time of day.
+        now_s: a monotonic clock, s.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class CertificateKeeper:
         await asyncio.Event().wait()  # plaintext has no certificate
 
     def _wait_s(self, schedule: RenewalSchedule) -> float:
-        """Seconds until the certificate should be renewed; without one, until it is looked for again."""
+        """Return the seconds until the certificate is due for renewal or, without one, until the next check for one."""
         try:
             return _LONGEST_WAIT_S if self._endpoint.identity() is None else schedule.wait_s()
-        except WattfleetError as error:  # the session says so, too
+        except WattfleetError as error:  # the session reports it, too
             self._note(f"the certificate cannot be read: {error}")
             return _LONGEST_WAIT_S
 
     async def _renewed(self) -> bool:
-        """Renew the certificate, and log a failure once; returns whether there is a new one."""
+        """Renew the certificate, and log a failure once. Returns whether there is a new certificate."""
         assert self._endpoint.folder is not None, "a certificate was due"
         try:
             identity = require_identity(self._endpoint.folder)
@@ -87,7 +87,7 @@ class CertificateKeeper:
             self._note(f"the certificate could not be renewed: {error}; trying again")
             return False
         renewed = require_identity(self._endpoint.folder).certificate
-        _log.info("the certificate is renewed; it expires on %s", f"{renewed.not_after:%Y-%m-%d}")
+        _log.info("certificate renewed; it expires on %s", f"{renewed.not_after:%Y-%m-%d}")
         self._problem = ""
         self._on_renewed()
         return True

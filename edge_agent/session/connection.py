@@ -1,4 +1,4 @@
-"""Connections to the coordinator: every attempt opens a new one, with the identity as it is on disk then."""
+"""Connections to the coordinator: every attempt opens a new one, with the identity that is then on disk."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.handshakes import HandshakeError, why_refused
 from wattfleet_proto.v1 import session_pb2_grpc
 
-# A channel that is kept retries by gRPC's own backoff, up to two minutes apart, and keeps using a dead connection.
-# Channels that exist at the same time must share neither.
+# A long-lived channel retries at gRPC's own intervals, up to two minutes apart, and keeps using a dead connection.
+# Channels that exist at the same time must share neither backoff nor connection.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 Connect = Callable[[], AbstractAsyncContextManager["session_pb2_grpc.SessionServiceAsyncStub"]]
@@ -37,7 +37,7 @@ def connects_to(endpoint: Endpoint) -> Connect:
 
 @asynccontextmanager
 async def channel_to(endpoint: Endpoint) -> AsyncIterator[grpc.aio.Channel]:
-    """Open a channel of its own.
+    """Open a new channel.
 
     Raises:
         HandshakeError: the identity cannot be used, or client and coordinator do not accept each other.
@@ -58,5 +58,5 @@ async def channel_to(endpoint: Endpoint) -> AsyncIterator[grpc.aio.Channel]:
 
 
 def _is_handshake(details: str) -> bool:
-    """Whether gRPC's text may be that of a failed handshake, and not of a coordinator that is away."""
+    """Return whether gRPC's text may describe a failed handshake rather than an unreachable coordinator."""
     return any(words in details for words in ("Socket closed", "handshake", "verification check"))

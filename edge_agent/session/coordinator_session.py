@@ -39,9 +39,9 @@ _DISPLACED_SPREAD_S = 60.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 _LOST = (asyncio.TimeoutError, asyncio.InvalidStateError, grpc.aio.InternalError)
-"""What reading and writing raise, besides an error status, once the connection is lost."""
+"""Errors other than an error status that reading and writing raise once the connection is lost."""
 _AWAY = "away"
-"""The cause of all attempts that reach no coordinator."""
+"""One common cause for all attempts that do not reach the coordinator."""
 
 
 class CoordinatorSession:
@@ -51,12 +51,13 @@ class CoordinatorSession:
     acknowledged, as a restarted coordinator does not know what the device is doing.
 
     Attributes:
-        connected: whether the coordinator has welcomed this device, and the session lasts.
-        attempted: set for good once the first session or attempt at one has ended.
-        grants: what the device may draw beyond idling.
-        requests: what the coordinator asks for.
-        duty_figures: how the device keeps its duty, for the coordinator; None without a duty.
-        board_sample: what the board's sensors said last, for the coordinator; None if they cannot be read.
+        connected: whether there is a session, to which the coordinator has welcomed this device.
+        attempted: set once the first session or attempt has ended, and never cleared.
+        grants: the power that the device may draw beyond idling.
+        requests: the coordinator's requests.
+        duty_figures: returns how the device keeps its duty, for the coordinator; None without a duty.
+        board_sample: returns the latest sample of the board's sensors, for the coordinator; None if they cannot be
+            read.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class CoordinatorSession:
             hello: describes this device.
             on_welcome: called with the answer to every Hello.
             outbox: the reports to deliver.
-            settings: timeouts.
-            news: tells the owner how the session stands; None only logs it.
+            settings: the session's timeouts.
+            news: reports the session's state to the owner; with None, it is only logged.
         """
         self._connect = connect
         self._hello = deepcopy(hello)
@@ -113,16 +114,16 @@ class CoordinatorSession:
         self._put(session_pb2.SessionRequest(observation=report))
 
     def report_removed(self, workload: str) -> None:
-        """Report that the device has removed what it stored of a workload."""
+        """Report that the device has removed its data of a workload."""
         self._put(session_pb2.SessionRequest(removed=session_pb2.WorkloadRemoved(workload=workload)))
 
     def reconnect(self) -> None:
-        """End the session in good order and open the next one at once, on a new connection. A grant stays in force."""
+        """End the session cleanly and open the next one at once, on a new connection. A grant stays in force."""
         self._is_to_reconnect = True
         self._wake.set()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until everything reported so far is acknowledged; False if that takes too long."""
+        """Wait until everything reported so far is acknowledged; return False if that takes too long."""
         last = self._outbox.last_sequence
 
         async def drained() -> None:
@@ -145,19 +146,22 @@ class CoordinatorSession:
                     welcomed_before, self._is_displaced = True, False
             except grpc.aio.AioRpcError as error:
                 code, details = error.code(), plain_text(error.details() or "", MAX_REASON_LENGTH)
-                # On first contact, a duplicate id is a mistake. Later it is this device's own session, not yet expired.
+                # On first contact, a duplicate id is an error. Later it is this device's own session that has not yet
+                # expired.
                 if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not welcomed_before):
                     self._news.failed(f"the coordinator refused this device: {details}; trying again")
                 elif code is grpc.StatusCode.ABORTED and self._has_stray_hello:
                     self._has_stray_hello = False
-                    self._news.failed("an earlier attempt of this agent has reached the coordinator late; reconnecting")
+                    self._news.failed("an earlier attempt of this agent reached the coordinator late; reconnecting")
                 elif code is grpc.StatusCode.ABORTED:
                     self._yield_to_other_agent(details)
                     welcomed_before = True
                 else:
-                    self._news.failed(f"the coordinator is away ({code.name}: {details}); reconnecting", _AWAY)
+                    self._news.failed(
+                        f"the coordinator cannot be reached ({code.name}: {details}); reconnecting", _AWAY
+                    )
             except _LOST:
-                self._news.failed("the coordinator is away (no answer); reconnecting", _AWAY)
+                self._news.failed("the coordinator cannot be reached (no answer); reconnecting", _AWAY)
             except HandshakeError as error:
                 self._news.failed(f"{error}; trying again")
             except (UnusableAnswerError, ProtocolVersionError) as error:
@@ -166,15 +170,15 @@ class CoordinatorSession:
             if self._is_to_reconnect:
                 self._is_to_reconnect = False
                 continue
-            # The coordinator names the seconds over which its whole fleet should reconnect.
+            # The coordinator states the time over which its whole fleet should reconnect.
             spread_s = _DISPLACED_SPREAD_S if self._is_displaced else self._pace.reconnect_s
             await backoff.pause(self._max_backoff_s, spread_s)
 
     def _yield_to_other_agent(self, details: str) -> None:
         """Leave the session to another agent with the same installation name, such as one from a copied disk.
 
-        With the name in their Hello, the two would end each other's sessions for ever. Without it, the coordinator
-        accepts this agent only after the other one has disconnected.
+        If both sent the name in their Hello, they would end each other's sessions for ever. Without the name, the
+        coordinator accepts this agent only after the other one has disconnected.
         """
         self._news.failed(f"{details}. This agent waits until the other one has disconnected")
         self._is_displaced = True
@@ -186,7 +190,7 @@ class CoordinatorSession:
         Raises:
             AioRpcError: the session ended with an error.
             TimeoutError: the coordinator does not answer.
-            UnusableAnswerError: the coordinator's answer is damaged, out of range or out of turn.
+            UnusableAnswerError: the coordinator's answer is damaged, out of range or in the wrong order.
         """
         async with self._connect() as stub:
             call: Any = stub.Session(None)
@@ -198,7 +202,7 @@ class CoordinatorSession:
                 self._pace = replace(self._pace, lease_s=0.0)
                 while (response := await with_timeout(self._answer_timeout_s, call.read())) is not _END:
                     is_answered = True
-                    if response is None:  # gRPC's answer for bytes that are no such message
+                    if response is None:  # gRPC's status for bytes that cannot be parsed as the message
                         raise UnusableAnswerError("it sent a damaged message")
                     body = response.WhichOneof("body")
                     if body is not None and (body == "welcome") == (sender is not None):
@@ -236,14 +240,14 @@ class CoordinatorSession:
                 raise
             finally:
                 self.connected = False
-                # After a partition, a Hello that was not answered may arrive after the next one, and take its place.
+                # After a network partition, an unanswered Hello may arrive after the next one, and replace its session.
                 self._has_stray_hello |= not is_answered
-                # An error of the sender has ended the session, too, and is handled there.
+                # An error of the sender has also ended the session, and is handled there.
                 await stop_tasks(sender)
                 call.cancel()
 
     def _log_refusal(self, reason: str) -> None:
-        """Log why a report was refused, once: a front is sent again after each reconnect."""
+        """Log once why a report was refused, since a front is sent again after each reconnect."""
         if reason != self._last_refusal:
             _log.error("the coordinator refused a report: %s", plain_text(reason, MAX_REASON_LENGTH))
         self._last_refusal = reason
@@ -252,27 +256,27 @@ class CoordinatorSession:
     def _answer_timeout_s(self) -> float:
         if not self.connected:
             return self._settings.welcome_timeout_s
-        # Each lease is answered. Without this timeout, a connection that loses everything would go on for minutes.
+        # Every lease is answered. Without this timeout, a connection that loses all data would stay open for minutes.
         return max(self._settings.silence_timeout_s, _SILENT_LEASES * self._pace.lease_s)
 
     @property
     def _max_backoff_s(self) -> float:
-        # A coordinator that has not named a time to reconnect may have a very large fleet.
+        # A coordinator that has not stated a time to reconnect may have a very large fleet.
         return MAX_S if self._pace.reconnect_s == 0.0 else _MAX_BACKOFF_OF_A_SMALL_FLEET_S
 
     def _follow_pace(self, answer: session_pb2.Welcome | session_pb2.Ack) -> None:
         """Adopt the coordinator's intervals for leases and reconnects."""
         before, self._pace = self._pace, self._pace.after(answer)
         if self._pace.lease_s < before.lease_s:
-            self._wake.set()  # the next lease may be due already
+            self._wake.set()  # the next lease may already be due
 
     async def _send(self, call: Any) -> None:
-        """Send reports as they are added, and a lease at the session's begin, regularly, and when the grant changes."""
+        """Send reports as they are added. Send leases at the session's start, regularly, and when the grant changes."""
         sent = 0
         self._is_lease_due = True
         leased_s, share = -float("inf"), 0.0
         while not self._is_to_reconnect:
-            # Before the reports, so that a state is never reported ahead of the grant that it follows from.
+            # Before the reports, so that the coordinator never gets a state before the grant that caused it.
             if self._is_lease_due or time.monotonic() >= leased_s + share * self._pace.lease_s:
                 self._is_lease_due = False
                 lease = self.grants.lease()
@@ -281,7 +285,7 @@ class CoordinatorSession:
                 if (sample := self.board_sample()) is not None:
                     lease.sample.CopyFrom(board_sample_to_message(sample))
                 await call.write(session_pb2.SessionRequest(lease=lease))
-                # Random, so that the leases of many devices do not stay in step.
+                # Random, so that the leases of many devices do not synchronize.
                 leased_s, share = time.monotonic(), random.uniform(0.5, 0.8)
             for request in self._outbox.after(sent):
                 await call.write(request)

@@ -1,4 +1,4 @@
-"""The coordinator's grants on their way to the device's trainings."""
+"""Passes the coordinator's grants on to the device's trainings."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from wattfleet_proto.v1 import session_pb2
 _log = logging.getLogger(__name__)
 
 _MIN_LIFETIME_S, _MAX_LIFETIME_S = 1.0, 86_400.0
-# The event loop's timers do not count the time in which the board is suspended.
+# Needed because the event loop's timers do not count the time while the board is suspended.
 _LONGEST_WAIT_S = 1.0
 
 
 class Grants:
-    """Holds the device's grant, renews it with every acknowledged lease, and tells trainings when it changes.
+    """Holds the device's grant, renews it with every acknowledged lease, and notifies trainings of changes.
 
     Args:
-        now_s: the clock; it has to count the time in which the board is suspended.
+        now_s: the clock, s; it has to count the time while the board is suspended.
     """
 
     def __init__(self, now_s: Callable[[], float] = boot_time_s) -> None:
@@ -44,16 +44,16 @@ class Grants:
     # --- the session's side -------------------------------------------------------------------------------------
 
     def greeting(self) -> None:
-        """A Hello is about to be sent: it counts as the session's first lease."""
+        """Note that a Hello is about to be sent: it counts as the session's first lease."""
         self._sent_s = {0: self._now_s()}
 
     async def welcomed(self, lifetime_s: float) -> None:
-        """The Hello was answered."""
+        """Note that the Hello was answered."""
         if (sent_s := self._sent(0, lifetime_s)) is not None:
             self._held.welcome(sent_s, self._lifetime_s)
 
     def lease(self) -> session_pb2.Lease:
-        """The next lease to send, which also says which grant is in force."""
+        """Return the next lease to send, which also states the grant in force."""
         self._last_number += 1
         self._sent_s[self._last_number] = self._now_s()
         self._held.lapse(self._now_s())
@@ -66,7 +66,7 @@ class Grants:
         )
 
     async def acknowledged(self, number: int, lifetime_s: float, is_renewed: bool) -> None:
-        """The coordinator has acknowledged a lease, and may have renewed the grant that it names."""
+        """Note that the coordinator has acknowledged a lease, which may renew the grant named in it."""
         sent_s = self._sent(number, lifetime_s)
         if sent_s is None or not is_renewed:
             return
@@ -75,11 +75,11 @@ class Grants:
             self._changed.notify_all()
 
     async def receive(self, message: session_pb2.Grant) -> None:
-        """Take a grant of the coordinator; an invalid one allows nothing."""
+        """Process a grant from the coordinator; an invalid one allows no training."""
         try:
             grant = _grant(message)
         except InvalidInputError as error:
-            _log.error("the coordinator sent an invalid grant, so nothing may be trained: %s", error)
+            _log.error("the coordinator sent an invalid grant, so this device may not train: %s", error)
             grant = Grant(message.id, message.plan_id[:MAX_PLAN_ID_CHARACTERS], None, 0.0, 0.0)
         async with self._changed:
             self._held.receive(grant)
@@ -89,7 +89,7 @@ class Grants:
     # --- the trainings' side ------------------------------------------------------------------------------------
 
     async def wait_for(self, plan_id: str, timeout_s: float) -> None:
-        """Wait for the grant of a plan, which may be on its way, or until the timeout."""
+        """Wait for the grant of a plan, at most until the timeout."""
 
         async def granted() -> None:
             async with self._changed:
@@ -100,21 +100,21 @@ class Grants:
 
     @property
     def awaits_training(self) -> bool:
-        """Whether a training is granted that has not begun: measuring now would have its round fail."""
+        """Whether a granted training has not begun yet. Measuring now would make its round fail."""
         return self._held.awaits_training(self._now_s())
 
     def begin(self, plan_id: str) -> Grant:
         """Begin the training of a plan.
 
         Raises:
-            NoGrantError: there is no grant for it.
+            NoGrantError: there is no grant for the plan.
         """
         grant = self._held.begin(plan_id, self._now_s())
         self.on_change()
         return grant
 
     async def next_change(self) -> Grant | str:
-        """Wait for what changes the training in progress: another grant to go on under, or why it has to stop."""
+        """Wait for a change of the training in progress; return its new grant, or the reason why it has to stop."""
         while True:
             async with self._changed:
                 if (reason := self._held.must_stop(self._now_s())) is not None:
@@ -127,32 +127,32 @@ class Grants:
 
     @property
     def training_w(self) -> float | None:
-        """Watts that the training in progress may draw; None without one."""
+        """Watts that the training in progress may draw; None if there is none."""
         held = self._held
         return held.in_force.power_limit_w if held.in_force and held.phase is GrantPhase.TRAINING else None
 
     def must_stop(self) -> str | None:
-        """Why the training in progress has to stop now; None if it may go on."""
+        """Return why the training in progress has to stop now; None if it may continue."""
         return self._held.must_stop(self._now_s())
 
     async def stop(self, reason: str) -> None:
-        """The training has to stop for a reason of the device's own, such as its duty; `next_change` says so."""
+        """Stop the training for a reason of the device's own, such as its duty; `next_change` returns the reason."""
         async with self._changed:
             self._held.stop(reason)
             self._changed.notify_all()
 
     def applied(self, grant: Grant) -> None:
-        """The training goes on under another grant."""
+        """Note that the training continues under another grant."""
         self._held.apply(grant)
         self.on_change()
 
     def ended(self) -> None:
-        """The training has ended and the device is parked."""
+        """Note that the training has ended and the device is parked."""
         self._held.end()
         self.on_change()
 
     def _sent(self, number: int, lifetime_s: float) -> float | None:
-        """When the answered lease was sent, or the Hello, which has the number 0; None if it is not known."""
+        """Return when the answered lease or Hello (number 0) was sent, in seconds of the clock; None if unknown."""
         if 0 < lifetime_s < math.inf:
             self._lifetime_s = min(max(lifetime_s, _MIN_LIFETIME_S), _MAX_LIFETIME_S)
         sent_s = self._sent_s.pop(number, None)
@@ -162,7 +162,7 @@ class Grants:
 
 
 def _grant(message: session_pb2.Grant) -> Grant:
-    """Read a grant.
+    """Convert a grant message.
 
     Raises:
         InvalidInputError: its plan's id, its mode or its numbers cannot be used.
@@ -170,7 +170,7 @@ def _grant(message: session_pb2.Grant) -> Grant:
     if len(message.plan_id) > MAX_PLAN_ID_CHARACTERS:  # every lease repeats it
         raise InvalidInputError(f"its plan's id has more than {MAX_PLAN_ID_CHARACTERS} characters")
     if not (0 <= message.power_limit_w < math.inf and 0 <= message.longest_s < math.inf):
-        raise InvalidInputError("power limit and longest training must be finite and 0 or more")
+        raise InvalidInputError("its power limit and longest training must be finite and at least 0")
     mode = mode_from_message(message.mode) if message.HasField("mode") else None
     if message.workload:
         require_workload_name(message.workload)

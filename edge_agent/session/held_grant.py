@@ -1,6 +1,6 @@
-"""The grant that a device holds: a pure state machine, to which the time is passed.
+"""The grant that a device holds: a pure state machine, whose caller passes the time.
 
-The coordinator holds the other side of it, `coordinator/state/rounds/grants.py`.
+Its counterpart in the coordinator is `coordinator/state/rounds/grants.py`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from wattfleet_proto.device_state import GrantPhase
 
 
 class NoGrantError(WattfleetError):
-    """The coordinator has granted no watts for a training: it may not begin."""
+    """The coordinator has granted no watts for a training, so it may not begin."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What the device may draw beyond idling, for its training of one plan.
+    """The power that the device may draw beyond idling, for its training of one plan.
 
     Attributes:
-        grant_id: its name in confirmations.
-        plan_id: the plan.
-        mode: the power mode to train in; None where the training has to stop, or may not begin.
+        grant_id: the grant's name in confirmations.
+        plan_id: the plan's name.
+        mode: the power mode to train in; None if the training has to stop or may not begin.
         power_limit_w: watts that the device may draw.
-        longest_s: the training ends after so many seconds.
-        workload: name of what is trained; empty if the run names nothing.
-        batch: samples in a batch that the plan has chosen; 0 if it has chosen none.
+        longest_s: maximum duration of the training, s.
+        workload: the workload's name; empty if the run does not name it.
+        batch: batch size chosen by the plan, samples; 0 if the plan chose none.
     """
 
     grant_id: int
@@ -40,15 +40,16 @@ class Grant:
 
 
 class HeldGrant:
-    """The grant in force, and the newest one while the device has yet to put it in force.
+    """The grant in force, and a newer one that the device has not yet put in force.
 
-    A grant serves one training. It lapses a lifetime after the agent sent the last message by which the coordinator has
-    renewed it, or after the one that it answered before it sent the grant. A lapsed grant stays so.
+    A grant serves one training. It lapses when its lifetime has passed since the agent sent the last message with which
+    the coordinator renewed it. Before the first renewal, this is the last message that the coordinator answered before
+    it sent the grant. A lapsed grant cannot be renewed.
 
     Attributes:
-        in_force: the grant that the device keeps to; None before the first.
-        phase: how far the device is with its training.
-        lapses_s: when it lapses, seconds of the clock that is passed in.
+        in_force: the grant that limits the device; None before the first.
+        phase: how far the training of the grant has progressed.
+        lapses_s: when the grant lapses, in seconds of the caller's clock.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class HeldGrant:
         self._stop_reason: str | None = None
 
     def receive(self, grant: Grant) -> None:
-        """Take a grant of the coordinator; a training in progress has to put it in force by `apply`."""
+        """Store a grant from the coordinator; a training in progress has to put it in force with `apply`."""
         self.lapses_s = self._next_lapses_s
         if self.phase is GrantPhase.TRAINING:
             self._newest = grant
@@ -70,67 +71,67 @@ class HeldGrant:
             self._put_in_force(grant)
 
     def welcome(self, sent_s: float, lifetime_s: float) -> None:
-        """Note that the coordinator has answered a Hello: grants that it sends from now on last.
+        """Note that the coordinator has answered a Hello, which starts the lifetime of the grants that follow.
 
-        A grant from before is not renewed: the coordinator may have replaced it by one that did not arrive.
+        An earlier grant is not renewed: the coordinator may have replaced it with one that did not arrive.
 
         Args:
             sent_s: when the Hello was sent.
-            lifetime_s: how long grants outlast it.
+            lifetime_s: how long grants last after that.
         """
         self._next_lapses_s = sent_s + lifetime_s
 
     def renew(self, sent_s: float, lifetime_s: float, now_s: float) -> None:
-        """Renew the grant, since the coordinator has acknowledged a lease that names it.
+        """Renew the grant after the coordinator has acknowledged a lease that names it.
 
         Args:
             sent_s: when the lease was sent.
-            lifetime_s: how long the grant outlasts it.
-            now_s: the time now.
+            lifetime_s: how long the grant lasts after that.
+            now_s: the current time.
         """
         self.lapse(now_s)
         self._next_lapses_s = sent_s + lifetime_s
-        if self.phase is not GrantPhase.TRAINING or now_s < self.lapses_s:  # a lapsed grant stays so
+        if self.phase is not GrantPhase.TRAINING or now_s < self.lapses_s:  # a lapsed grant cannot be renewed
             self.lapses_s = self._next_lapses_s
 
     def lapse(self, now_s: float) -> None:
-        """End a grant that has lapsed before its training began."""
+        """Drop a grant that has lapsed before its training began."""
         if self.phase is GrantPhase.WAITING and now_s >= self.lapses_s:
             self.phase = GrantPhase.OVER
 
     def may_begin(self, plan_id: str, now_s: float) -> bool:
-        """Whether the training of a plan may begin."""
+        """Return whether the training of a plan may begin."""
         return self.awaits_training(now_s) and self.in_force is not None and self.in_force.plan_id == plan_id
 
     def awaits_training(self, now_s: float) -> bool:
-        """Whether a training is granted that has not begun."""
+        """Whether a granted training has not begun yet."""
         self.lapse(now_s)
         return self.phase is GrantPhase.WAITING
 
     def begin(self, plan_id: str, now_s: float) -> Grant:
-        """Begin the training of a plan; returns its grant.
+        """Begin the training of a plan, and return its grant.
 
         Raises:
-            NoGrantError: there is none, it has served a training already, or it has lapsed.
+            NoGrantError: there is no grant, a training has already used it, or it has lapsed.
         """
         if not self.may_begin(plan_id, now_s) or self.in_force is None:
             raise NoGrantError(
-                f"the coordinator has granted no watts for the training of round {plan_id}: its plan was given up or"
-                " trimmed, or the agent has lost the coordinator"
+                f"the coordinator has granted no watts for the training of round {plan_id}: its plan was abandoned "
+                f"or trimmed, or the agent has lost its connection to the coordinator"
             )
         self.phase, self._began_s, self._stop_reason = GrantPhase.TRAINING, now_s, None
         return self.in_force
 
     def change(self) -> Grant | None:
-        """The newest grant, if the training has yet to put it in force."""
+        """Return the newest grant, if the training has not yet put it in force."""
         return self._newest
 
     def stop(self, reason: str) -> None:
-        """Have the training stop for a reason of the device's own, such as its watts or its duty."""
+        """Stop the training for a reason of the device's own, such as its watts or its duty."""
         self._stop_reason = reason
 
     def must_stop(self, now_s: float) -> str | None:
-        """Why the training has to stop now; None if it may go on."""
+        """Return why the training has to stop now; None if it may continue."""
         if self.phase is not GrantPhase.TRAINING or self.in_force is None:
             return None
         if self._newest is not None and self._newest.plan_id != self.in_force.plan_id:
@@ -138,18 +139,18 @@ class HeldGrant:
         if self._newest is not None and self._newest.mode is None:
             return "its watts were withdrawn: the budget fell, its duty leaves too little time, or its round is over"
         if now_s >= self.lapses_s:
-            return "the agent has lost the coordinator for too long"
+            return "the agent could not reach the coordinator for too long"
         if now_s - self._began_s >= self.in_force.longest_s:
             return f"it took longer than {self.in_force.longest_s:.0f} s"
         return self._stop_reason
 
     def next_check_s(self) -> float:
-        """When the training has to be looked at again, even if nothing is received."""
+        """Return when to check the training again even if nothing is received, in seconds of the caller's clock."""
         longest_s = self.in_force.longest_s if self.in_force else 0.0
         return min(self.lapses_s, self._began_s + longest_s)
 
     def apply(self, grant: Grant) -> None:
-        """Note that the training goes on under another grant of its plan."""
+        """Note that the training continues under another grant of its plan."""
         self.in_force = grant
         if self._newest is grant:
             self._newest = None

@@ -1,4 +1,4 @@
-"""The coordinator's latest Welcome, saved so that the agent can start while the coordinator is away."""
+"""The coordinator's latest Welcome, saved so that the agent can start while the coordinator is unreachable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _ANNOUNCING_MINOR = 1
 _DUTIES_MINOR = 5
 _MAX_SHOWN = 200
-"""Characters of a damaged file in the log."""
+"""Maximum of characters of a damaged file in the log."""
 
 
 class WelcomeFile:
@@ -33,7 +33,10 @@ class WelcomeFile:
         self._path = path
 
     def load(self) -> session_pb2.Welcome | None:
-        """The Welcome of an earlier process; None where there is none or it is damaged, which is logged."""
+        """Return the Welcome of an earlier process.
+
+        If there is none, or it is damaged, which is logged, return None.
+        """
         try:
             return _parsed(read_regular_file(self._path))
         except FileNotFoundError:
@@ -67,7 +70,7 @@ def _parsed(content: bytes) -> session_pb2.Welcome:
     """Parse the content of a file.
 
     Raises:
-        ValueError: it holds no usable Welcome; the text says why.
+        ValueError: it holds no usable Welcome; the text gives the reason.
     """
     try:
         welcome = json_format.Parse(content, session_pb2.Welcome())
@@ -81,7 +84,7 @@ def _parsed(content: bytes) -> session_pb2.Welcome:
 
 
 class LatestWelcome:
-    """The latest Welcome that the agent has received, for those that wait for a new one.
+    """Holds the latest Welcome, and lets tasks wait for a new one.
 
     Args:
         file: stores it across restarts.
@@ -93,13 +96,13 @@ class LatestWelcome:
         self._changed = asyncio.Condition()
 
     async def receive(self, welcome: session_pb2.Welcome) -> None:
-        """Take the coordinator's answer to a Hello."""
+        """Store the coordinator's answer to a Hello."""
         async with self._changed:
             self._latest = welcome
             self._changed.notify_all()
 
     async def first(self, attempted: asyncio.Event) -> session_pb2.Welcome:
-        """The Welcome to start with: the coordinator's, or the stored one while the coordinator is away.
+        """Return the Welcome to start with: the coordinator's, or the stored one while the coordinator is unreachable.
 
         Args:
             attempted: set once an attempt to reach the coordinator has ended.
@@ -109,7 +112,7 @@ class LatestWelcome:
         try:
             await asyncio.wait([received, missed], return_when=asyncio.FIRST_COMPLETED)
             if not received.done() and (stored := self._file.load()) is not None:
-                _log.warning("the coordinator is away: starting with its last request")
+                _log.warning("the coordinator cannot be reached: starting with its last Welcome")
                 return stored
             return await received
         finally:
@@ -117,7 +120,7 @@ class LatestWelcome:
             missed.cancel()
 
     async def changed_from(self, welcome: session_pb2.Welcome | None) -> session_pb2.Welcome:
-        """Wait for a Welcome with other references, numbers of modes or version of the protocol.
+        """Wait for a Welcome with other references, another number of modes or another protocol version.
 
         Args:
             welcome: the current one; None waits for any.
@@ -129,22 +132,22 @@ class LatestWelcome:
             return self._latest
 
     def store(self, welcome: session_pb2.Welcome) -> None:
-        """Store the Welcome for the next start; its reference has to be on disk."""
+        """Store the Welcome for the next start. Its reference has to be on disk already."""
         self._file.store(welcome)
 
 
 def announces_workloads(welcome: session_pb2.Welcome) -> bool:
-    """Whether the coordinator announces the workloads of its runs, as from protocol 2.1 on."""
+    """Return whether the coordinator announces the workloads of its runs, as it does from protocol 2.1 on."""
     return common_version(welcome.protocol).minor >= _ANNOUNCING_MINOR
 
 
 def takes_no_front(welcome: session_pb2.Welcome) -> bool:
-    """Whether the coordinator takes the reason why a device has no front, as from protocol 2.5 on."""
+    """Return whether the coordinator accepts the reason why a device has no front, as it does from protocol 2.5 on."""
     return common_version(welcome.protocol).minor >= _DUTIES_MINOR
 
 
 def references_of(welcome: session_pb2.Welcome) -> tuple[str, ...]:
-    """The digests of the references to transfer from, the most important first."""
+    """Return the digests of the references to transfer from, the most important first."""
     return (welcome.reference_digest, *welcome.further_reference_digests)
 
 

@@ -1,4 +1,4 @@
-"""Reports to the coordinator, kept until it has acknowledged them."""
+"""Keeps reports to the coordinator until it has acknowledged them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 class OutboxFile:
-    """Stores unacknowledged reports across restarts, as one JSON object a line.
+    """Stores unacknowledged reports across restarts, as one JSON object per line.
 
-    States are not stored: the state of an earlier process means nothing to this one.
+    States are not stored, since the state of an earlier process does not apply to this one.
 
     Args:
         path: the file; its folder is created.
-        write: writes bytes to a descriptor; `os.write` outside of tests.
+        write: writes bytes to a file descriptor; tests replace `os.write`.
     """
 
     def __init__(self, path: Path, write: Callable[[int, bytes], int] = os.write) -> None:
@@ -36,7 +36,7 @@ class OutboxFile:
         self._writable = True
 
     def load(self) -> list[session_pb2.SessionRequest]:
-        """The reports that an earlier process could not deliver, in order; damaged lines are moved aside."""
+        """Return the reports that an earlier process could not deliver, in order; move damaged lines aside."""
         try:
             content = read_regular_file(self._path)
         except FileNotFoundError:
@@ -52,7 +52,7 @@ class OutboxFile:
         return sound
 
     def store(self, requests: list[session_pb2.SessionRequest]) -> None:
-        """Replace the stored reports. If that fails, the agent continues in memory, which is logged once."""
+        """Replace the stored reports. If that fails, log it once and keep the reports in memory only."""
         content = b"".join(_line(request) for request in requests if not request.HasField("state"))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,11 +81,11 @@ class OutboxFile:
 
 
 class Outbox:
-    """Numbers reports and keeps those that are not acknowledged yet.
+    """Numbers reports, and keeps them until they are acknowledged.
 
     Args:
         file: stores them across restarts.
-        settings: limit the observations that are kept; beyond the limit the oldest are dropped.
+        settings: limit the number of observations; beyond the limit, the oldest are dropped.
     """
 
     def __init__(self, file: OutboxFile, settings: SessionSettings = SessionSettings()) -> None:
@@ -99,7 +99,7 @@ class Outbox:
             self._put(request)
 
     def add(self, request: session_pb2.SessionRequest) -> None:
-        """Number and keep a report of any kind but a lease."""
+        """Number and keep a report of any kind except a lease."""
         self._put(request)
         if not request.HasField("state"):
             self._store()
@@ -109,12 +109,12 @@ class Outbox:
         request = self._unacknowledged.pop(sequence, None)
         if request is None or request.HasField("state"):
             return
-        # Write only after the last of many: every write is synced, and a report that is repeated counts once.
+        # Write only after the last of many: every write is synced, and a repeated report counts only once.
         if all(waiting.HasField("state") for waiting in self._unacknowledged.values()):
             self._store()
 
     def has_any_up_to(self, sequence: int) -> bool:
-        """Whether any report up to this number is unacknowledged."""
+        """Return whether any report up to this number is unacknowledged."""
         return any(sent <= sequence for sent in self._unacknowledged)
 
     @property
@@ -123,7 +123,7 @@ class Outbox:
         return len(self._unacknowledged)
 
     def after(self, sequence: int) -> list[session_pb2.SessionRequest]:
-        """The unacknowledged reports after this number, in order."""
+        """Return the unacknowledged reports after this number, in order."""
         return [request for number, request in self._unacknowledged.items() if number > sequence]
 
     def requeue_latest(self) -> None:
@@ -160,7 +160,7 @@ class Outbox:
 
 
 def _subject(request: session_pb2.SessionRequest) -> str | None:
-    """What a report is about, if a new one replaces the one before: the state, or the front of one workload."""
+    """Return the subject of a report that replaces the previous one: the state, or the front of a workload."""
     if request.HasField("state"):
         return "state"
     return _front_of(request.front.workload.name) if request.HasField("front") else None
@@ -177,7 +177,7 @@ def _line(request: session_pb2.SessionRequest) -> bytes:
 
 
 def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
-    """The report in a line; None if the coordinator would refuse it and end the session."""
+    """Return the report in a line; None if the coordinator would refuse it and end the session."""
     try:
         # Earlier versions wrote the warm-up of a front's points as `start_s`.
         request = json_format.Parse(line.replace(b'"start_s":', b'"warmup_s":'), session_pb2.SessionRequest())

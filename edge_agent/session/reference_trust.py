@@ -1,7 +1,7 @@
-"""What a device trusts of its operator's references, and which of them are in force.
+"""A device's trust in its operator's references, and the references in force.
 
-The folder is `reference-trust` in the state directory. Without it, a device takes the references that its coordinator
-names, as on one machine.
+The folder is `reference-trust` in the state directory. Without it, a device accepts all references that its coordinator
+names, as on a single machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Refusal(str, Enum):
 
 
 class ReferenceUntrustedError(CorruptReferenceError):
-    """A reference or its metadata is not what the operator has signed: the text says what is wrong.
+    """A reference or its metadata differs from what the operator signed; the text gives the reason.
 
     Attributes:
         refusal: the kind of problem.
@@ -56,17 +56,17 @@ class ReferenceUntrustedError(CorruptReferenceError):
 
 
 class CoordinatorAwayError(WattfleetError):
-    """The coordinator does not answer a request for signed metadata: ask again."""
+    """The coordinator does not answer a request for signed metadata: try again."""
 
 
 @dataclass(frozen=True)
 class ReferenceStatus:
-    """The references that were last accepted.
+    """The references accepted last.
 
     Attributes:
-        digests: of those in force.
-        refused: why those that the coordinator names are refused; empty if they are not.
-        checked_unix_s: the latest time at which metadata was trusted, seconds since 1970; 0 before.
+        digests: digests of the references in force.
+        refused: why references named by the coordinator are refused; empty if none is.
+        checked_unix_s: the latest time at which metadata was trusted, seconds since 1970; 0 if never.
     """
 
     digests: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class ReferenceTrust:
 
     Args:
         folder: `reference-trust` in the state directory; it may be absent.
-        now_s: the date and time, seconds since 1970.
+        now_s: returns the date and time, seconds since 1970.
     """
 
     def __init__(self, folder: Path, now_s: Callable[[], float] = unix_now_s) -> None:
@@ -88,7 +88,7 @@ class ReferenceTrust:
 
     @property
     def is_required(self) -> bool:
-        """Whether references have to be signed. A folder that lost its root still demands it."""
+        """Whether references have to be signed, even if the folder has lost its root."""
         return self._folder.exists()
 
     @property
@@ -122,15 +122,16 @@ class ReferenceTrust:
         replace_file(self._folder / _STATUS_FILE, json.dumps(content).encode() + b"\n")
 
     async def targets(self, stub: Any, timeout_s: float, checked_unix_s: float) -> NamedTargets:
-        """Fetch the signed metadata from the coordinator, and check it.
+        """Fetch the signed metadata from the coordinator, check it and return it.
 
         Args:
-            stub: of the coordinator's service.
+            stub: the stub of the coordinator's service.
             timeout_s: limit on each request.
-            checked_unix_s: a time that has passed, for boards whose clock starts anew.
+            checked_unix_s: a time that has certainly passed, for boards whose clock restarts at boot; seconds since
+                1970.
 
         Raises:
-            ReferenceUntrustedError: it cannot be trusted.
+            ReferenceUntrustedError: the metadata cannot be trusted.
             CoordinatorAwayError: the coordinator does not answer.
             OSError: the folder cannot be read or written.
         """
@@ -142,20 +143,20 @@ class ReferenceTrust:
 
 
 def trust_root(folder: Path, root: bytes, now_s: float) -> str:
-    """Let a device trust the references that a root's keys sign, and no others from now on.
+    """Make a device trust only references signed by a root's keys.
 
-    Another root before it is replaced, and what was accepted under it is forgotten.
+    This replaces an earlier root, and references accepted under that root are forgotten.
 
     Args:
         folder: `reference-trust` in the state directory; it is created.
-        root: the content of a root's file.
-        now_s: a time that has passed, seconds since 1970; expiry is never judged by an earlier one.
+        root: the content of a root file.
+        now_s: a time that has passed, seconds since 1970; expiry is never checked against an earlier time.
 
     Returns:
-        The digest by which people can compare it, hexadecimal.
+        The root's hexadecimal digest, for people to compare.
 
     Raises:
-        InvalidInputError: it is no root that is signed by its own keys, or the folder cannot be written.
+        InvalidInputError: the root is not signed by its own keys, or the folder cannot be written.
     """
     from tuf.api.exceptions import RepositoryError
     from tuf.api.metadata import Metadata, Root
@@ -169,7 +170,7 @@ def trust_root(folder: Path, root: bytes, now_s: float) -> str:
         metadata.signed.verify_delegate(Root.type, metadata.signed_bytes, metadata.signatures)
     except (RepositoryError, ValueError, RecursionError):
         raise InvalidInputError(
-            "this is no root of signed references: take the newest N.root.json of the operator's folder"
+            "this is not a root of signed references: pass the newest N.root.json from the operator's folder"
         ) from None
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""Reference predictors on the device: fetched once, verified by digest, cached by content.
+"""Fetches reference predictors to the device once, verifies them by digest, and caches them by content.
 
-A coordinator may be broken or someone else's. Its transfer is bounded by the length that it announces, and by a limit.
+Since a coordinator may be broken or belong to someone else, its transfer is limited to the announced length, and by a
+maximum.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_FRUITLESS = 3
-"""Requests that the coordinator ends early without another byte before the reference counts as truncated."""
+"""A reference counts as truncated after this many requests that the coordinator ends early without sending a byte."""
 
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class ReferenceRefusedError(WattfleetError):
-    """The coordinator refuses to send the reference that it named."""
+    """The coordinator refuses to send a reference that it named."""
 
 
 async def reference_of_digest(
     digest: str, cache: Path, connect: Connect, timeout_s: float, signed: SignedReference | None = None
 ) -> Artefact:
-    """The reference predictor of a digest, from the cache or from the coordinator.
+    """Return the reference predictor with a digest, from the cache or from the coordinator.
 
-    It is written to the cache only after manifest and weights were verified, and it is made of the very bytes that
-    were. While the coordinator is away, the fetch is repeated until it succeeds.
+    It is written to the cache only after its manifest and weights are verified, and is built from exactly the verified
+    bytes. While the coordinator is unreachable, the fetch is repeated until it succeeds.
 
     Args:
         digest: sha256 of the manifest, hexadecimal.
         cache: folder with one sub-folder per digest.
         connect: opens a connection to the coordinator.
         timeout_s: limit on one request; the next one continues where it stopped.
-        signed: what the operator has signed of the reference; None checks it by its digest alone.
+        signed: the reference's signed metadata; None checks only its digest.
 
     Raises:
         CorruptReferenceError: the received reference does not match the digest or what was signed, or is longer or
@@ -75,35 +76,35 @@ async def reference_of_digest(
             fruitless = 0 if len(transfer.weights) > before else fruitless + 1
             if fruitless == _MAX_FRUITLESS:
                 raise CorruptReferenceError(
-                    f"the coordinator sends no more than {len(transfer.weights):,} bytes of the reference's weights:"
-                    " publish it again"
+                    f"the coordinator sends only {len(transfer.weights):,} bytes of the reference's weights: publish "
+                    f"the reference again"
                 )
             problem = "the coordinator ended the reference early"
         except grpc.aio.AioRpcError as error:
             details = plain_text(error.details() or error.code().name, MAX_REASON_LENGTH)
             if error.code() not in _AWAY:
                 raise ReferenceRefusedError(f"the coordinator did not send the reference: {details}") from None
-            problem = f"the coordinator is away ({details})"
+            problem = f"the coordinator cannot be reached ({details})"
         if len(transfer.weights) > before:
             backoff.reset()
         if not is_told:
-            _log.warning("the reference %s is not here yet: %s; retrying until it is", digest[:12], problem)
+            _log.warning("the reference %s could not be fetched yet: %s; retrying", digest[:12], problem)
             is_told = True
         await backoff.pause()
     artefact = transfer.artefact()
     write_artefact(artefact, cached)
     if is_told:
-        _log.info("the reference %s is here", digest[:12])
+        _log.info("fetched the reference %s", digest[:12])
     return artefact
 
 
 def remove_old_references(cache: Path, used: Sequence[str], keep: int = 8) -> None:
-    """Remove all references from the cache but the newest ones, and those that are used; a failure is logged.
+    """Remove all references from the cache except the newest ones and those in use; log a failure.
 
     Args:
         cache: folder with one sub-folder per digest.
-        used: digests of the references that are used.
-        keep: number of the newest ones to keep.
+        used: digests of the references in use.
+        keep: number of newest references to keep.
     """
     try:
         newest_first = sorted(cache.iterdir(), key=lambda each: each.lstat().st_mtime, reverse=True)
@@ -115,12 +116,12 @@ def remove_old_references(cache: Path, used: Sequence[str], keep: int = 8) -> No
 
 
 async def _fetch(transfer: _Transfer, connect: Connect, timeout_s: float) -> None:
-    """Fetch the missing part of a reference; the part received before an error is kept."""
+    """Fetch the missing part of a reference; after an error, keep the part already received."""
     request = session_pb2.FetchReferenceRequest(digest=transfer.digest, weights_offset=len(transfer.weights))
     async with connect() as stub:
         has_begun = False
         async for message in stub.FetchReference(request, timeout=timeout_s):
-            if message is None:  # gRPC's answer for bytes that are no such message
+            if message is None:  # gRPC's status for bytes that cannot be parsed as the message
                 raise CorruptReferenceError("the coordinator sent a damaged message instead of a reference: try again")
             if not has_begun:
                 transfer.begin(message)
@@ -129,11 +130,11 @@ async def _fetch(transfer: _Transfer, connect: Connect, timeout_s: float) -> Non
 
 
 class _Transfer:
-    """A reference on its way, over one request or several.
+    """The transfer of a reference, over one or more requests.
 
     Args:
         digest: sha256 of the manifest, hexadecimal.
-        signed: what the operator has signed of it; None checks it by its digest alone.
+        signed: the reference's signed metadata; None checks only its digest.
     """
 
     def __init__(self, digest: str, signed: SignedReference | None) -> None:
@@ -149,10 +150,10 @@ class _Transfer:
         return len(self.weights) == self._announced_bytes
 
     def begin(self, first: session_pb2.FetchReferenceResponse) -> None:
-        """Take the first message of a request.
+        """Process the first message of a request.
 
         Raises:
-            CorruptReferenceError: its manifest is not the requested or signed one, or its figures are out of range.
+            CorruptReferenceError: the manifest is not the requested or signed one, or a length is out of range.
         """
         if not 0 < len(first.manifest) <= MAX_MANIFEST_BYTES:
             raise CorruptReferenceError(
@@ -175,10 +176,10 @@ class _Transfer:
         del self.weights[first.weights_offset :]
 
     def take(self, chunk: bytes) -> None:
-        """Take the next weights.
+        """Append the next part of the weights.
 
         Raises:
-            CorruptReferenceError: there are more than announced.
+            CorruptReferenceError: more bytes arrived than were announced.
         """
         if len(self.weights) + len(chunk) > (self._announced_bytes or 0):
             raise CorruptReferenceError(
@@ -187,7 +188,7 @@ class _Transfer:
         self.weights += chunk
 
     def artefact(self) -> Artefact:
-        """The verified reference.
+        """Return the verified reference.
 
         Raises:
             CorruptReferenceError: the weights do not match the manifest or what was signed, or this version does not
@@ -200,10 +201,10 @@ class _Transfer:
 
 
 def _cached(folder: Path, digest: str, signed: SignedReference | None) -> Artefact:
-    """A reference of the cache, checked as a received one is: before anything of it is parsed.
+    """Return a reference from the cache, checked like a received one: before any of it is parsed.
 
     Raises:
-        CorruptReferenceError: it cannot be read, or is not the one of the digest or not the signed one.
+        CorruptReferenceError: it cannot be read, or does not match the digest or the signed metadata.
     """
     manifest = _content(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
     weights = _content(folder / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)

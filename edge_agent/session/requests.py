@@ -1,4 +1,4 @@
-"""What the coordinator asks of a device besides its trainings: fronts of workloads, and measurements ahead of them."""
+"""The coordinator's requests other than trainings: fronts of workloads, and measurements before their first round."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from wattfleet_proto.v1 import session_pb2
 _log = logging.getLogger(__name__)
 
 _MOST_ANNOUNCED = 32
-"""Workloads of one announcement that are looked at."""
+"""Maximum of workloads read from one announcement."""
 
 _MOST_ORDERS = 32
-"""Orders that may wait."""
+"""Maximum of waiting orders."""
 
 _MAX_SHOWN = 60
-"""Characters of an unknown name in the log."""
+"""Maximum of characters of an unknown name in the log."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Announced:
     """A workload that a run is going to train.
 
     Attributes:
-        workload: as the coordinator knows it.
-        units: what each of a few other devices of this kind has measured of it; None for nothing new.
+        workload: the workload as the coordinator describes it.
+        units: measurements of a few other devices of this kind, per device; None for nothing new.
     """
 
     workload: Workload
@@ -43,11 +43,11 @@ class Announced:
 
 @dataclass(frozen=True)
 class ProfileOrder:
-    """Modes to measure without an app.
+    """An order to measure modes without an app.
 
     Attributes:
-        workload: what the measurements are of.
-        synthetic: the shipped workload to train meanwhile.
+        workload: the workload to measure.
+        synthetic: the shipped workload to train while measuring.
         modes: maximum number of measured modes, including earlier ones.
     """
 
@@ -57,19 +57,19 @@ class ProfileOrder:
 
 
 class CoordinatorRequests:
-    """Keeps the coordinator's requests until the device takes them."""
+    """Queues the coordinator's requests for the device."""
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start with no requests."""
         self._announced: Sequence[Announced] = ()
         self._orders: list[ProfileOrder] = []
         self._changed = asyncio.Event()
 
     def announced(self, message: session_pb2.WorkloadsAnnounced) -> None:
-        """Take the workloads of all live runs; those that cannot be read are left out, and logged."""
+        """Store the workloads of all live runs; log and leave out those that are invalid."""
         if len(message.workloads) > _MOST_ANNOUNCED:
             _log.error(
-                "the coordinator announced %d workloads; %d are considered", len(message.workloads), _MOST_ANNOUNCED
+                "the coordinator announced %d workloads; only %d are used", len(message.workloads), _MOST_ANNOUNCED
             )
         measured = _measured(message)
         found = []
@@ -83,7 +83,7 @@ class CoordinatorRequests:
         self._changed.set()
 
     def ordered(self, message: session_pb2.ProfileOrder) -> None:
-        """Take an order to measure modes; one that cannot be carried out is logged."""
+        """Store an order to measure modes; log one that cannot be carried out."""
         try:
             order = _order(message)
         except InvalidInputError as error:
@@ -96,20 +96,20 @@ class CoordinatorRequests:
         self._changed.set()
 
     async def next(self) -> tuple[Sequence[Announced], Sequence[ProfileOrder]]:
-        """Wait for a request; the workloads of all live runs, and the orders that were not taken yet."""
+        """Wait for a request; return the workloads of all live runs and the new orders."""
         await self._changed.wait()
         self._changed.clear()
         orders, self._orders = self._orders, []
         return self._announced, orders
 
     def repeat(self) -> None:
-        """Let `next` return the announced workloads once more, for a device that was prepared again."""
+        """Make `next` return the announced workloads once more, for a device that was prepared again."""
         if self._announced or self._orders:
             self._changed.set()
 
 
 def _measured(message: session_pb2.WorkloadsAnnounced) -> dict[str, list[tuple[Measurement, ...]]]:
-    """What other devices have measured, by workload; what cannot be read is left out, and logged."""
+    """Return other devices' measurements by workload; log and leave out those that are invalid."""
     found: dict[str, list[tuple[Measurement, ...]]] = {}
     for each in message.measured[: _MOST_ANNOUNCED * MAX_UNITS]:
         units = found.setdefault(each.workload, [])
@@ -130,7 +130,7 @@ def _order(message: session_pb2.ProfileOrder) -> ProfileOrder:
     if synthetic not in SHIPPED:
         # Only the owner of the device may name a function to import: the agent runs as root.
         raise InvalidInputError(
-            f"{plain_text(synthetic, _MAX_SHOWN)!r} is no workload that comes with the agent: use one of"
+            f"{plain_text(synthetic, _MAX_SHOWN)!r} is not a workload that ships with the agent: use one of"
             f" {', '.join(SHIPPED)}"
         )
     return ProfileOrder(workload, synthetic, message.modes)

@@ -35,7 +35,7 @@ _CONFIG = UpdaterConfig(
 _BASE = "metadata:/"
 _NO_SUCH_FILE = 404
 _TOO_LARGE = "larger than max"
-"""In gRPC's own words; the coordinator uses the same status while it is busy."""
+"""From gRPC's error text, since the coordinator uses the same status while it is busy."""
 
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 
@@ -45,11 +45,11 @@ class _AwayError(exceptions.DownloadError):
 
 
 class NamedTargets:
-    """The files of references that the signed metadata names.
+    """The reference files that the signed metadata names.
 
     Args:
-        updater: has fetched and checked all metadata.
-        checked_at: the time that expiry was judged by.
+        updater: the updater that has fetched and checked all metadata.
+        checked_at: the time against which expiry was checked.
     """
 
     def __init__(self, updater: Updater, checked_at: datetime) -> None:
@@ -57,14 +57,14 @@ class NamedTargets:
         self.checked_at = checked_at
 
     def names(self, digest: str) -> bool:
-        """Whether the metadata names a reference."""
+        """Return whether the metadata names a reference."""
         return all(self._updater.get_targetinfo(name) is not None for name in target_names(digest))
 
     def of_digest(self, digest: str) -> SignedReference:
-        """What the metadata says of a reference.
+        """Return the signed metadata of a reference.
 
         Raises:
-            ReferenceUntrustedError: it does not name the reference.
+            ReferenceUntrustedError: the metadata does not name the reference.
         """
         found = [self._updater.get_targetinfo(name) for name in target_names(digest)]
         manifest, weights = found
@@ -78,11 +78,11 @@ class NamedTargets:
 
 
 class SignedReference:
-    """What the signed metadata says of one reference.
+    """The signed lengths and digests of one reference.
 
     Args:
-        manifest: of its manifest.
-        weights: of its weights.
+        manifest: those of its manifest.
+        weights: those of its weights.
     """
 
     def __init__(self, manifest: TargetFile, weights: TargetFile) -> None:
@@ -90,15 +90,15 @@ class SignedReference:
         self._weights = weights
 
     def require_length(self, weights_bytes: int) -> None:
-        """Check the length that is announced for the weights.
+        """Check the announced length of the weights.
 
         Raises:
-            ReferenceUntrustedError: it is another one.
+            ReferenceUntrustedError: it differs from what was signed.
         """
         if weights_bytes != self._weights.length:
             raise ReferenceUntrustedError(
-                f"the weights of the reference have {weights_bytes:,} bytes instead of {self._weights.length:,}, as was"
-                " signed: publish it again",
+                f"the weights of the reference have {weights_bytes:,} bytes, but the signed length is "
+                f"{self._weights.length:,}: publish the reference again",
                 Refusal.TAMPERED,
             )
 
@@ -106,7 +106,7 @@ class SignedReference:
         """Check a manifest's length and digest.
 
         Raises:
-            ReferenceUntrustedError: it is another one.
+            ReferenceUntrustedError: it differs from what was signed.
         """
         _require_same(self._manifest, content, "manifest")
 
@@ -114,7 +114,7 @@ class SignedReference:
         """Check the weights' length and digest.
 
         Raises:
-            ReferenceUntrustedError: they are other ones.
+            ReferenceUntrustedError: they differ from what was signed.
         """
         _require_same(self._weights, content, "weights")
 
@@ -124,12 +124,12 @@ def _require_same(signed: TargetFile, content: bytes, what: str) -> None:
         signed.verify_length_and_hashes(content)
     except exceptions.LengthOrHashMismatchError:
         raise ReferenceUntrustedError(
-            f"the {what} of the reference differ from what was signed: publish it again", Refusal.TAMPERED
+            f"the {what} of the reference differ from what was signed: publish the reference again", Refusal.TAMPERED
         ) from None
 
 
 class _UpdaterAt(Updater):
-    """An updater that judges expiry by a given time; the library itself always takes the system's clock."""
+    """An updater that checks expiry against a given time; the library itself always uses the system's clock."""
 
     def __init__(self, folder: Path, root: bytes, fetcher: FetcherInterface, at: datetime) -> None:
         super().__init__(str(folder), _BASE, fetcher=fetcher, config=_CONFIG, bootstrap=root)
@@ -137,18 +137,18 @@ class _UpdaterAt(Updater):
 
 
 async def checked_targets(folder: Path, root: bytes, stub: Any, timeout_s: float, now: datetime) -> NamedTargets:
-    """Fetch and check all metadata.
+    """Fetch and check all metadata of references.
 
     Args:
-        folder: where the newest metadata is kept.
+        folder: the folder for the newest metadata.
         root: the root that the device trusts.
-        stub: of the coordinator's service.
+        stub: the stub of the coordinator's service.
         timeout_s: limit on each request.
-        now: the earliest time that it can be. The coordinator's clock counts if it is later: it can make metadata
-            expire sooner, and never later.
+        now: a lower bound of the current time. The coordinator's clock is used if it is later: it can make metadata
+            expire earlier, but never later.
 
     Raises:
-        ReferenceUntrustedError: the metadata cannot be trusted; its name says why.
+        ReferenceUntrustedError: the metadata cannot be trusted; `refusal` gives the reason.
         CoordinatorAwayError: the coordinator does not answer.
         OSError: the folder cannot be written.
     """
@@ -157,7 +157,7 @@ async def checked_targets(folder: Path, root: bytes, stub: Any, timeout_s: float
     try:
         return await asyncio.shield(refreshing)
     except asyncio.CancelledError:
-        # The folder is used by one client at a time.
+        # Only one client may use the folder at a time.
         fetcher.stop()
         with suppress(Exception):
             await run_uncancelled(_ended(refreshing))
@@ -179,14 +179,14 @@ def _refreshed(folder: Path, root: bytes, fetcher: _CoordinatorFetcher, now: dat
 
 
 _NAMES: Mapping[type[Exception], tuple[Refusal, str]] = {
-    exceptions.UnsignedMetadataError: (Refusal.UNSIGNED, "lacks signatures of the keys that this device trusts"),
+    exceptions.UnsignedMetadataError: (Refusal.UNSIGNED, "lacks signatures by the keys that this device trusts"),
     exceptions.ExpiredMetadataError: (Refusal.EXPIRED, "has expired, so that newer references may be held back"),
     exceptions.BadVersionNumberError: (Refusal.ROLLED_BACK, "is older than what this device has seen"),
     exceptions.LengthOrHashMismatchError: (Refusal.MIXED, "was changed, or its files do not belong together"),
     exceptions.DownloadLengthMismatchError: (Refusal.TOO_LONG, "is longer than allowed"),
     exceptions.RepositoryError: (Refusal.DAMAGED, "is damaged"),
 }
-"""Why metadata is refused, by the library's errors; more special ones come first."""
+"""Why metadata is refused, by the library's error class; subclasses come before their base classes."""
 
 
 @contextmanager
@@ -194,10 +194,10 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except _AwayError as error:
-        raise CoordinatorAwayError(f"the coordinator is away ({error})") from error
+        raise CoordinatorAwayError(f"the coordinator cannot be reached ({error})") from error
     except exceptions.DownloadHTTPError as error:
         raise ReferenceUntrustedError(
-            "the coordinator lacks signed metadata of references: publish it (docs/references.md)", Refusal.UNSIGNED
+            "the coordinator has no signed metadata of references: publish it (docs/references.md)", Refusal.UNSIGNED
         ) from error
     except (exceptions.RepositoryError, exceptions.DownloadLengthMismatchError) as error:
         refusal, text = next(found for kind, found in _NAMES.items() if isinstance(error, kind))
@@ -210,12 +210,12 @@ def _named_errors() -> Iterator[None]:
 
 
 class _CoordinatorFetcher(FetcherInterface):
-    """Fetches files of metadata for a thread that is not the event loop's.
+    """Fetches metadata files for a thread other than the event loop's.
 
     Args:
-        stub: of the coordinator's service.
+        stub: the stub of the coordinator's service.
         timeout_s: limit on one request.
-        loop: the stub's.
+        loop: the stub's event loop.
 
     Attributes:
         coordinator_time: the coordinator's clock, as of the last answer.
@@ -230,7 +230,7 @@ class _CoordinatorFetcher(FetcherInterface):
         self.coordinator_time = datetime.min.replace(tzinfo=timezone.utc)
 
     def stop(self) -> None:
-        """End the request in progress, and all later ones."""
+        """Cancel the request in progress, and refuse all later ones."""
         self._is_stopped = True
         if self._request is not None:
             self._request.cancel()
@@ -251,16 +251,16 @@ class _CoordinatorFetcher(FetcherInterface):
                 raise exceptions.DownloadHTTPError(f"there is no {name}", _NO_SUCH_FILE) from None
             details = plain_text(error.details() or error.code().name, MAX_REASON_LENGTH)
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
-                raise exceptions.DownloadLengthMismatchError(f"{name} is longer than a message may be") from None
+                raise exceptions.DownloadLengthMismatchError(f"{name} is longer than the limit on a message") from None
             raise _AwayError(details) from None
-        if answer is None:  # gRPC's answer for bytes that are no such message
+        if answer is None:  # gRPC's status for bytes that cannot be parsed as the message
             raise exceptions.RepositoryError("the coordinator sent a damaged message")
         self.coordinator_time = _time_of(answer.coordinator_unix_s)
         return bytes(answer.content)
 
 
 def _time_of(unix_s: float) -> datetime:
-    """A time that another machine states; the latest that can be represented stands for all later ones."""
+    """Convert a time stated by another machine; times too late to represent become the latest possible one."""
     if not math.isfinite(unix_s) or unix_s < 0:
         unix_s = 0.0
     try:

@@ -1,4 +1,4 @@
-"""Tells the owner how the session with the coordinator stands: in the log, and for `wattfleet agent status`."""
+"""Reports the state of the session with the coordinator: in the log, and for `wattfleet agent status`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LINES_PER_MINUTE = 6
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """How the session stood when it last changed.
+    """The state of the session after its last change.
 
     Attributes:
         address: the coordinator's host:port.
-        problem: why there is no session; None while there is one.
-        unix_s: when it changed.
+        problem: why there is no session; None during a session.
+        unix_s: the time of the change, seconds since 1970.
         is_exposed: whether the connection leaves the machine in plaintext.
     """
 
@@ -44,11 +44,11 @@ class SessionStatus:
 
 
 class SessionNews:
-    """Notes every change of a session.
+    """Records every change of a session.
 
     Args:
         address: the coordinator's host:port.
-        path: the file to note it in; None for none. Its folder exists once the agent runs.
+        path: the file for the record; None for no file. Its folder exists once the agent runs.
         now_s: a monotonic clock.
         is_exposed: whether the connection leaves the machine in plaintext.
     """
@@ -75,7 +75,7 @@ class SessionNews:
         if self._shown is not None:
             lasted_s = self._now_s() - self._failed_s
             _log.info(
-                "the coordinator at %s is back after %s",
+                "the coordinator at %s can be reached again after %s",
                 self._address,
                 duration_text(lasted_s),
                 extra=fields(coordinator=self._address, outage_s=round(lasted_s, 1)),
@@ -89,8 +89,9 @@ class SessionNews:
         """Note why there is no session.
 
         Args:
-            problem: plain text, and what the agent does about it.
-            cause: the same for all attempts that fail for one reason, although their texts differ; None for the text.
+            problem: the problem and what the agent does about it, as plain text.
+            cause: the same value for all attempts that fail for one reason, although their texts differ; None uses the
+                text.
         """
         now_s, cause = self._now_s(), cause or problem
         if self._cause is None:
@@ -119,7 +120,7 @@ class SessionNews:
 
 
 def read_session_status(state_directory: Path) -> SessionStatus | None:
-    """How the agent's session stood when it last changed; None if it never began.
+    """Return the recorded state of the agent's session; None if it never began.
 
     Raises:
         InvalidInputError: the file cannot be read, or is damaged.

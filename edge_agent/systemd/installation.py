@@ -28,22 +28,23 @@ SETTINGS_PATH = f"{SETTINGS_FOLDER}/agent.env"
 GROUP = "wattfleet"
 
 _INSECURE = "WATTFLEET_AGENT_SESSION_INSECURE"
-"""What `wattfleet agent run` takes from the environment for `--insecure`."""
+"""The environment variable that `wattfleet agent run` reads for `--insecure`."""
 
 _METRICS_ADDRESS = "WATTFLEET_AGENT_METRICS_ADDRESS"
-"""What it takes for `--metrics-address`."""
+"""The environment variable that it reads for `--metrics-address`."""
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """How the service runs its agent.
+    """The settings with which the service runs its agent.
 
     Attributes:
-        device: the device as the command line names it.
+        device: the device as named on the command line.
         device_id: its name in the fleet.
         coordinator: host:port.
-        minibatches_per_epoch: minibatches of one pass over the device's data; None to let each app's loader tell it.
-        workload: the workload to measure with besides the apps; None for none.
+        minibatches_per_epoch: minibatches of one pass over the device's data; None to use the length that each app's
+            loader reports.
+        workload: the workload to measure with in addition to the apps; None for none.
         minibatch: samples in a minibatch of the workload.
         processor: where it computes.
         is_insecure: whether plaintext may leave the machine while it has no identity.
@@ -85,7 +86,7 @@ class ServiceSettings:
                 raise InvalidInputError(f"{name} {value!r}: use letters, digits and . : / @ + - _ [ ] only")
 
     def text(self) -> str:
-        """The settings file, as systemd reads it."""
+        """Return the content of the settings file in systemd's format."""
         optional = f"{_INSECURE}=true\n" if self.is_insecure else ""
         if self.metrics_address is not None:
             optional += f"{_METRICS_ADDRESS}={self.metrics_address}\n"
@@ -99,13 +100,14 @@ class ServiceSettings:
         )
 
     def is_exposed(self, root: Path) -> bool:
-        """Whether the service's connection leaves the machine in plaintext.
+        """Return whether the service's connection leaves the machine in plaintext.
 
         Args:
             root: root of the machine's files; `/` on the machine itself.
 
         Raises:
-            InvalidInputError: it would although it must not, or the machine's identity is damaged.
+            InvalidInputError: plaintext would leave the machine although that is not allowed, or the machine's identity
+                is damaged.
         """
         folder = root / DEFAULT_STATE_DIRECTORY.lstrip("/") / IDENTITY_DIRECTORY
         if self.metrics_address is not None:
@@ -114,9 +116,9 @@ class ServiceSettings:
             return False
         if not self.is_insecure:
             raise InvalidInputError(
-                f"{self.coordinator} is another machine's address, and {folder} has no identity to protect the"
-                " connection: enrol this device first with `wattfleet agent join` and the line of `wattfleet"
-                " coordinator invite`, or pass --insecure for plaintext"
+                f"{self.coordinator} is another machine's address, and {folder} has no identity to protect the "
+                f"connection: first enrol this device with `wattfleet agent join` and the line from `wattfleet "
+                f"coordinator invite`, or pass --insecure for plaintext"
             )
         return True
 
@@ -126,15 +128,15 @@ class ServiceSettings:
         if self.workload is not None:
             yield f"--workload {self.workload} --minibatch {self.minibatch}"
         if not is_virtual(self.device):
-            yield f"--processor {self.processor}"  # also where an ordered measurement computes
+            yield f"--processor {self.processor}"  # also used for ordered measurements
 
 
 @dataclass(frozen=True)
 class InstalledConnection:
-    """How the installed service connects to its coordinator, and serves its metrics.
+    """The addresses of the installed service's coordinator and metrics.
 
     Attributes:
-        coordinator: host:port; empty for that of the enrolment.
+        coordinator: host:port; empty for the coordinator of the enrolment.
         is_insecure: whether plaintext may leave the machine while it has no identity.
         metrics_address: host:port of its metrics; empty for none.
     """
@@ -145,7 +147,7 @@ class InstalledConnection:
 
     @classmethod
     def read(cls, root: Path) -> InstalledConnection | None:
-        """Read it from the settings file; None if no service is installed, or the file cannot be read.
+        """Read the addresses from the settings file; None if no service is installed, or the file cannot be read.
 
         Args:
             root: root of the machine's files; `/` on the machine itself.
@@ -160,7 +162,7 @@ class InstalledConnection:
 
     @property
     def leaves_machine(self) -> bool:
-        """Whether the coordinator is on another machine."""
+        """Return whether the coordinator is on another machine."""
         return bool(self.coordinator) and not is_loopback(split_address(self.coordinator)[0])
 
 
@@ -172,8 +174,8 @@ def installation(
     Args:
         settings: how the agent runs.
         code: the installed `wattfleet` and the code that it imports.
-        look_at: `os.stat` except in tests.
-        allow_writable: whether to allow code that users other than root may write, and so become root.
+        look_at: returns a file's status; tests replace `os.stat`.
+        allow_writable: whether to allow code that users other than root can change, and thereby become root.
 
     Raises:
         InvalidInputError: the service cannot or must not run that program.

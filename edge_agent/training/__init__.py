@@ -1,1 +1,1 @@
-"""One round's training on the device: the local socket, the mode in force, and the knobs put back."""
+"""One round's training on the device: applies its mode, observes it, and restores the knobs."""

@@ -1,8 +1,8 @@
 """Backup of a device's knobs: saved to disk before the first change, and restored last.
 
-A file lies beside a lock, in a folder of the device's own. The file exists exactly as long as the device may be in
-another mode than its owner's, whatever happens to the process. The lock is held as long as a process may change the
-device.
+The backup file and a lock file are in a folder of their own for each device. The backup exists as long as the device
+may be in another mode than its owner's, even if the process is killed. The lock is held as long as a process may change
+the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOCK_FILE = "device.lock"
 
 _FORMAT = 1
 _MAX_SHOWN = 200
-"""Characters of a backup's content in an error."""
+"""Maximum of characters of a backup's content in an error."""
 
 
 class KnobBackupError(WattfleetError):
@@ -51,7 +51,7 @@ def backed_up(device: Device, folder: Path, write: Callable[[int, bytes], int] =
     Args:
         device: the board.
         folder: the device's own folder; created if missing.
-        write: writes bytes to a descriptor; `os.write` outside of tests.
+        write: writes bytes to a file descriptor; tests replace `os.write`.
 
     Raises:
         DeviceBusyError: another process has locked the device.
@@ -69,11 +69,11 @@ def backed_up(device: Device, folder: Path, write: Callable[[int, bytes], int] =
 
 
 class KnobBackup:
-    """The backup of a device that this process has locked; use `hold`, or `backed_up` for the usual sequence.
+    """The backup of a device that this process has locked; use `hold`, or `backed_up` for the usual sequence of steps.
 
     Args:
         device: the board.
-        folder: the folder of file and lock.
+        folder: the folder of the backup file and the lock.
         write: writes bytes to a descriptor.
     """
 
@@ -95,7 +95,7 @@ class KnobBackup:
             yield cls(device, folder, write)
 
     def save(self) -> bool:
-        """Save the knobs in force; an older backup is left as it is.
+        """Save the current knobs, unless there is an older backup.
 
         Returns:
             Whether a backup was written.
@@ -117,7 +117,7 @@ class KnobBackup:
         return True
 
     def discard(self) -> None:
-        """Remove the backup of a device that is as it was before `save`.
+        """Remove the backup of a device whose knobs are as before `save`.
 
         Raises:
             KnobBackupError: the file cannot be removed.
@@ -163,7 +163,7 @@ class KnobBackup:
         except (ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:
-            raise self._damaged("it holds no knobs of a device")
+            raise self._damaged("it does not contain the knobs of a device")
         if kind != self._device.board_kind:
             raise InvalidInputError(
                 f"{self._path}: is the backup of the board {plain_text(kind, _MAX_SHOWN)}, but this is"
@@ -180,7 +180,7 @@ class KnobBackup:
 
 
 def holder_of(folder: Path) -> str | None:
-    """The id of the process that has locked the device; None where the device is not locked.
+    """Return the id of the process that has locked the device; None if the device is not locked.
 
     Raises:
         KnobBackupError: the lock cannot be opened.
@@ -193,7 +193,7 @@ def holder_of(folder: Path) -> str | None:
     except OSError as error:
         raise KnobBackupError(f"{path}: cannot be opened: {error.strerror}") from None
     try:
-        # A shared lock, released at once: two readers do not block each other.
+        # A shared lock, released at once, so that two readers do not block each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "another process"

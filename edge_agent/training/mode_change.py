@@ -1,4 +1,4 @@
-"""Changing a device's mode by hand: its knobs are backed up first, and restored if the change fails."""
+"""Changes a device's mode by hand: backs up its knobs first, and restores them if the change fails."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def apply_with_backup(
 
     Args:
         device: the board.
-        name: the mode as people write it.
-        folder: the device's own, for the backup of its knobs.
-        interrupting: held while the mode is applied, but not while the change is undone.
+        name: the mode as written by the user.
+        folder: the device's own folder, for the backup of its knobs.
+        interrupting: a context that is held while the mode is applied, but not while the change is undone.
 
     Returns:
         The mode that was read back.
 
     Raises:
-        InvalidInputError: there is no such mode, or no mode of the device outlasts this process.
+        InvalidInputError: there is no such mode, or the device does not keep a mode after this process.
         DeviceBusyError: another process has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         ModeNotAppliedError: the mode was not applied; the device is restored, unless the error says otherwise.
     """
     if not device.mode_persists:
         raise InvalidInputError(
-            f"{device.board_kind} is {device.provenance}: it exists only while a command runs, so it keeps no mode"
+            f"{device.board_kind} is {device.provenance}: it exists only while a command runs, so it cannot keep a mode"
         )
     mode = parse_mode(device, name)
     with KnobBackup.hold(device, folder) as backup:
@@ -43,7 +43,7 @@ def apply_with_backup(
         try:
             with interrupting or nullcontext():
                 if isinstance(device, NvpmodelDevice) and name in device.presets:
-                    # A preset may gate the GPU's power; the same mode given by its numbers would not.
+                    # A preset may switch GPU power gating; the same mode written in numbers would not.
                     return device.apply_preset(name)
                 device.apply(mode)
                 return device.current_mode()
@@ -56,7 +56,7 @@ def apply_with_backup(
 
 
 def _undo(device: Device, before: Knobs, is_new: bool, backup: KnobBackup) -> str:
-    """Undo the part of a mode that was applied; return the outcome in words."""
+    """Undo a partly applied mode; return a text with the outcome."""
     try:
         if device.knobs() != before:
             backup.restore()
@@ -69,7 +69,7 @@ def _undo(device: Device, before: Knobs, is_new: bool, backup: KnobBackup) -> st
 
 
 def has_backup(folder: Path) -> bool:
-    """Whether a device may be in another mode than its owner's.
+    """Return whether a device may be in another mode than its owner's.
 
     Raises:
         KnobBackupError: the folder may not be read.
@@ -81,7 +81,7 @@ def has_backup(folder: Path) -> bool:
 
 
 def restore_backup(device: Device, folder: Path) -> bool:
-    """Restore the knobs from before the first change; return whether there was a backup.
+    """Restore the knobs as before the first change; return whether there was a backup.
 
     Raises:
         DeviceBusyError: another process has locked the device.

@@ -1,4 +1,4 @@
-"""The workload of a training, as far as the device has to know it."""
+"""The information on a training's workload that the device needs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from wattfleet.modes import Workload
 
 
 class TrainedWorkload(Protocol):
-    """The workload of a training, as far as the device has to know it."""
+    """The information on a training's workload that the device needs."""
 
     @property
     def paced(self) -> Workload | None:
-        """The workload that a virtual board is to pace; None for its own."""
+        """The workload whose times a virtual board simulates; None for its built-in workload."""
         ...
 
     @property
@@ -23,7 +23,7 @@ class TrainedWorkload(Protocol):
 
     @property
     def is_length_known(self) -> bool:
-        """Whether that number is the device's own, and not assumed."""
+        """Whether that number is the device's own rather than assumed."""
         ...
 
     @property
@@ -32,9 +32,9 @@ class TrainedWorkload(Protocol):
         ...
 
     def productive(self, power_limit_w: float, minibatches: float) -> ProductiveProfiler:
-        """The profiler for a training with so many watts and minibatches; infinitely many if they are unknown."""
+        """Return the profiler for a training with this power limit and number of minibatches (infinite if unknown)."""
         ...
 
     def training_was_too_short(self, minibatches: float) -> None:
-        """Note that a training of so many minibatches has ended before a mode was measured."""
+        """Note that a training with this number of minibatches ended before a mode was measured."""
         ...

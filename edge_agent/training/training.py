@@ -23,21 +23,21 @@ _log = logging.getLogger(__name__)
 
 # Limits on what an app may request, so that seconds per epoch remain usable numbers.
 _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
-# Once so much of a training is done, no further mode is measured, so that its own mode is observed.
+# After this share of a training, no further mode is measured, so that the training's own mode is observed.
 _MEASURING_SHARE = 0.5
-# A shorter rest after measurements tells too little of the assigned mode.
+# A shorter part of a training after measurements shows too little of the assigned mode.
 _FEWEST_MINIBATCHES = 40
-# The observation begins again if the app has waited for the agent for longer than this, before its first report.
+# The observation starts again if the app waited longer than this for the agent before its first report, s.
 _NEGLIGIBLE_S = 0.1
 
 
 @dataclass
 class _Undisturbed:
-    """The part of a training that is in its own mode until its end.
+    """The last part of a training, which is entirely in the training's own mode.
 
     Attributes:
         since_s: when it began, device-clock seconds.
-        minibatches_before: minibatches that were trained before.
+        minibatches_before: minibatches trained before this part.
     """
 
     since_s: float
@@ -46,11 +46,11 @@ class _Undisturbed:
 
 @dataclass
 class _LoaderHandled:
-    """When the agent handled what a loader told of itself, device-clock seconds.
+    """The period in which the agent handled a report of a loader, device-clock seconds.
 
     Attributes:
         since_s: when it began.
-        until_s: when it had ended; infinite before that.
+        until_s: when it ended; infinite before that.
     """
 
     since_s: float
@@ -86,16 +86,16 @@ class TrainingWatch:
         sharing: Callable[[], Hashable] = lambda: None,
         granted: Callable[[float | None], None] = lambda power_limit_w: None,
     ) -> None:
-        """Run the trainings of one device.
+        """Set up the trainings of one device.
 
         Args:
             device: the board.
             parked: the mode between trainings.
-            resting: makes it the mode in force between trainings, which is a higher one while requests are answered.
-            sharing: tells whom trainings share the device with; None for nobody. In a shared training, no modes are
-                measured, as the app's times contain the waiting for others.
-            granted: told the watts that are set aside for the training from now on, before its mode is applied; None
-                once nothing is trained.
+            resting: maps `parked` to the mode to use between trainings, which is higher while requests are answered.
+            sharing: returns a value that identifies what trainings share the device with; None if nothing. In a shared
+                training, no modes are measured, as the app's times contain waiting for others.
+            granted: called with the watts reserved for the training before its mode is applied, and with None once
+                nothing is trained.
         """
         self._device = device
         self._sharing = sharing
@@ -110,17 +110,17 @@ class TrainingWatch:
 
     @property
     def is_training(self) -> bool:
-        """Whether a training was started and has not ended."""
+        """Whether a training has started and not ended."""
         return self._running is not None
 
     def start(self, trained: TrainedWorkload, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
-        """Apply the mode and begin to observe; an unfinished training is abandoned.
+        """Apply the mode and start to observe; an unfinished training is abandoned.
 
         Args:
-            trained: what is trained.
+            trained: the workload that is trained.
             mode: the assigned mode.
             epochs: local epochs to train.
-            power_limit_w: watts set aside for the device.
+            power_limit_w: watts reserved for the device.
 
         Raises:
             InvalidInputError: the device does not offer the mode, or the number of epochs is out of range.
@@ -146,18 +146,18 @@ class TrainingWatch:
 
     @property
     def mode(self) -> PowerMode:
-        """The training's own mode; other modes may be measured meanwhile."""
+        """The training's own mode; another mode may be in force while it is measured."""
         assert self._running is not None, "a training has a mode"
         return self._running.mode
 
     def loader_seen(self, changed: bool) -> None:
-        """Note that the app has begun to read from a loader, and that its workload may now be known better.
+        """Note that the app has started to read from a loader, and that more may be known of its workload.
 
         The app may wait until `loader_handled`.
 
         Args:
-            changed: whether the workload has changed by that. If it changes in the midst of a training, the training is
-                of several kinds of minibatches: it gives no observation, and no further mode is measured.
+            changed: whether this has changed the workload. If it changes during a training, the training has several
+                kinds of minibatches: it gives no observation, and no further mode is measured.
 
         Raises:
             ModeNotAppliedError: the training's own mode cannot be restored after measurements.
@@ -173,10 +173,11 @@ class TrainingWatch:
         running.loader = _LoaderHandled(since_s)
 
     def loader_handled(self, app_has_finished: bool = False) -> None:
-        """Note that the agent has handled what a loader told of itself.
+        """Note that the agent has handled a report of a loader.
 
         Args:
-            app_has_finished: the app has ended its training meanwhile. Nobody knows when, so there is no observation.
+            app_has_finished: whether the app has ended its training meanwhile. If so, there is no observation, since
+                the time of its end is unknown.
         """
         running = self._running
         assert running is not None and running.loader is not None, "a loader was seen"
@@ -184,15 +185,15 @@ class TrainingWatch:
         running.unobservable |= app_has_finished
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool, is_pass_over: bool = False) -> bool:
-        """Measure modes by the minibatches that the app reports, and apply the mode for the next ones.
+        """Use the app's reported minibatches to measure modes, and apply the mode for the next ones.
 
         If a measurement cannot be written, the training continues in its own mode without further measurements.
 
         Args:
-            times: of the minibatches since the last report, the last of which ended just now; empty to begin
+            times: the times of the minibatches since the last report, the last of which ended just now; empty to start
                 measuring.
             paused: whether the training pauses now.
-            is_pass_over: whether it pauses since all data was trained once, so that another pass may follow.
+            is_pass_over: whether it pauses at the end of a pass over the data, so that another pass may follow.
 
         Returns:
             Whether further reports are wanted.
@@ -209,7 +210,7 @@ class TrainingWatch:
         if running.measurements_ended:
             return False
         if running.profiler is None:
-            asked_s = self._waits_since_s(running)
+            asked_s = self._waiting_since_s(running)
             assigned = running.epochs * running.trained.minibatches_per_epoch
             minibatches = assigned if running.trained.is_length_known else math.inf
             running.profiler = running.trained.productive(running.power_limit_w, minibatches)
@@ -223,18 +224,18 @@ class TrainingWatch:
             self._end_measurements(running, running.profiler)
         return running.profiler.measuring and not running.measurements_ended
 
-    def _waits_since_s(self, running: _Running) -> float:
-        """Since when the app waits for the answer to its first report."""
+    def _waiting_since_s(self, running: _Running) -> float:
+        """Return since when the app has waited for the answer to its first report, device-clock seconds."""
         now_s, loader = self._device.clock.now_s(), running.loader
-        # An app that reports at once has waited since it told of its loader; otherwise it has trained meanwhile.
+        # An app that reports at once has waited since it reported its loader; otherwise it has trained meanwhile.
         return loader.since_s if loader is not None and 0 <= now_s - loader.until_s <= _NEGLIGIBLE_S else now_s
 
     def reassign(self, mode: PowerMode | None, power_limit_w: float) -> None:
-        """Continue in another mode, as the watts have changed; observation and measurements end.
+        """Continue in another mode, since the granted watts have changed; observation and measurements end.
 
         Args:
             mode: the new mode; None for the parking mode, if the training is to stop.
-            power_limit_w: watts set aside for the device now.
+            power_limit_w: watts now reserved for the device.
 
         Raises:
             InvalidInputError: the device does not offer the mode.
@@ -243,16 +244,16 @@ class TrainingWatch:
         running = self._running
         assert running is not None, "reassign follows start"
         if (mode, power_limit_w) == (running.mode, running.power_limit_w):
-            return  # the coordinator repeats orders when a session starts
+            return  # The coordinator repeats orders when a session starts.
         running.measurements_ended = True
         running.power_limit_w = power_limit_w
         self._granted(None if mode is None else power_limit_w)
-        self._go_on_in(mode or self._parked, running)
+        self._continue_in(mode or self._parked, running)
 
     def lower(self, mode: PowerMode) -> None:
-        """Continue in another mode, as the app's minibatches draw more than was planned; there is no observation.
+        """Continue in another mode, since the app's minibatches draw more than planned; there is no observation.
 
-        Modes may still be measured, in this training's watts.
+        Modes may still be measured within this training's watts.
 
         Args:
             mode: the new mode.
@@ -263,10 +264,10 @@ class TrainingWatch:
         """
         running = self._running
         assert running is not None, "lower follows start"
-        self._go_on_in(mode, running)
+        self._continue_in(mode, running)
 
-    def _go_on_in(self, mode: PowerMode, running: _Running) -> None:
-        # The coordinator takes an observation for one of the mode that it has planned.
+    def _continue_in(self, mode: PowerMode, running: _Running) -> None:
+        # The coordinator would take an observation to be one of the planned mode.
         running.unobservable = True
         running.mode = mode
         try:
@@ -306,7 +307,7 @@ class TrainingWatch:
             running.undisturbed = _Undisturbed(self._device.clock.now_s(), running.reported)
 
     def _end_measurements(self, running: _Running, profiler: ProductiveProfiler) -> None:
-        """Train the rest in the training's own mode."""
+        """End the measurements: the rest is trained in the training's own mode."""
         running.measurements_ended = True
         profiler.pause()
         running.undisturbed = running.undisturbed or _Undisturbed(self._device.clock.now_s(), running.reported)
@@ -315,13 +316,13 @@ class TrainingWatch:
         """End the training that was started, and park the device.
 
         Args:
-            epochs_done: trained local epochs, if a deadline ended the training; 0 if unknown; None for all that were
-                assigned.
+            epochs_done: trained local epochs, if a deadline ended the training; 0 if unknown; None for all assigned
+                epochs.
 
         Returns:
-            What was observed of the assigned mode, after the measurements of other modes. None if too little of the
-            training was left for that, another grant was in force meanwhile, too few epochs were trained, or the
-            training was too short to sample its power or to separate its warm-up.
+            The observation of the assigned mode, after measurements of other modes. None if too little of the training
+            was left for it, another grant was in force, too few epochs were trained, or the training was too short to
+            sample its power or to separate its warm-up.
 
         Raises:
             PowerNotReadError: too few power samples could be read.
@@ -349,7 +350,7 @@ class TrainingWatch:
                 changed[0],
             )
         if self._sharing() != running.shared:
-            _log.info("no observation: the requests that the device answers have changed during the training")
+            _log.info("no observation: the device's duty changed during the training")
             return None
         if running.unobservable or changed or epochs < _MIN_EPOCHS:
             return None
@@ -365,7 +366,7 @@ class TrainingWatch:
         # The app does not report its first minibatch's time; it is known from the profile.
         observed_first = running.app.first_minibatch_observed and not is_rest
         first_s = first_minibatch_s(running.mode, running.trained.first_gcycles) if observed_first else 0.0
-        # The warm-up is the CPU's work; its power is not that of training.
+        # The warm-up is work of the CPU, so its power is not that of training.
         power_w = mean_power_w(trace, part.since_s + min(first_s, lasted_s / 2), ended_s)
         if power_w is None:
             _log.warning("no observation: the training ended before power was sampled %d times", MIN_SAMPLES)
@@ -377,7 +378,7 @@ class TrainingWatch:
         return Observed(running.mode, steady_s * trained / epochs, power_w, running.shared is not None)
 
     def abandon(self) -> None:
-        """Stop without an observation, and park."""
+        """Stop the training without an observation, and park."""
         running, self._running = self._running, None
         if running is not None:
             with self._ending(running):

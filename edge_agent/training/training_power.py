@@ -8,12 +8,12 @@ from edge_agent.devices.device import PowerTrace
 from wattfleet.errors import WattfleetError
 
 MAX_SILENCE_S = 3.0
-"""Seconds within which a working power meter delivers samples."""
+"""A working power meter delivers samples within this time, s."""
 
 MIN_SAMPLES = 2
-"""Minimum of samples for a mean."""
+"""Minimum number of samples for a mean."""
 
-# With fewer samples, the mean would depend on when the rails answered.
+# With fewer samples, the mean would depend on the moments at which the rails were read.
 _MIN_SHARE_READ = 0.5
 
 
@@ -22,11 +22,11 @@ class PowerNotReadError(WattfleetError):
 
 
 def mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | None:
-    """Mean power of a training, W; None if it ended before there were enough samples.
+    """Return the mean power of a training, W; None if it ended before there were enough samples.
 
     Args:
-        trace: samples taken during the training.
-        begun_s: when it began, device-clock seconds.
+        trace: power samples of the training.
+        begun_s: when the training began, device-clock seconds.
         ended_s: when it ended.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What is trained while a board is measured: the shipped networks, and how to find one of your own."""
+"""The workloads that are trained while a board is measured: the shipped networks, and how to load your own."""

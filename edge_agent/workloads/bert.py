@@ -17,7 +17,7 @@ _WIDTH, _HEADS, _LAYERS = 512, 8, 4
 
 
 def bert(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train the transformer without end; yields after every minibatch.
+    """Train the transformer endlessly; yield after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.
@@ -28,7 +28,7 @@ def bert(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) ->
 
 
 def network() -> nn.Module:
-    """From `[n, 128]` word indices to `[n, 2]` scores; 28.3 million parameters."""
+    """Return a network from `[n, 128]` word indices to `[n, 2]` scores; 28.3 million parameters."""
     return _Classifier()
 
 

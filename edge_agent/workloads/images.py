@@ -12,7 +12,7 @@ _SIDE = 224
 
 
 def images() -> SyntheticSamples:
-    """`[3, 224, 224]` images, converted from bytes to numbers around zero, as decoded images are."""
+    """Return random `[3, 224, 224]` images, converted from bytes to numbers around zero like decoded images."""
     return SyntheticSamples(_image)
 
 

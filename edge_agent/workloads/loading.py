@@ -1,7 +1,7 @@
 """Loads a workload and trains it minibatch by minibatch.
 
 A workload is a generator function `workload(*, minibatch, device)`. It yields a `StepTimes` or None after every
-minibatch, without end. On a GPU it waits for its queued work before it yields.
+minibatch, endlessly. On a GPU, it waits for its queued work before it yields.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SHIPPED: Mapping[str, str] = {
     "lstm": "edge_agent.workloads.lstm:lstm",
     "bert": "edge_agent.workloads.bert:bert",
 }
-"""The workloads that come with the agent, by name."""
+"""The workloads that ship with the agent, by name."""
 
 
 class RunningWorkload:
-    """A running workload; a context manager that ends it.
+    """A running workload; as a context manager, it ends the workload.
 
     Args:
-        spec: its name, for messages.
+        spec: the workload's name, for messages.
         steps: yields after every minibatch.
     """
 
@@ -44,7 +44,7 @@ class RunningWorkload:
         """Train one minibatch.
 
         Raises:
-            InvalidInputError: the workload has ended, or yields something else than a `StepTimes` or None.
+            InvalidInputError: the workload has ended, or yields something other than a `StepTimes` or None.
         """
         try:
             times = next(self._steps)
@@ -73,7 +73,7 @@ class RunningWorkload:
 
 
 def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorkload:
-    """Start the workload that `spec` names; nothing is trained before its first step.
+    """Start the workload named by `spec`; nothing is trained before its first step.
 
     Args:
         spec: one of `SHIPPED`, or `module:function`.

@@ -1,4 +1,4 @@
-"""The training loop of the shipped workloads: synthetic samples, and the times of every minibatch."""
+"""The training loop of the shipped workloads: makes synthetic samples, and times every minibatch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
 
 LOADER_WORKERS = 4
-"""Processes that make samples, as in the published measurements."""
+"""Number of processes that make samples, as in the published measurements."""
 
 Sample = tuple[Tensor, Tensor]
 """An input and its class."""
 
 
 class SyntheticSamples(IterableDataset[Sample]):
-    """Endless random samples, made one by one as a real loader decodes them.
+    """Endless random samples, made one by one, like a real loader decodes them.
 
     Args:
         make: makes a sample.
@@ -41,10 +41,10 @@ class SyntheticSamples(IterableDataset[Sample]):
 def train(
     network: nn.Module, samples: SyntheticSamples, minibatch: int, device: Processor, workers: int
 ) -> Iterator[StepTimes]:
-    """Train a classifier without end; yields after every minibatch.
+    """Train a classifier endlessly; yield after every minibatch.
 
     Args:
-        network: from `[minibatch, ...]` inputs to `[minibatch, classes]` scores.
+        network: maps `[minibatch, ...]` inputs to `[minibatch, classes]` scores.
         samples: inputs with the number of their class.
         minibatch: samples in a minibatch.
         device: where it computes.
@@ -82,7 +82,7 @@ def _cpu_time_ms(work: Callable[[], None]) -> float:
 
 
 def _gpu_time_ms(work: Callable[[], None]) -> float:
-    """Time the GPU's work until it is done; the CPU has only queued it when `work` returns."""
+    """Return the time until the GPU has done some work, ms; when `work` returns, the CPU has only queued it."""
     begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     begin.record()

@@ -16,7 +16,7 @@ _EMBEDDED, _HIDDEN, _LAYERS = 256, 512, 2
 
 
 def lstm(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train the LSTM without end; yields after every minibatch.
+    """Train the LSTM endlessly; yield after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.
@@ -27,7 +27,7 @@ def lstm(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) ->
 
 
 def network() -> nn.Module:
-    """From `[n, 128]` word indices to `[n, 2]` scores; 6.2 million parameters."""
+    """Return a network from `[n, 128]` word indices to `[n, 2]` scores; 6.2 million parameters."""
     return _Classifier()
 
 

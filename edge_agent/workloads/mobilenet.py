@@ -1,7 +1,7 @@
 """A network after MobileNetV3-Large (Howard et al., 2019) on images of ImageNet's shape.
 
-The published layers, with these simplifications: every channel count as published, squeeze-and-excitation of a
-quarter of the expanded channels, no dropout. Its costs are MobileNetV3's; its accuracy was never measured.
+It has the published layers and channel counts, squeeze-and-excitation to a quarter of the expanded channels, and no
+dropout. Its costs are MobileNetV3's; its accuracy was never measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAYERS = (
 
 
 def mobilenet(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train the network without end; yields after every minibatch.
+    """Train the network endlessly; yield after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.
@@ -47,7 +47,7 @@ def mobilenet(*, minibatch: int, device: Processor, workers: int = LOADER_WORKER
 
 
 def network() -> nn.Module:
-    """From `[n, 3, 224, 224]` images to `[n, 1000]` scores; 5.5 million parameters."""
+    """Return a network from `[n, 3, 224, 224]` images to `[n, 1000]` scores; 5.5 million parameters."""
     layers: list[nn.Module] = [_convolution(3, 16, 3, 2), nn.Hardswish()]
     channels = 16
     for kernel, expanded, width, squeeze, swish, stride in _LAYERS:
@@ -82,7 +82,7 @@ class _Squeeze(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """Expand, filter each channel separately, project; with a shortcut if the shape is unchanged."""
+    """Expands, filters each channel separately, and projects; with a shortcut if the shape is unchanged."""
 
     def __init__(
         self, channels: int, kernel: int, expanded: int, width: int, squeeze: bool, swish: bool, stride: int

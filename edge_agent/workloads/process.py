@@ -1,7 +1,7 @@
-"""A workload in a process of its own, for as long as a profile needs it.
+"""Runs a workload in a separate process for as long as a profile needs it.
 
-The agent idles for days: torch, a CUDA context and data-loading processes would keep their memory. They end with this
-process, and a workload that crashes does not take the agent with it. The process trains one minibatch per request.
+The agent idles for days, and torch, a CUDA context and data-loading processes would keep their memory. They end with
+this process, and a workload that crashes does not crash the agent. The process trains one minibatch per request.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
 
 _ENDS_WITHIN_S = 20.0
-"""The process may be training a minibatch of the slowest mode when it is to end."""
+"""Long enough for a process that is training a minibatch in the slowest mode, s."""
 
 
 class WorkloadFailedError(WattfleetError):
-    """The process of a workload ended; the agent's log has its own message."""
+    """The process of a workload ended; its message is in the agent's log."""
 
 
 def workload_steps(spec: str, minibatch: int, processor: Processor) -> OpenSteps:
-    """Prepare a workload that starts in a new process each time it is opened.
+    """Return a function that starts a workload in a new process each time it is called.
 
     Args:
         spec: one of `edge_agent.workloads.loading.SHIPPED`, or `module:function`.
@@ -32,8 +32,8 @@ def workload_steps(spec: str, minibatch: int, processor: Processor) -> OpenSteps
         processor: where it computes.
 
     Raises:
-        InvalidInputError: `spec` is not of this form, or the minibatch is empty. A workload that cannot be loaded
-            is reported by its first minibatch.
+        InvalidInputError: `spec` does not have this form, or the minibatch is empty. If the workload cannot be loaded,
+            its first minibatch reports it.
     """
     require_workload(spec, minibatch)
 

@@ -13,7 +13,7 @@ from edge_agent.workloads.step import StepTimes
 
 
 def resnet18(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train ResNet-18 without end; yields after every minibatch.
+    """Train ResNet-18 endlessly; yield after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.
@@ -24,7 +24,7 @@ def resnet18(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS
 
 
 def network() -> nn.Module:
-    """From `[n, 3, 224, 224]` images to `[n, 1000]` scores; 11.7 million parameters."""
+    """Return a network from `[n, 3, 224, 224]` images to `[n, 1000]` scores; 11.7 million parameters."""
     stem = (nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
     blocks: list[nn.Module] = []
     channels = 64

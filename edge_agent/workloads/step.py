@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where the time of one minibatch went.
+    """The parts of one minibatch's time.
 
     Attributes:
-        fetch_stall_ms: how long training waited for its data, ms.
-        compute_ms: how long it computed once the data was there, ms.
+        fetch_stall_ms: time that training waited for its data, ms.
+        compute_ms: time that it computed once it had the data, ms.
     """
 
     fetch_stall_ms: float
@@ -21,7 +21,7 @@ class StepTimes:
 
 
 Step = Callable[[], StepTimes | None]
-"""Trains one minibatch and returns its times when it is done; None if it does not measure them."""
+"""Trains one minibatch and then returns its times; None if it does not measure them."""
 
 OpenSteps = Callable[[], AbstractContextManager[Step]]
-"""Starts a training; the end of the block releases its resources."""
+"""Starts a training; leaving the block releases its resources."""

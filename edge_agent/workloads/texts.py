@@ -11,7 +11,7 @@ from edge_agent.workloads.loop import SyntheticSamples
 
 
 def texts(words: int, length: int, classes: int) -> SyntheticSamples:
-    """`[length]` numbers below `words`, each text in one of `classes` classes."""
+    """Return random texts of `[length]` word indices below `words`, with a class below `classes` for each text."""
     return SyntheticSamples(partial(_text, words, length, classes))
 
 

@@ -22,5 +22,5 @@ def fitting_here(
 
 
 def keep_duty_here(is_stopping: Callable[[], bool], *arguments: Any) -> ModesWithDuty:
-    """In place of `keep_duty_aside`."""
+    """In place of `keep_duty_in_process`."""
     return keep_duty(*arguments)

@@ -112,7 +112,7 @@ async def test_a_device_without_its_link_parks_when_its_grant_lapses(
         )
         assert parked_s < PACE.grant_lifetime_s + _BUSY_S
         assert {device.trainings[-1].stopped for device in fleet.devices} == {
-            "the agent has lost the coordinator for too long"
+            "the agent could not reach the coordinator for too long"
         }
         fleet.links[0].heal()
         await run

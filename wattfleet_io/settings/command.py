@@ -1,4 +1,4 @@
-"""A command whose options come from a settings model, beside `--config` and `--print-config`.
+"""A command with the options of a settings model, `--config` and `--print-config`.
 
 The model is imported when the command's options are needed, so that other commands start without pydantic.
 """
@@ -22,26 +22,26 @@ _WIDEST_CHOICES = 12
 
 
 class _KeyOption(TyperOption):
-    """An option whose help names the variable of its key."""
+    """An option whose help names its key's environment variable."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Nothing: `load` reads the environment, and knows where each value is from."""
+        """Return nothing: `load` reads the environment, and records the origin of each value."""
         return None
 
 
 class SettingsCommand(TyperCommand):
-    """A command with an option for each key of its settings model that names one.
+    """A command with an option for each key of its settings model that defines one.
 
     Subclasses state `model` and `prefix`; the command's function calls `effective`.
     """
 
     model: str
-    """Where the model is, such as `coordinator.settings:CoordinatorSettings`."""
+    """The location of the model, such as `coordinator.settings:CoordinatorSettings`."""
     prefix: str
-    """Of the environment variables, such as `WATTFLEET_COORDINATOR_`."""
+    """The prefix of the environment variables, such as `WATTFLEET_COORDINATOR_`."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The model's options, then the command's own."""
+        """Return the model's options, then the command's own."""
         return [*_options(self.settings_model(), self.prefix), *super().get_params(ctx)]
 
     @classmethod
@@ -53,9 +53,9 @@ class SettingsCommand(TyperCommand):
 
 
 def effective(ctx: click.Context) -> Any:
-    """The settings in effect for a `SettingsCommand`; with `--print-config`, print them and exit.
+    """Return the effective settings of a `SettingsCommand`; with `--print-config`, print them and exit.
 
-    Printed settings may lack required keys: the output names them.
+    Printed settings may lack required keys; the output lists these.
 
     Raises:
         InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
@@ -106,7 +106,7 @@ def _of_key(key: Key, panel: str, prefix: str) -> Iterator[TyperOption]:
     type_ = _type(key.field.annotation)
     is_list = get_origin(type_) is tuple
     choices = list(get_args(type_)) if get_origin(type_) is Literal else []
-    # Rich leaves little room for help beside a long list of choices.
+    # Rich leaves little space for help beside a long list of choices.
     in_help = sum(map(len, choices)) > _WIDEST_CHOICES
     one_of = f" One of {', '.join(choices)}." if in_help else ""
     yield _KeyOption(
@@ -118,7 +118,7 @@ def _of_key(key: Key, panel: str, prefix: str) -> Iterator[TyperOption]:
         is_flag=type_ is bool or None,
         autocompletion=(lambda ctx, args, incomplete: choices) if choices else None,
         multiple=is_list,
-        # None tells "not given" from a value that happens to be the default.
+        # None distinguishes "not given" from a value that equals the default.
         default=None,
         help=f"{key.description}{one_of} {key.default_text}",
         expose_value=False,
@@ -137,7 +137,7 @@ def _of_key(key: Key, panel: str, prefix: str) -> Iterator[TyperOption]:
 
 
 def _note(path: str, negated: bool = False) -> Any:
-    """A callback that keeps a value given on the command line, or its opposite."""
+    """Return a callback that stores a value given on the command line, or its opposite."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if value is not None and value != ():
@@ -149,10 +149,10 @@ def _note(path: str, negated: bool = False) -> Any:
 
 
 def require_no_password(option: str, value: Any) -> None:
-    """Make sure that no URL on the command line has a password.
+    """Check that no URL on the command line contains a password.
 
     Raises:
-        InvalidInputError: one has. The message does not repeat it.
+        InvalidInputError: a URL contains a password. The message does not repeat it.
     """
     from wattfleet.errors import InvalidInputError
     from wattfleet_io.url_passwords import has_password
@@ -161,13 +161,12 @@ def require_no_password(option: str, value: Any) -> None:
         raise InvalidInputError(
             f"{option}: a password on the command line is in the process list and in the shell's history, so that"
             " others may have read it. Change it, and put the URL into a settings file that only its user can read"
-            " (--config), or leave it out of the URL where the database's client finds it elsewhere, such as in"
-            " ~/.pgpass"
+            " (--config), or omit it from the URL if the database's client finds it elsewhere, such as in ~/.pgpass"
         )
 
 
 def _type(annotation: Any) -> Any:
-    """The type of a key without None."""
+    """Return the type of a key without None."""
     if get_origin(annotation) in (Union, UnionType):
         (annotation,) = [each for each in get_args(annotation) if each is not type(None)]
     return annotation

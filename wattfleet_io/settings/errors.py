@@ -1,4 +1,4 @@
-"""Turns pydantic's complaints about settings into sentences that name the key, its origin and a remedy."""
+"""Turns pydantic's errors about settings into sentences that name the key, its origin and a remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BOUNDS = {
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known one that is most like it, if any is."""
+    """Return the end of a message about an unknown name: the most similar known one, if there is one."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -37,12 +37,12 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def explain(
     error: ValidationError, model: type[Settings], origins: Mapping[str, str], config: Path | None
 ) -> Iterator[str]:
-    """One sentence for each problem.
+    """Return one sentence per problem.
 
     Args:
-        error: what pydantic found.
+        error: pydantic's error.
         model: the settings.
-        origins: where each given key came from.
+        origins: the origin of each given key.
         config: the settings file, if there is one.
     """
     keys = list(keys_of(model))
@@ -57,7 +57,7 @@ def explain(
 
 
 def _subject(where: list[str], origins: Mapping[str, str]) -> str:
-    """What a complaint is about, in the words of whoever set it."""
+    """Return the subject of a message: the option, variable or key that the user has set."""
     path = ".".join(where)
     origin = origins.get(path, "")
     if origin.startswith("--") or origin.endswith(path.replace(".", "_").upper()):
@@ -95,7 +95,7 @@ def _complaint(problem: Any) -> str:
         return f"must be {context['expected']}, not {without_passwords(repr(given))}"
     if kind in ("model_type", "model_attributes_type"):
         return "must be a table"
-    if kind == "string_too_short":  # no key needs more than one character
+    if kind == "string_too_short":  # keys do not need more than one character
         return "must not be empty"
     if kind == "finite_number":
         return f"must be a finite number, not {given}"

@@ -1,4 +1,4 @@
-"""Reads settings from options, the environment and a TOML file, and remembers where each value came from."""
+"""Reads settings from options, the environment and a TOML file, and records where each value came from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wattfleet_io.parsing import parse_toml
 from wattfleet_io.settings.errors import explain, suggestion
 from wattfleet_io.settings.model import S, keys_of
 
-# Kubernetes sets these for a service whose name is the prefix's.
+# Kubernetes sets these variables for a service with the prefix's name.
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?")
 
 
@@ -27,8 +27,8 @@ class Loaded(Generic[S]):
 
     Attributes:
         settings: the effective values.
-        origins: for each key that is not at its default, such as `store.keep_days`: the option, the environment
-            variable or the file that set it.
+        origins: the option, environment variable or file that set a key, by key such as `store.keep_days`; keys with
+            defaults are absent.
     """
 
     settings: S
@@ -36,7 +36,7 @@ class Loaded(Generic[S]):
 
 
 def variable_of(prefix: str, path: str) -> str:
-    """The environment variable that sets a key: `store.keep_days` is `WATTFLEET_COORDINATOR_STORE_KEEP_DAYS`."""
+    """Return the environment variable that sets a key: `store.keep_days` is `WATTFLEET_COORDINATOR_STORE_KEEP_DAYS`."""
     return prefix + path.replace(".", "_").upper()
 
 
@@ -51,10 +51,10 @@ def load(
 
     Args:
         model: the process's settings.
-        prefix: of its environment variables, such as `WATTFLEET_COORDINATOR_`.
+        prefix: the prefix of its environment variables, such as `WATTFLEET_COORDINATOR_`.
         options: values given on the command line, by key, such as `store.keep_days`.
-        config: the TOML file. Where it is None, the environment variable `<prefix>CONFIG` may name one.
-        of_others: variables with the same prefix that belong to other commands, and are ignored.
+        config: the TOML file. If it is None, the environment variable `<prefix>CONFIG` may name one.
+        of_others: variables with the same prefix that belong to other commands; they are ignored.
 
     Raises:
         InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
@@ -84,11 +84,11 @@ def load(
 
 
 def settings_of(model: type[S], content: bytes, path: Path) -> S:
-    """The settings of a file alone, as a service has them.
+    """Return the settings of a file without options or environment, as for a service.
 
     Args:
         model: the process's settings.
-        content: of the file.
+        content: the file's content.
         path: the file's name, for messages.
 
     Raises:
@@ -120,7 +120,7 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _require_known(prefix: str, known: Collection[str], ignored: Collection[str]) -> None:
-    """Refuse environment variables that look like settings and are none.
+    """Refuse environment variables that look like settings but are not.
 
     Raises:
         InvalidInputError: there is such a variable.
@@ -132,7 +132,7 @@ def _require_known(prefix: str, known: Collection[str], ignored: Collection[str]
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables of which the keys in `over` replace those in `base`."""
+    """Return tables in which the keys in `over` replace those in `base`."""
     merged = dict(base)
     for group, table in over.items():
         before = merged.get(group)
@@ -141,7 +141,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Values by key, as a table of tables."""
+    """Convert values by key to a table of tables."""
     tables: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         group, name = path.split(".")
@@ -150,7 +150,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _paths(tables: Mapping[str, Any]) -> Iterator[str]:
-    """The keys in a table of tables."""
+    """Return the keys in a table of tables."""
     for group, table in tables.items():
         if isinstance(table, dict):
             yield from (f"{group}.{name}" for name in table)

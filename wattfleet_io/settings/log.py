@@ -1,4 +1,4 @@
-"""The settings of a service's log, which each service has in its table `[log]`."""
+"""The settings of a service's log, in the table `[log]` of each service's settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from wattfleet_io.settings.model import Group, setting
 
 
 class LogSettings(Group):
-    """Log: what is written to standard error, and in which form."""
+    """Log: level and format of the log on standard error."""
 
     format: LogFormat | None = setting(
         None,
-        "Write the log as lines of text, or as one JSON object a line.",
+        "Write the log as lines of text, or as one JSON object per line.",
         option="--log-format",
         unset=f"{FORMAT_VARIABLE}, else text",
     )

@@ -27,7 +27,7 @@ def _split(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""Several names: a list in TOML, separated by commas in an environment variable, a repeated option."""
+"""Several names: a list in TOML, a comma-separated list in an environment variable, or a repeated option."""
 
 
 class Group(BaseModel):
@@ -42,7 +42,7 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseSettings):
     """All settings of one process; every field is a `Group` with a one-word name.
 
-    The constructor reads only its arguments. `wattfleet_io.settings.loading.load` reads the environment and files.
+    The constructor uses only its arguments; `wattfleet_io.settings.loading.load` reads the environment and files.
     """
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
@@ -60,13 +60,13 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def with_values(self: S, **groups: Mapping[str, Any]) -> S:
-        """A validated copy in which some keys differ, as in `with_values(store={"keep_days": 7})`."""
+        """Return a validated copy with changed keys, as in `with_values(store={"keep_days": 7})`."""
         content = self.model_dump()
         return type(self)(**{**content, **{group: {**content[group], **keys} for group, keys in groups.items()}})
 
     @classmethod
     def title_of(cls, group: str) -> str:
-        """The title of a group: its docstring up to the first colon or full stop."""
+        """Return the title of a group: its docstring up to the first colon or full stop."""
         table = cls.model_fields[group].annotation
         return re.split("[:.]", (table and table.__doc__) or group)[0]
 
@@ -74,15 +74,15 @@ class Settings(BaseSettings):
 def setting(
     default: Any, description: str, *, unit: str = "", option: str = "", unset: str = "", **constraints: Any
 ) -> Any:
-    """One documented key of a `Group`.
+    """Define one documented key of a `Group`.
 
     Args:
-        default: the value where nothing is given; `...` for a required key.
-        description: what the key decides, in full sentences without the default.
-        unit: such as "s" or "W"; empty for none.
+        default: the value if none is given; `...` for a required key.
+        description: the effect of the key, in full sentences without the default.
+        unit: the unit, such as "s" or "W"; empty for none.
         option: the command-line option that sets the key, such as "--keep-days"; empty for none.
-        unset: what None means, such as "keep for ever".
-        constraints: of pydantic's `Field`, such as `gt=0`.
+        unset: the meaning of None, such as "keep for ever".
+        constraints: constraints of pydantic's `Field`, such as `gt=0`.
     """
     return Field(
         default,
@@ -96,7 +96,7 @@ _REQUIRED = "required"
 
 
 def with_required_keys_optional(model: type[S]) -> type[S]:
-    """The same settings, except that required keys may be absent: their value is then None."""
+    """Return the same model, except that required keys may be absent and are then None."""
     groups: dict[str, Any] = {}
     for group, field in model.model_fields.items():
         table = field.annotation
@@ -121,7 +121,7 @@ class Key:
     Attributes:
         group: name of its table.
         name: its name in the table.
-        field: what pydantic knows about it.
+        field: pydantic's information about it.
     """
 
     group: str
@@ -135,7 +135,7 @@ class Key:
 
     @property
     def description(self) -> str:
-        """What the key decides."""
+        """The effect of the key."""
         return self.field.description or ""
 
     @property
@@ -150,12 +150,12 @@ class Key:
 
     @property
     def default_text(self) -> str:
-        """The default as a sentence, or that the key is required."""
+        """A sentence with the default, or stating that the key is required."""
         return "Required." if self.is_required else f"Default: {self._default_words()}."
 
     @property
     def is_required(self) -> bool:
-        """Whether the process cannot start without the key, also in a model of `with_required_keys_optional`."""
+        """Whether the process cannot start without the key, even in a model of `with_required_keys_optional`."""
         return self.field.is_required() or bool(self._extra(_REQUIRED))
 
     def _default_words(self) -> str:
@@ -174,7 +174,7 @@ class Key:
 
 
 def keys_of(model: type[Settings]) -> Iterator[Key]:
-    """All keys of a model, in the order of its groups."""
+    """Return all keys of a model, in the order of its groups."""
     for group, field in model.model_fields.items():
         table = field.annotation
         assert isinstance(table, type) and issubclass(table, Group), f"{group} is not a group of settings"

@@ -1,8 +1,8 @@
-"""The environment variables of commands' options, beside those of a process's settings model.
+"""The environment variables of commands' options, in addition to those of a process's settings model.
 
 The option `--site` of `wattfleet coordinator devices` has the variable `WATTFLEET_COORDINATOR_DEVICES_SITE`. An option
-that states a variable of its own keeps it, such as `--coordinator`. One that should be given anew each time, such as
-`--yes`, is declared with `allow_from_autoenv=False`.
+with its own variable keeps it, such as `--coordinator`. An option that has to be given each time, such as `--yes`, is
+declared with `allow_from_autoenv=False`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from wattfleet_io.settings.user_file import DefaultsFromFile, key_of, settable_o
 def name_variables(command: click.Command, path: Sequence[str]) -> None:
     """Let the options of a command and of its subcommands be set by variables and by the user's settings file.
 
-    Commands with a settings model are left alone: they read variables and a file of their own.
+    Commands with a settings model are not changed, since they read their own variables and file.
 
     Args:
-        command: changed in place.
+        command: the command, changed in place.
         path: the words that run it, such as `["wattfleet", "coordinator"]`.
     """
     if isinstance(command, click.Group):
@@ -36,7 +36,7 @@ def name_variables(command: click.Command, path: Sequence[str]) -> None:
 
 
 def variables_of(command: click.Command) -> Iterator[str]:
-    """The variables of the options of a command and of its subcommands, without those of settings models."""
+    """Return the variables of a command's and its subcommands' options, without those of settings models."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             yield from variables_of(each)
@@ -47,7 +47,7 @@ def variables_of(command: click.Command) -> Iterator[str]:
 
 
 def variables_beside(ctx: click.Context) -> frozenset[str]:
-    """The variables of all commands in the top group of a command, such as all of `wattfleet coordinator ...`."""
+    """Return the variables of all commands in a command's top group, such as all of `wattfleet coordinator ...`."""
     while ctx.parent is not None and ctx.parent.parent is not None:
         ctx = ctx.parent
     return frozenset(variables_of(ctx.command))

@@ -16,13 +16,13 @@ _WIDTH = 80
 
 
 def as_toml(loaded: Loaded[S], command: str) -> str:
-    """The settings with each key's description, unit, default and origin; `--config` reads it back.
+    """Return the settings with each key's description, unit, default and origin; `--config` can read this text.
 
     Passwords in URLs are replaced by `***`.
 
     Args:
         loaded: the effective settings.
-        command: that uses them, such as `wattfleet coordinator serve`.
+        command: the command that uses them, such as `wattfleet coordinator serve`.
     """
     lines = [f"# Settings of `{command}`."]
     keys = list(keys_of(type(loaded.settings)))

@@ -1,4 +1,4 @@
-"""The user's settings file: defaults of the options of commands, and the coordinator to connect to.
+"""The user's settings file: defaults for commands' options, and the coordinator to connect to.
 
 Example:
     [connection]
@@ -28,38 +28,38 @@ from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VAR
 from wattfleet_io.parsing import parse_toml
 
 FILE_VARIABLE = "WATTFLEET_CONFIG"
-"""Names another file; empty for none."""
+"""The variable that names another file; empty for none."""
 
 CONNECTION = "connection"
-"""The table of what all commands share that connect to a coordinator."""
+"""The table with the settings shared by all commands that connect to a coordinator."""
 
 _SHARED = {COORDINATOR_VARIABLE: "coordinator", IDENTITY_VARIABLE: "identity", INSECURE_VARIABLE: "insecure"}
-"""The key in the table `connection` of each option that has such a variable."""
+"""For each connection variable, the key in the table `connection`."""
 
 
 class DefaultsFromFile(click.Context):
-    """The context of a command whose options take their defaults from the user's settings file."""
+    """The context of a command whose options get their defaults from the user's settings file."""
 
     def __init__(self, command: click.Command, *arguments: Any, **more: Any) -> None:
         super().__init__(command, *arguments, **more)
-        if not self.resilient_parsing:  # a shell that completes a command needs no defaults
+        if not self.resilient_parsing:  # defaults are not needed for a shell's completion
             self.default_map = _defaults(self)
 
 
 def settable_options(parameters: Iterable[click.Parameter]) -> Iterator[click.Option]:
-    """The options that may be set by a variable and in the file."""
+    """Return the options that can be set by a variable and in the file."""
     for each in parameters:
         if isinstance(each, click.Option) and each.allow_from_autoenv and not each.hidden and not each.is_eager:
             yield each
 
 
 def key_of(option: click.Option) -> str:
-    """An option's key in the file: `site_budget_w` is that of `--site-budget-w`."""
+    """Return an option's key in the file, such as `site_budget_w` for `--site-budget-w`."""
     return max(option.opts, key=len).lstrip("-").replace("-", "_")
 
 
 def with_origin(error: click.BadParameter) -> click.BadParameter:
-    """An error about a value, which says that it is from the user's settings file, if it is."""
+    """Return an error about a value, extended by its origin if that is the user's settings file."""
     if error.ctx is None or error.param is None or error.param.name is None:
         return error
     if error.ctx.get_parameter_source(error.param.name) is not ParameterSource.DEFAULT_MAP:
@@ -72,7 +72,7 @@ def _path() -> Path | None:
     if named is not None:
         return Path(named) if named else None
     folder = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(folder):  # the standard ignores others
+    if not os.path.isabs(folder):  # the standard ignores relative paths
         folder = os.path.expanduser("~/.config")
     return Path(folder, "wattfleet", "config.toml")
 
@@ -91,15 +91,15 @@ def _content(path: Path) -> dict[str, Any]:
 def _is_there(path: Path) -> bool:
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # the home of a service may be closed to it
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # a service may not have access to its home
         return False
     return True
 
 
 def _defaults(ctx: click.Context) -> dict[str, Any]:
-    """The values of a command's options in the file, by parameter.
+    """Return the values of a command's options in the file, by parameter.
 
-    The whole group of the command is checked, such as `coordinator`, and the names of the others.
+    This checks the whole group of the command, such as `coordinator`, and the names of the other groups.
 
     Raises:
         InvalidInputError: the file cannot be read, or has an unknown key or a value of another kind.
@@ -135,7 +135,7 @@ def _own_options(command: click.Command) -> Iterator[click.Option]:
 
 
 def _check(path: Path, command: click.Command, table: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Make sure that a table has only known keys, and those below it."""
+    """Check that a table and the tables below it have only known keys."""
     where = ".".join(words)
     if isinstance(command, click.Group):
         for name, below in table.items():
@@ -177,7 +177,7 @@ def _require_table(path: Path, words: Sequence[str], value: Any) -> None:
 
 
 def _value(path: Path, option: click.Option, value: Any, words: Sequence[str]) -> Any:
-    """A value as the option takes it; `~` of a path is the user's home."""
+    """Convert a value to the form that the option accepts; `~` in a path is the user's home."""
     if option.multiple:
         expected, is_right = "a list", isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
     elif option.is_flag:

@@ -1,1 +1,1 @@
-"""Installing Wattfleet's processes as systemd services."""
+"""Installs Wattfleet's processes as systemd services."""

@@ -1,4 +1,4 @@
-"""Plans of installing and removing a systemd service: its files, and the commands around them."""
+"""Plans the installation and removal of a systemd service: its files and the commands to run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class InstallationPlan:
     """The planned installation.
 
     Attributes:
-        files: content of each file, by path on the machine.
+        files: the content of each file, by path on the machine.
         commands: commands to run afterwards, in order.
-        writable: a part of the service's code that users other than root may write, if that was allowed.
-        shown: what is printed of a file instead of its content, by path, for people and as JSON.
-        modes: permissions of files that not everybody may read, by path.
+        writable: a part of the service's code that users other than root can change, if that was allowed.
+        shown: text to print instead of a file's content, by path, for people and as JSON.
+        modes: permissions of files that are not readable for everybody, by path.
     """
 
     files: dict[str, str]
@@ -44,7 +44,7 @@ class InstallationPlan:
     modes: Mapping[str, int] = field(default_factory=dict)
 
     def changes(self, root: Path) -> Sequence[tuple[str, str]]:
-        """Each file with its change: write, replace or keep."""
+        """Return each file with its change: write, replace or keep."""
         return [(path, _change(root / path.lstrip("/"), content)) for path, content in self.files.items()]
 
     def write_files(self, root: Path) -> None:
@@ -54,7 +54,7 @@ class InstallationPlan:
             root: root of the machine's files; `/` on the machine itself.
 
         Raises:
-            InstallationError: one cannot be written.
+            InstallationError: a file cannot be written.
         """
         for path, content in self.files.items():
             place = root / path.lstrip("/")
@@ -68,7 +68,7 @@ class InstallationPlan:
         """Run the commands.
 
         Raises:
-            InstallationError: one failed; earlier ones were run.
+            InstallationError: a command failed; earlier ones were run.
         """
         run_all(self.commands, run)
 
@@ -79,7 +79,7 @@ class RemovalPlan:
 
     Attributes:
         before: commands that stop it, which restores the device.
-        files: files to remove then, by path on the machine.
+        files: files to remove after that, by path on the machine.
         after: commands that make systemd forget it.
     """
 
@@ -88,7 +88,7 @@ class RemovalPlan:
     after: tuple[tuple[str, ...], ...]
 
     def present(self, root: Path) -> list[Path]:
-        """The files that exist.
+        """Return the existing files.
 
         Args:
             root: root of the machine's files; `/` on the machine itself.
@@ -100,7 +100,7 @@ class RemovalPlan:
         """Remove the files that exist.
 
         Raises:
-            InstallationError: one cannot be removed.
+            InstallationError: a file cannot be removed.
         """
         for place in self.present(root):
             try:
@@ -110,10 +110,10 @@ class RemovalPlan:
 
 
 def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
-    """Run commands one after the other.
+    """Run commands in order.
 
     Raises:
-        InstallationError: one failed; earlier ones were run.
+        InstallationError: a command failed; earlier ones were run.
     """
     for command in commands:
         result = run(command, "")
@@ -123,12 +123,13 @@ def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """Why the service cannot or must not run the installed code.
+    """The reason why the service cannot or must not run the installed code.
 
     Attributes:
-        found: what is wrong.
+        found: the problem.
         remedy: what to do.
-        writable: a part of the code that users other than root may write, if that is the problem: it may be allowed.
+        writable: a part of the code that users other than root can change, if that is the problem, which may be
+            allowed.
     """
 
     found: str
@@ -137,11 +138,11 @@ class CodeProblem:
 
 
 def code_problem(code: InstalledCode, look_at: Stat = os.stat) -> CodeProblem | None:
-    """Why `unit_of` refuses the installed code; None if it does not. This may take seconds.
+    """Return why `unit_of` would refuse the installed code, or None. This may take seconds.
 
     Args:
         code: the installed `wattfleet` and the code that it imports.
-        look_at: `os.stat` except in tests.
+        look_at: returns a file's status; tests replace `os.stat`.
 
     Raises:
         InvalidInputError: a part cannot be read.
@@ -164,16 +165,17 @@ def code_problem(code: InstalledCode, look_at: Stat = os.stat) -> CodeProblem | 
 
 
 def unit_of(text: str, code: InstalledCode, look_at: Stat, allow_writable: bool) -> tuple[str, Path | None]:
-    """A shipped unit that runs the installed program.
+    """Return a shipped unit, changed to run the installed program.
 
     Args:
         text: the shipped unit.
         code: the installed `wattfleet` and the code that it imports.
-        look_at: `os.stat` except in tests.
-        allow_writable: whether to allow code that users other than root may write, and so become the service's user.
+        look_at: returns a file's status; tests replace `os.stat`.
+        allow_writable: whether to allow code that users other than root can change, and thereby become the service's
+            user.
 
     Returns:
-        The unit, and a part of the code that users other than root may write, if that is allowed.
+        The unit, and a part of the code that users other than root can change, if that is allowed.
 
     Raises:
         InvalidInputError: the service cannot or must not run that program.
@@ -187,7 +189,7 @@ def unit_of(text: str, code: InstalledCode, look_at: Stat, allow_writable: bool)
 
 
 def require_visible(what: str, path: Path) -> None:
-    """Make sure that a service can see a file or folder.
+    """Check that a service can see a file or folder.
 
     Raises:
         InvalidInputError: the unit's ProtectHome and PrivateTmp hide it.

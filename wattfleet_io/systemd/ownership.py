@@ -1,4 +1,4 @@
-"""Checks who may write the code that the service runs: program, interpreter and imports."""
+"""Checks who can change the code that the service runs: program, interpreter and imports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class InstalledCode:
     Attributes:
         program: the `wattfleet` of an environment.
         interpreter: the Python that runs it, and the `pyvenv.cfg` of its environment, if any.
-        imported: folders and archives that this Python imports from.
+        imported: folders and archives from which this Python imports.
     """
 
     program: Path
@@ -31,10 +31,10 @@ class InstalledCode:
     imported: Sequence[Path] = ()
 
     def writable_by_others(self, look_at: Stat = os.stat) -> Path | None:
-        """The first part that users other than root may write or replace.
+        """Return the first part that users other than root can change or replace; None if there is none.
 
-        This includes all parent folders, every file in the folders of imports, and the targets of all links on the
-        way. It may take seconds.
+        This checks all parent folders, every file in the folders of imports, and the targets of all links on the way.
+        It may take seconds.
 
         Args:
             look_at: `os.stat` except in tests.
@@ -47,7 +47,7 @@ class InstalledCode:
                 try:
                     found = look_at(place)
                 except (FileNotFoundError, NotADirectoryError):
-                    # An optional archive or a broken link: creating it needs access to its folder, which is checked.
+                    # An optional archive or a broken link: creating it requires access to its folder, which is checked.
                     continue
                 if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                     return place
@@ -67,9 +67,9 @@ class InstalledCode:
 
 
 def running_code() -> InstalledCode:
-    """The code of the environment that runs this process."""
+    """Return the code of the environment that runs this process."""
     program = Path(sysconfig.get_path("scripts"), "wattfleet")
-    # Python also searches the program's folder, which holds no modules.
+    # Python also searches the program's folder, which does not contain modules.
     imported = [Path(place) for place in sys.path if place and Path(place) != program.parent]
     return InstalledCode(program, (Path(sys.executable), Path(sys.prefix, "pyvenv.cfg")), imported)
 

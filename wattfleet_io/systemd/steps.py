@@ -1,4 +1,4 @@
-"""Shows the planned steps of installing or removing a service, asks, and does them."""
+"""Shows the planned steps to install or remove a service, asks for confirmation, and carries them out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AllowWritableOption = Annotated[
     typer.Option(
         "--allow-writable",
         allow_from_autoenv=False,
-        help="Install even if users other than root can modify the service's code, and so become its user.",
+        help="Install even if users other than root can modify the service's code, and thereby become its user.",
     ),
 ]
 
@@ -52,7 +52,7 @@ def show_installation(plan: InstallationPlan, root: Path, json_: bool, whole: bo
         plan: the planned installation.
         root: root of the machine's files; `/` on the machine itself.
         json_: print JSON, with all contents.
-        whole: print the unit's content, too, and not only that of settings.
+        whole: print the unit's content in addition to that of settings.
     """
     texts = {path: plan.shown.get(path, content) for path, content in plan.files.items()}
     if json_:
@@ -76,13 +76,13 @@ def show_installation(plan: InstallationPlan, root: Path, json_: bool, whole: bo
 
 
 def install(plan: InstallationPlan, root: Path, yes: bool, done: str) -> None:
-    """Ask, write the files, and run the commands if this is the machine itself.
+    """Ask for confirmation, write the files, and run the commands if this is the machine itself.
 
     Args:
-        plan: the planned installation, which was shown.
+        plan: the planned installation, already shown.
         root: root of the machine's files; `/` on the machine itself.
         yes: do not ask.
-        done: what is said at the end.
+        done: the message at the end.
 
     Raises:
         InstallationError: a step failed; earlier steps are done.
@@ -100,15 +100,15 @@ def install(plan: InstallationPlan, root: Path, yes: bool, done: str) -> None:
 
 
 def remove(plan: RemovalPlan, root: Path, dry_run: bool, yes: bool, json_: bool, kept: str) -> None:
-    """Show the steps of a removal, ask, and do them.
+    """Show the steps of a removal, ask for confirmation, and carry them out.
 
     Args:
         plan: the planned removal.
         root: root of the machine's files; `/` on the machine itself.
-        dry_run: only show them.
+        dry_run: only show the steps.
         yes: do not ask.
         json_: print JSON.
-        kept: what is not removed.
+        kept: describes what is not removed.
 
     Raises:
         InstallationError: a step failed; earlier steps are done.

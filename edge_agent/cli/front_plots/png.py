@@ -1,4 +1,4 @@
-"""A front as a PNG image, drawn with Matplotlib: Plotly would need a browser, which a Jetson may lack."""
+"""A front as a PNG image, drawn with Matplotlib, since Plotly needs a browser, which a Jetson may lack."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def front_text(view: FrontView, width: int, colours: bool) -> str:
     # Use the terminal's own colours and background.
     figure.theme("simple")
     figure.canvas("default")
-    # Log scale: the slowest mode takes many times as long as most.
+    # Log scale, since the slowest mode takes many times longer than most.
     front_at, measured_at = np.log10(view.one_epoch_s), np.log10(view.measured_one_epoch_s)
     front = figure.signal(front_at.tolist(), view.power_w.tolist(), marker="braille")
     figure.draw(front.lines().label("front"))

@@ -1,4 +1,4 @@
-"""The data that every plot of a front shows."""
+"""The data shown by every plot of a front."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ INTERVAL_LOG_SDS = float(ndtri((1 + INTERVAL) / 2))
 class FrontView:
     """A front and the measured modes.
 
-    A mode is on the front by its prediction, as the agent reports it. If it was measured, it is shown with its measured
-    values.
+    The front consists of the predicted Pareto-optimal modes, as the agent reports it. Measured modes are shown with
+    their measured values.
 
     Attributes:
         title: device and workload of the front.
@@ -47,8 +47,8 @@ class FrontView:
         measured_warmup_s: `[m]` warm-up seconds at the start of a training.
         measured_epoch_s: `[m]` seconds per epoch.
         measured_w: `[m]` watts while training.
-        minibatches_per_epoch: minibatches of an epoch.
-        is_length_assumed: whether nobody has told this number.
+        minibatches_per_epoch: number of minibatches per epoch.
+        is_length_assumed: whether this number is assumed.
     """
 
     title: str
@@ -68,7 +68,7 @@ class FrontView:
 
     @classmethod
     def of(cls, fitted: FittedDevice) -> FrontView:
-        """The front that the agent reports, from its current fit."""
+        """Return the front that the agent reports, from its current fit."""
         front, first_gcycles = fitted.front, fitted.measured.first_gcycles
         measured = own_rows(fitted.measured.profile, fitted.measured.header.minibatch)
         known = fitted.known.among(_rows_of(front.modes, fitted.known.modes))
@@ -102,22 +102,22 @@ class FrontView:
         return self.measured_warmup_s + self.measured_epoch_s
 
     def labels(self) -> list[str]:
-        """Short labels of the front's modes."""
+        """Return short labels of the front's modes."""
         return [mode.label() for mode in array_to_modes(self.front.modes)]
 
     def sources(self) -> list[str]:
-        """Whether each mode of the front was measured, in words."""
+        """Return "measured" or "predicted" for each mode of the front."""
         return ["measured" if is_measured else "predicted" for is_measured in self.is_measured]
 
     def time_ticks(self) -> list[float]:
-        """Axis ticks in seconds: 1, 2 and 5 times powers of ten within the data's range."""
+        """Return axis ticks in seconds: 1, 2 and 5 times powers of ten within the data's range."""
         seconds = np.concatenate([self.one_epoch_s, self.measured_one_epoch_s])
         decades = range(math.floor(math.log10(seconds.min())), math.ceil(math.log10(seconds.max())) + 1)
         rounded = (times * 10.0**decade for decade in decades for times in (1, 2, 5))
         return [tick for tick in rounded if seconds.min() <= tick <= seconds.max()]
 
     def content(self) -> dict[str, Any]:
-        """The view as JSON-compatible values."""
+        """Return the view as JSON-compatible values."""
         front = self.front
         columns = zip(
             array_to_modes(front.modes),
@@ -167,7 +167,7 @@ class FrontView:
 
 
 def _title(fitted: FittedDevice) -> str:
-    """The device and what was trained on it, which for a replayed board is what its file is of."""
+    """Return the device and its workload; for a replayed board, the file and its workload."""
     header, name = fitted.measured.header, fitted.workload.workload.name
     if header.provenance != "replayed":
         return f"{header.device_id} ({header.board_kind}, {header.provenance}), {name}"
@@ -176,6 +176,6 @@ def _title(fitted: FittedDevice) -> str:
 
 
 def _rows_of(wanted: ModeArray, modes: ModeArray) -> NDArray[np.intp]:
-    """`[k]` the row of each wanted mode among all modes."""
+    """Return `[k]` row numbers of the wanted modes among all modes."""
     rows = {tuple(mode): row for row, mode in enumerate(modes.tolist())}
     return np.array([rows[tuple(mode)] for mode in wanted.tolist()], dtype=np.intp)

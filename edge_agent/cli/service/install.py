@@ -54,15 +54,15 @@ def install(
         typer.Option(
             "--insecure",
             allow_from_autoenv=False,
-            help="Let the service connect in plaintext while the device has no identity, also to another machine."
-            " Anybody on the network can then read and change everything.",
+            help="Let the service connect in plaintext, even to another machine, while the device has no identity. "
+            "Anybody on the network can then read and change everything.",
         ),
     ] = False,
     metrics_address: Annotated[
         str | None,
         typer.Option(
-            help="Serve Prometheus metrics of this device on this host:port, such as 127.0.0.1:9466. On an address that"
-            " other machines reach, viewers and operators read them over TLS. By default, serve none.",
+            help="Serve Prometheus metrics of this device on this host:port, such as 127.0.0.1:9466. On an address "
+            "that other machines can reach, viewers and operators read them over TLS. By default, serve none.",
             show_default=False,
         ),
     ] = None,

@@ -11,7 +11,7 @@ from wattfleet_io.settings.command import SettingsCommand, effective
 
 
 class RunCommand(SettingsCommand):
-    """`run`, with an option for each setting that names one."""
+    """The command `run`, with an option for each setting that defines one."""
 
     model = "edge_agent.settings:AgentSettings"
     prefix = "WATTFLEET_AGENT_"
@@ -31,7 +31,7 @@ def run(ctx: typer.Context) -> None:
     settings: AgentSettings = effective(ctx)
     give_memory_back_early()
     start_logging(settings.log.format, settings.log.level)
-    settings.endpoint()  # before the device is opened, and so the next
+    settings.endpoint()  # before the device is opened, and likewise the next
     if settings.metrics.address is not None:
         is_exposed(settings.metrics.address, settings.identity_folder, settings.session.insecure)
     spec, state_dir = settings.device.spec, settings.device.state_dir

@@ -13,7 +13,7 @@ def uninstall(
     root: ImageToCleanOption = THIS_MACHINE,
     json_: JsonOption = False,
 ) -> None:
-    """Stop the service, which restores the device, and remove its files; keep profile and predictor."""
+    """Stop the service, which restores the device, and remove its files. Profile and predictor are kept."""
     from edge_agent.systemd.installation import removal
 
     kept = f"{DEFAULT_STATE_DIRECTORY} with profile and predictor, and the group"

@@ -24,9 +24,9 @@ _CPU = "/sys/devices/system/cpu"
 class Cpu:
     """The cores of a board and their frequencies, kHz.
 
-    A policy without an online core accepts no limits. It still shows its old ones, or cannot be read, and they apply
-    again once a core is back online. On some kernels it vanishes and forgets them. Active policies are therefore listed
-    anew each time. Core 0 stays online.
+    A policy without an online core does not accept limits. It still shows its old limits or cannot be read, and these
+    limits apply again once a core is back online. On some kernels, it vanishes and loses them. Therefore, active
+    policies are listed again each time. Core 0 stays online.
 
     Args:
         tree: the board's files.
@@ -41,11 +41,11 @@ class Cpu:
         self.table_khz = table_of(tree, f"{_CPU}/cpufreq/policy0/scaling_available_frequencies")
 
     def online(self) -> list[int]:
-        """The cores that are online, ascending."""
+        """Return the online cores, ascending."""
         return [core for core in range(self.cores) if not self._can_go_offline(core) or self._is_online(core)]
 
     def frequency_khz(self) -> int:
-        """The highest frequency of the table that the cores' current limit allows.
+        """Return the highest frequency of the table that the cores' current limit allows, kHz.
 
         Raises:
             ModeNotAppliedError: the kernel does not report it.
@@ -72,7 +72,7 @@ class Cpu:
         return self._online_differences(range(cores)) + differences(self._tree, wanted)
 
     def knobs(self) -> dict[str, str]:
-        """The current values of all that `set` may change."""
+        """Return the current values of all settings that `set` may change."""
         kept = {f"cpu/{core}/online": str(int(self._is_online(core))) for core in self._removable()}
         active = self._policies()
         for policy in self._all_policies():
@@ -87,12 +87,12 @@ class Cpu:
         return kept
 
     def written_files(self) -> list[str]:
-        """The files that `set` writes."""
+        """Return the files that `set` writes."""
         limits = [path for policy in self._policies() for path in _limits(policy)]
         return [*map(_online_path, self._removable()), *limits]
 
     def knob_names(self) -> KnobNames:
-        """The settings that `put_back` takes; limits of policies whose cores were offline may be missing."""
+        """Return the settings that `put_back` accepts; limits of policies whose cores were offline may be missing."""
         limits = {core: {f"policy/{core}/min_khz", f"policy/{core}/max_khz"} for core in range(self.cores)}
         return KnobNames(
             required={f"cpu/{core}/online" for core in self._removable()} | limits[0],
@@ -102,7 +102,7 @@ class Cpu:
     def put_back(self, knobs: Mapping[str, int]) -> None:
         """Restore what `knobs` returned.
 
-        A policy whose limits are missing gets its full range, as at start-up. A policy with only offline cores and
+        A policy with missing limits gets its full range, as at start-up. A policy with only offline cores and
         wrong limits is set while its first core is briefly online.
 
         Raises:
@@ -143,7 +143,7 @@ class Cpu:
         return differences(self._tree, ((_online_path(core), int(core in wanted)) for core in self._removable()))
 
     def _removable(self) -> list[int]:
-        """The cores that can be taken offline."""
+        """Return the cores that can be taken offline."""
         return [core for core in range(self.cores) if self._can_go_offline(core)]
 
     def _can_go_offline(self, core: int) -> bool:
@@ -156,14 +156,14 @@ class Cpu:
         return self._tree.glob(f"{_CPU}/cpufreq/policy*")
 
     def _policies(self) -> list[str]:
-        """The policies with an online core."""
+        """Return the policies with an online core."""
         return [policy for policy in self._all_policies() if self._is_active(policy)]
 
     def _is_active(self, policy: str) -> bool:
         try:
             return self._tree.read(f"{policy}/affected_cpus") != ""
         except OSError as error:
-            # Newer kernels refuse to read an inactive policy. Any other failure says nothing about its cores.
+            # Newer kernels refuse to read an inactive policy. Other failures do not mean that it is inactive.
             return error.errno != errno.EBUSY
 
 
@@ -172,7 +172,7 @@ def _online_path(core: int) -> str:
 
 
 def _first_core(policy: str) -> int:
-    """The core that a policy is named after."""
+    """Return the core that a policy is named after."""
     return int(policy.rpartition("policy")[2])
 
 

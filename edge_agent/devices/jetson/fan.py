@@ -1,4 +1,4 @@
-"""The fan, and the service that controls its speed by temperature."""
+"""The fan, and the service that controls its speed depending on the temperature."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fan:
         return self._path is not None
 
     def share(self) -> float | None:
-        """Its speed, 0 to 1; None without a fan, and where the speed cannot be read."""
+        """Return its speed, 0 to 1; None without a fan, or if the speed cannot be read."""
         if self._path is None:
             return None
         try:
@@ -58,17 +58,17 @@ class Fan:
             )
 
     def knobs(self) -> dict[str, str]:
-        """The current values of all that `hold_full` changes."""
+        """Return the current values of all settings that `hold_full` changes."""
         if self._path is None:
             return {}
         return {"fan/pwm": str(value_of(self._tree, self._path)), "fan/service": str(int(self._is_serviced()))}
 
     def written_files(self) -> list[str]:
-        """The files that `hold_full` writes."""
+        """Return the files that `hold_full` writes."""
         return [self._path] if self._path else []
 
     def knob_names(self) -> KnobNames:
-        """The settings that `put_back` takes."""
+        """Return the settings that `put_back` accepts."""
         return KnobNames(required={"fan/pwm", "fan/service"} if self.exists else set())
 
     def put_back(self, knobs: Mapping[str, int]) -> None:
@@ -89,7 +89,7 @@ class Fan:
         with noting(failed):
             self._systemctl("start")
         if failed:
-            # Nothing controls the fan now, so only full speed is safe.
+            # Since nothing controls the fan now, only full speed is safe.
             with noting(failed):
                 set_value(self._tree, path, _FULL_PWM)
             raise ModeNotAppliedError("; ".join(failed))

@@ -30,7 +30,7 @@ class Gpu:
         self._limits = f"{self.folder}/min_freq", f"{self.folder}/max_freq"
 
     def frequency_hz(self) -> int:
-        """The highest frequency of the table that the GPU's current limit allows.
+        """Return the highest frequency of the table that the GPU's current limit allows, Hz.
 
         Raises:
             ModeNotAppliedError: the kernel does not report it.
@@ -38,7 +38,7 @@ class Gpu:
         return within(self.table_hz, value_of(self._tree, self._limits[1]))
 
     def use_share(self) -> float | None:
-        """The share of time in which it works, 0 to 1; None where the kernel does not report it."""
+        """Return the share of time in which it is busy, 0 to 1; None if the kernel does not report it."""
         try:
             return int(self._tree.read(f"{self.folder}/device/load")) / _FULL_LOAD
         except (OSError, ValueError):
@@ -57,16 +57,16 @@ class Gpu:
         return differences(self._tree, ((path, hz) for path in self._limits))
 
     def knobs(self) -> dict[str, str]:
-        """The current values of all that `set` may change."""
+        """Return the current values of all settings that `set` may change."""
         lowest, highest = (value_of(self._tree, path) for path in self._limits)
         return {"gpu/min_hz": str(lowest), "gpu/max_hz": str(highest)}
 
     def written_files(self) -> list[str]:
-        """The files that `set` writes."""
+        """Return the files that `set` writes."""
         return list(self._limits)
 
     def knob_names(self) -> KnobNames:
-        """The settings that `put_back` takes."""
+        """Return the settings that `put_back` accepts."""
         return KnobNames(required={"gpu/min_hz", "gpu/max_hz"})
 
     def put_back(self, knobs: Mapping[str, int]) -> None:

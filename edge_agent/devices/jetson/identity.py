@@ -12,7 +12,7 @@ _COMPATIBLE = "/proc/device-tree/compatible"
 _MODEL = "/proc/device-tree/model"
 _RELEASE = "/etc/nv_tegra_release"
 
-# The part number of the module, or of the kit where an old device tree names only that.
+# The part number of the module, or that of the kit if an old device tree names only that.
 _KINDS = (
     (re.compile(r"p3701-"), "agx-orin"),
     (re.compile(r"p3767-000[0-2]"), "orin-nx"),
@@ -70,7 +70,7 @@ def identify(tree: Tree) -> JetsonIdentity:
 
 
 def _text_of(tree: Tree, path: str) -> str:
-    """A file's text, with spaces for NULs; empty if it cannot be read."""
+    """Return a file's text, with spaces for NULs; empty if it cannot be read."""
     try:
         return tree.read(path).replace("\0", " ")
     except OSError:

@@ -1,4 +1,4 @@
-"""Reading and writing settings in files that hold one number each."""
+"""Reads and writes settings in files with one number each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class KnobNames:
     """The names under which a group of settings is saved.
 
     Attributes:
-        required: needed to restore the group.
-        optional: restored if they were saved.
+        required: names that are needed to restore the group.
+        optional: names that are restored if they were saved.
     """
 
     required: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ def set_value(tree: Tree, path: str, value: int) -> None:
 
 
 def set_range(tree: Tree, lowest_path: str, highest_path: str, lowest: int, highest: int) -> None:
-    """Write a frequency range so that its minimum is never above its maximum.
+    """Write a frequency range in an order that never makes its minimum exceed its maximum.
 
     Kernel 4.9 would refuse that; 5.10 and later would silently clip the value.
 
@@ -55,7 +55,7 @@ def set_range(tree: Tree, lowest_path: str, highest_path: str, lowest: int, high
 
 
 def value_of(tree: Tree, path: str) -> int:
-    """The number in a file.
+    """Return the number in a file.
 
     Raises:
         ModeNotAppliedError: it cannot be read, or is not a number.
@@ -65,11 +65,11 @@ def value_of(tree: Tree, path: str) -> int:
     except OSError as error:
         raise ModeNotAppliedError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:
-        raise ModeNotAppliedError(f"{path}: holds no number") from None
+        raise ModeNotAppliedError(f"{path}: does not contain a number") from None
 
 
 def differences(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
-    """Describe which files hold other values than these; empty if none does."""
+    """Describe which files have other values than these; empty if none has."""
     found = []
     for path, value in wanted:
         try:
@@ -92,15 +92,15 @@ def noting(failed: list[str]) -> Iterator[None]:
 
 
 def within(table: tuple[int, ...], limit: int) -> int:
-    """The highest value of an ascending table within a limit; the limit need not be in the table."""
+    """Return the highest value of an ascending table within a limit; the limit need not be in the table."""
     return max((value for value in table if value <= limit), default=table[0])
 
 
 def table_of(tree: Tree, path: str) -> tuple[int, ...]:
-    """The values that a setting may take, from the file that lists them, ascending.
+    """Return the possible values of a setting from the file that lists them, ascending.
 
     Raises:
-        InvalidInputError: it lists none.
+        InvalidInputError: the file does not list any values.
     """
     try:
         table = tuple(sorted({int(value) for value in tree.read(path).split()}))

@@ -9,7 +9,7 @@ from edge_agent.devices.jetson.knob_files import KnobNames, differences, noting,
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
-# Each with its value for "no cap": on JetPack 4 and 5 the maximum cannot be written as a number.
+# Each with its value for "no cap": on JetPack 4 and 5, the maximum cannot be written as a number.
 _CAPS = (("/sys/kernel/nvpmodel_emc_cap/emc_iso_cap", 0), ("/sys/kernel/nvpmodel_clk_cap/emc", None))
 _POSSIBLE_KHZ = "/sys/kernel/debug/bpmp/debug/emc/possible_rates"
 _LOCK = "/sys/kernel/debug/bpmp/debug/clk/emc"
@@ -39,7 +39,7 @@ class Memory:
             reachable = tuple(hz for hz in self.table_hz if hz <= value_of(tree, _MAXIMUM))
             self.table_hz = reachable or self.table_hz
         if not (self._cap or self.has_lock):
-            # A memory that cannot be set has one mode; the kernel chooses its frequency.
+            # A memory that cannot be set has only one frequency in the mode space; the kernel chooses the real one.
             self.table_hz = self.table_hz[-1:]
 
     @property
@@ -48,7 +48,7 @@ class Memory:
         return " and ".join([path for path in (self._cap, _LOCK if self.has_lock else "") if path]) or "none"
 
     def frequency_hz(self) -> int:
-        """The locked frequency, or if there is no lock, the highest of the table within the cap.
+        """Return the locked frequency or, without a lock, the highest of the table within the cap, Hz.
 
         Raises:
             ModeNotAppliedError: the kernel does not report it.
@@ -61,7 +61,7 @@ class Memory:
         return self.table_hz[-1]
 
     def as_cap(self, hz: int) -> int:
-        """The value to write into NVIDIA's cap for a frequency."""
+        """Return the value to write into NVIDIA's cap for a frequency."""
         return self._uncapped if self._uncapped is not None and hz == self.table_hz[-1] else hz
 
     def set(self, hz: int) -> None:
@@ -70,7 +70,7 @@ class Memory:
         Raises:
             ModeNotAppliedError: the kernel refused it.
         """
-        # The cap first: a lock above it would not be granted.
+        # The cap first, since a lock above the cap would be refused.
         if self._cap:
             set_value(self._tree, self._cap, self.as_cap(hz))
         if self.has_lock:
@@ -84,21 +84,21 @@ class Memory:
         return differences(self._tree, wanted)
 
     def knobs(self) -> dict[str, str]:
-        """The current values of all that `set` may change."""
+        """Return the current values of all settings that `set` may change."""
         kept = {"emc/cap": value_of(self._tree, self._cap)} if self._cap else {}
         if self.has_lock:
-            # Without a lock, the current rate is only momentary and not restored.
+            # Without a lock, the current rate is only momentary, so it is not restored.
             kept["emc/lock_hz"] = value_of(self._tree, _RATE) if value_of(self._tree, _LOCKED) else 0
         if self._has_state:
             kept["emc/state"] = value_of(self._tree, _STATE)
         return {name: str(value) for name, value in kept.items()}
 
     def written_files(self) -> list[str]:
-        """The files that `set` writes; empty if it cannot be set."""
+        """Return the files that `set` writes; empty if the memory cannot be set."""
         return ([self._cap] if self._cap else []) + ([_LOCKED, _RATE] if self.has_lock else [])
 
     def knob_names(self) -> KnobNames:
-        """The settings that `put_back` takes."""
+        """Return the settings that `put_back` accepts."""
         there = (("emc/cap", self._cap), ("emc/lock_hz", self.has_lock), ("emc/state", self._has_state))
         return KnobNames(required={name for name, exists in there if exists})
 

@@ -13,7 +13,7 @@ _SETTING_WORDS = 3
 _ARGUMENT_WORDS = 2
 _KINDS = ("FILE", "CLOCK")
 _MAX_DIGITS = 20
-"""Characters of a number; those of 64 bits have no more."""
+"""Maximum of characters in a number, enough for 64 bits."""
 
 SYSTEM_CONF = "/etc/nvpmodel.conf"
 """The system's own configuration."""
@@ -23,7 +23,7 @@ Argument = tuple[str, str]
 
 
 class NvpmodelConfError(InvalidInputError):
-    """An nvpmodel configuration cannot be understood."""
+    """An nvpmodel configuration cannot be parsed."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class NvpmodelMode:
         mode_id: its number.
         name: such as `MAXN`.
         settings: value by parameter and argument, in the order in which they are set; CPU in kHz, GPU and memory
-            in Hz, -1 for no limit, and words such as `auto` for what is no clock.
+            in Hz, -1 for no limit, and words such as `auto` for settings other than clocks.
     """
 
     mode_id: int
@@ -48,9 +48,9 @@ class NvpmodelConf:
 
     Attributes:
         kinds: by parameter, FILE or CLOCK.
-        paths: the file that each argument of each parameter is written to.
-        modes: in the order of their numbers.
-        default: number of the mode after installation.
+        paths: the file to which each argument of each parameter is written.
+        modes: the modes in the order of their numbers.
+        default: number of the mode that is used after installation.
     """
 
     kinds: Mapping[str, str]
@@ -59,7 +59,7 @@ class NvpmodelConf:
     default: int
 
     def mode_of_id(self, mode_id: int) -> NvpmodelMode:
-        """The mode with a number.
+        """Return the mode with a number.
 
         Raises:
             InvalidInputError: there is no such mode.
@@ -67,7 +67,7 @@ class NvpmodelConf:
         return self._find(lambda mode: mode.mode_id == mode_id, str(mode_id))
 
     def mode_of_name(self, name: str) -> NvpmodelMode:
-        """The mode with a name.
+        """Return the mode with a name.
 
         Raises:
             InvalidInputError: there is no such mode.
@@ -75,16 +75,16 @@ class NvpmodelConf:
         return self._find(lambda mode: mode.name == name, repr(name))
 
     def with_mode(self, name: str, settings: Mapping[Argument, str]) -> NvpmodelConf:
-        """This configuration with one more mode at the end, and modes numbered without gaps.
+        """Return this configuration with one more mode at the end, and modes numbered without gaps.
 
-        jetson-stats treats a mode's number as its place in the list, so a gap would make it choose the wrong mode.
+        jetson-stats treats a mode's number as its position in the list, so with a gap it would choose the wrong mode.
         """
         modes = tuple(NvpmodelMode(place, mode.name, mode.settings) for place, mode in enumerate(self.modes))
         default = next((place for place, mode in enumerate(self.modes) if mode.mode_id == self.default), 0)
         return NvpmodelConf(self.kinds, self.paths, (*modes, NvpmodelMode(len(modes), name, settings)), default)
 
     def text(self) -> str:
-        """The configuration as nvpmodel reads it."""
+        """Return the configuration in nvpmodel's format."""
         lines = []
         for parameter, kind in self.kinds.items():
             lines.append(f"< PARAM TYPE={kind} NAME={parameter} >")
@@ -108,8 +108,8 @@ def parse_conf(text: str, name: str) -> NvpmodelConf:
     """Parse a configuration.
 
     Args:
-        text: of the file.
-        name: of the file, for messages.
+        text: the file's text.
+        name: the file's name, for messages.
 
     Raises:
         NvpmodelConfError: the text is not a valid configuration.
@@ -170,7 +170,7 @@ class _Parser:
         elif kind == "PM_CONFIG":
             self.default = self._number(self._attribute(attributes, "DEFAULT"))
         elif kind != "FAN_CONFIG":
-            # FAN_CONFIG is for nvfancontrol and changes no mode.
+            # FAN_CONFIG is for nvfancontrol and does not affect modes.
             raise self._error(f"begins an unknown stanza {kind}")
 
     def _begin_parameter(self, attributes: Mapping[str, str]) -> None:

@@ -8,12 +8,12 @@ from wattfleet.modes import ModeSpace, PowerMode
 
 
 def is_cpu_clock(parameter: str) -> bool:
-    """Whether a parameter of an nvpmodel configuration is a CPU clock."""
+    """Return whether a parameter of an nvpmodel configuration is a CPU clock."""
     return parameter.startswith("CPU_") and parameter != "CPU_ONLINE"
 
 
 def preset_mode(preset: NvpmodelMode, space: ModeSpace) -> PowerMode:
-    """The power mode of a preset; limits are rounded down to the board's frequencies."""
+    """Return the power mode of a preset; limits are rounded down to the board's frequencies."""
     settings = preset.settings
     offline = sum(parameter == "CPU_ONLINE" and value == "0" for (parameter, _), value in settings.items())
     limits_khz = [
@@ -30,5 +30,5 @@ def preset_mode(preset: NvpmodelMode, space: ModeSpace) -> PowerMode:
 
 
 def _limited(table: tuple[int, ...], limit: int) -> int:
-    """The highest frequency within a limit; -1 means no limit, as does 0 for the memory of JetPack 4 and 5."""
+    """Return the highest frequency within a limit; -1 means no limit, as does 0 for the memory on JetPack 4 and 5."""
     return within(table, limit) if limit > 0 else table[-1]

@@ -1,4 +1,4 @@
-"""Power rails measured by the INA3221 chips, and which of them add up to the board's power."""
+"""Reads the power rails measured by INA3221 chips, and sums those that make up the board's power."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rail(Protocol):
     """One measured rail."""
 
     def read_mw(self) -> float:
-        """Its current power, mW.
+        """Return its current power, mW.
 
         Raises:
             OSError: the chip cannot be read.
@@ -45,7 +45,7 @@ class HwmonRail:
     current_path: str
 
     def read_mw(self) -> float:
-        """Its current power: mV times mA gives microwatts."""
+        """Return its current power, mW; mV times mA gives microwatts."""
         return int(self.tree.read(self.voltage_path)) * int(self.tree.read(self.current_path)) / 1e3
 
 
@@ -57,12 +57,12 @@ class IioRail:
     power_path: str
 
     def read_mw(self) -> float:
-        """Its current power."""
+        """Return its current power, mW."""
         return float(int(self.tree.read(self.power_path)))
 
 
 def find_rails(tree: Tree) -> dict[str, Rail]:
-    """The board's rails by name."""
+    """Return the board's rails by name."""
     rails: dict[str, Rail] = {}
     for path in tree.glob(_HWMON_LABELS):
         folder, _, file = path.rpartition("/")
@@ -91,7 +91,7 @@ class BoardPower:
         self._needed = [found[name] for name in self.rails if name in found]
 
     def read_mw(self) -> float:
-        """The board's current power, mW; NaN if any of its rails cannot be read, as the sum would be incomplete."""
+        """Return the board's current power, mW; NaN if any rail cannot be read, as the sum would be incomplete."""
         if self.missing:
             return math.nan
         try:

@@ -14,12 +14,12 @@ _SWITCHED_OFF_BELOW_MC = -40_000
 
 
 def read_conditions(tree: Tree) -> Conditions:
-    """The current temperature and throttle count."""
+    """Return the current temperature and throttle count."""
     return Conditions(_junction_c(tree), _throttle_events(tree))
 
 
 def read_zones(tree: Tree) -> dict[str, float | None]:
-    """Degrees Celsius of every thermal zone; None if it is switched off or unreadable."""
+    """Return the temperature of every thermal zone, degrees Celsius; None if the zone is switched off or unreadable."""
     zones: dict[str, float | None] = {}
     for zone in tree.glob("/sys/class/thermal/thermal_zone*"):
         try:
@@ -37,11 +37,11 @@ def read_zones(tree: Tree) -> dict[str, float | None]:
 
 
 def read_throttle_counters(tree: Tree) -> dict[str, int]:
-    """Over-current and undervoltage events since boot, by counter, such as `oc1`; empty if the kernel counts none.
+    """Return over-current and undervoltage events since boot by counter, such as `oc1`; empty without counters.
 
     Raises:
         OSError: a counter cannot be read.
-        ValueError: it holds no number.
+        ValueError: it does not contain a number.
     """
     return {
         counter.rpartition("/")[2].removesuffix("_event_cnt"): int(tree.read(counter))
@@ -61,7 +61,7 @@ def _junction_c(tree: Tree) -> float | None:
 
 
 def _throttle_events(tree: Tree) -> int | None:
-    """The sum of all counters; None unless all can be read."""
+    """Return the sum of all counters; None unless all can be read."""
     try:
         counts = read_throttle_counters(tree)
     except (OSError, ValueError):

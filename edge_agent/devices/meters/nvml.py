@@ -24,14 +24,14 @@ class Nvml:
         return len(self._gpus)
 
     def power_mw(self) -> float:
-        """Power of all GPUs now, mW; NaN if one does not report it."""
+        """Return the current power of all GPUs, mW; NaN if one does not report it."""
         try:
             return float(sum(self._library.nvmlDeviceGetPowerUsage(gpu) for gpu in self._gpus))
         except self._library.NVMLError:
             return math.nan
 
     def temperature_c(self) -> float | None:
-        """The hottest GPU, degrees Celsius; None if one does not report it."""
+        """Return the temperature of the hottest GPU, degrees Celsius; None if one does not report it."""
         sensor = self._library.NVML_TEMPERATURE_GPU
         try:
             return float(max(self._library.nvmlDeviceGetTemperature(gpu, sensor) for gpu in self._gpus))
@@ -39,7 +39,7 @@ class Nvml:
             return None
 
     def use_share(self) -> float | None:
-        """The mean use of all GPUs, 0 to 1; None if one does not report it."""
+        """Return the mean use of all GPUs, 0 to 1; None if one does not report it."""
         try:
             return float(sum(self._library.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in self._gpus)) / (
                 100 * len(self._gpus)
@@ -48,7 +48,7 @@ class Nvml:
             return None
 
     def highest_clocks_hz(self) -> tuple[int, int] | None:
-        """The highest clocks of the first GPU and of its memory, Hz; None if it does not report them."""
+        """Return the highest clocks of the first GPU and of its memory, Hz; None if it does not report them."""
         try:
             gpu_mhz, memory_mhz = (
                 int(self._library.nvmlDeviceGetMaxClockInfo(self._gpus[0], clock))
@@ -60,7 +60,7 @@ class Nvml:
 
 
 def open_nvml() -> Nvml | None:
-    """The machine's GPUs; None without `pynvml` (package nvidia-ml-py), a driver, or a GPU."""
+    """Return the machine's GPUs; None without `pynvml` (package nvidia-ml-py), a driver, or a GPU."""
     try:
         library = importlib.import_module("pynvml")
     except ModuleNotFoundError:

@@ -47,7 +47,7 @@ class PolledMeter:
         self._thread.start()
 
     def read(self) -> PowerTrace:
-        """The samples so far."""
+        """Return the samples so far."""
         samples = np.array(self._samples.copy())
         return PowerTrace(at_s=samples[:, 0], power_mw=samples[:, 1])
 
@@ -62,7 +62,7 @@ class PolledMeter:
             self._sample()
 
     def _until_next_s(self) -> float:
-        """Seconds to the next multiple of the interval, so that slow readings cause no drift."""
+        """Return the seconds to the next multiple of the interval, so that slow readings do not cause drift."""
         return self._interval_s - (self._clock.now_s() - self._start_s) % self._interval_s
 
     def _sample(self) -> None:
@@ -70,7 +70,7 @@ class PolledMeter:
         try:
             power_mw = self._read_mw()
         except Exception:
-            # Unhandled, the error would end the thread silently, and the last sample would look current for ever.
+            # An unhandled error would end the thread silently, and the last sample would look current for ever.
             power_mw = math.nan
             if not self._failed:
                 _log.exception("cannot read power; recording missing samples")

@@ -1,4 +1,4 @@
-"""Current power, from a meter that runs just long enough."""
+"""Measures the current power with a meter that runs just long enough."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from wattfleet_io.clock import Clock
 # jtop publishes its first sample after half a second; energy counters need two readings.
 _PATIENCE_S = 1.5
 _LOOK_AGAIN_S = INTERVAL_S / 2
-# Every meter samples more often than this; an older sample means that the meter died.
+# Every meter samples more often than this, s; an older sample means that the meter has failed.
 _CURRENT_S = 2.0
 
 
 def latest_power_mw(meter: PowerMeter, clock: Clock) -> float:
-    """The latest sample of a running meter, mW; NaN if power cannot be read, or the sample is old.
+    """Return the latest sample of a running meter, mW; NaN if power cannot be read, or the sample is old.
 
     Waits briefly if the meter has only just started.
 
     Args:
         meter: samples the power.
-        clock: the device's.
+        clock: the device's clock.
     """
     give_up_s = clock.now_s() + _PATIENCE_S
     trace = meter.read()
@@ -35,7 +35,7 @@ def latest_power_mw(meter: PowerMeter, clock: Clock) -> float:
 
 
 def power_now_mw(device: Device) -> float:
-    """Current board power, mW; NaN if it cannot be read."""
+    """Return the current board power, mW; NaN if it cannot be read."""
     meter = device.start_meter()
     try:
         return latest_power_mw(meter, device.clock)

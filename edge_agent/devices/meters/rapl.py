@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edge_agent.devices.tree import Tree
 from wattfleet_io.clock import Clock
 
-# Packages only: they include their parts, and `psys` would count the packages twice.
+# Packages only, since they include their parts, and `psys` would count the packages twice.
 _PACKAGE = re.compile(r"package-\d+")
 
 
@@ -47,7 +47,7 @@ class Rapl:
         return 0 if self.unreadable else len(self._counters)
 
     def reader(self) -> Callable[[], float]:
-        """A function that returns the mean power since its last call, mW; NaN at first and when unknown."""
+        """Return a function that returns the mean power since its last call, mW; NaN at first and when unknown."""
         before: tuple[float, list[int]] | None = None
 
         def read_mw() -> float:

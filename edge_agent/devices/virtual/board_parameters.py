@@ -1,4 +1,4 @@
-"""The parameters of simulated boards, from the data file that `python -m wattfleet_simulation.board_fit` writes."""
+"""The parameters of simulated boards, read from the data file of `python -m wattfleet_simulation.board_fit`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_NAME = "board_parameters.json"
 
 @dataclass(frozen=True)
 class DeviationSpread:
-    """How far real boards deviate from the physics, as logarithms.
+    """The distribution of real boards' deviations from the physics, as logarithms.
 
     Attributes:
         levels: `[q]` ascending probabilities in (0, 1).
@@ -40,7 +40,7 @@ class BoardParameters:
     Attributes:
         time: parameters of the step time.
         power: parameters of the power.
-        deviation: how far a real board deviates from these.
+        deviation: the distribution of a real board's deviations from these parameters.
     """
 
     time: TimeParameters
@@ -55,7 +55,7 @@ class InferenceParameters:
     Attributes:
         time: parameters of the time of a batch.
         power: parameters of the power.
-        deviation: how far the measured board deviates from these.
+        deviation: the distribution of the measured board's deviations from these parameters.
     """
 
     time: TimeParameters
@@ -64,10 +64,10 @@ class InferenceParameters:
 
 
 def board_parameters(kind: str) -> BoardParameters:
-    """The parameters of a kind of board.
+    """Return the parameters of a kind of board.
 
     Raises:
-        InvalidInputError: no such kind.
+        InvalidInputError: there is no such kind.
     """
     document = _document()
     parameters = document["boards"][board_named(kind).kind]
@@ -77,15 +77,15 @@ def board_parameters(kind: str) -> BoardParameters:
 
 
 def inference_workloads() -> list[str]:
-    """The names of the inference workloads that were measured."""
+    """Return the names of the measured inference workloads."""
     return sorted(_document()["inference"])
 
 
 def inference_parameters(workload: str) -> InferenceParameters | None:
-    """The parameters of an inference workload on an AGX Orin; None if it was not measured.
+    """Return the parameters of an inference workload on an AGX Orin; None if it was not measured.
 
     Args:
-        workload: its name, such as `mobilenetv3`.
+        workload: the workload's name, such as `mobilenetv3`.
     """
     parameters = _document()["inference"].get(workload)
     if parameters is None:

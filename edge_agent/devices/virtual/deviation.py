@@ -1,4 +1,4 @@
-"""A fixed, smooth deviation of one board from the physics, distributed like real boards' residuals."""
+"""A fixed, smooth deviation of one board from the physics, with the distribution of real boards' residuals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _REFERENCE_MODES = 2000
 class DeviationField:
     """A smooth random function of the mode, or of mode and batch, whose values over a space have a given distribution.
 
-    A sum of plane waves is nearly Gaussian; its rank within the space picks the quantile, so heavy tails
-    become whole regions that deviate far.
+    A sum of plane waves is nearly Gaussian; its rank within the space selects the quantile, so that heavy tails become
+    whole regions with large deviations.
 
     Args:
         space: `[n, k]` modes, or modes with batches, over which the distribution holds.
         levels: `[q]` ascending probabilities in (0, 1).
         quantiles: `[q]` ascending values (log deviations) at these levels.
-        rng: source of randomness.
+        rng: the random number generator.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class DeviationField:
         self._levels, self._quantiles = levels, quantiles
 
     def at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log deviation at `[n, k]` points of the space, `[n]`."""
+        """Return the log deviation at `[n, k]` points of the space, `[n]`."""
         ranks = (np.arange(len(self._heights)) + 0.5) / len(self._heights)
         level = np.interp(self._height(points), self._heights, ranks)
         return np.interp(level, self._levels, self._quantiles)

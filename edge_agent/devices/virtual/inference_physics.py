@@ -20,12 +20,12 @@ from wattfleet.prediction.roofline import PowerParameters, TimeParameters
 
 _P = TypeVar("_P", TimeParameters, PowerParameters)
 
-# Other workloads are varied from this one, on the board that it was measured on.
+# Other workloads are derived from this one, on the board on which it was measured.
 _MEASURED, _MEASURED_ON = "resnet", "agx-orin"
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-# A forward pass has a third of the operations of a training step.
+# A forward pass has one third of a training step's operations.
 _STEPS_OF_TRAINING = 3
-# What differs between boards; overlaps, processes and fixed parts belong to the workload.
+# The parameters that differ between boards; overlaps, processes and fixed parts belong to the workload.
 _OF_BOARD = (
     "loading_mcycles",
     "loading_stall_mcycles",
@@ -40,15 +40,16 @@ _OF_BOARD = (
 def inference_physics_of(
     time: TimeParameters, power: PowerParameters, workload: Workload
 ) -> tuple[TimeParameters, PowerParameters]:
-    """The parameters of an inference workload on a board.
+    """Return the parameters of an inference workload on a board.
 
     Two workloads were measured, on an AGX Orin: `mobilenetv3` and `resnet`. On another board or unit, each of their
-    parameters differs as that of training does. Other workloads are varied from `resnet` as training is varied.
+    parameters is scaled like that of training. Other workloads are derived from `resnet` like trainings from the
+    board's own training.
 
     Args:
-        time: the board's, with its own training.
-        power: the same.
-        workload: what is to be served.
+        time: the board's time parameters for its own training.
+        power: its power parameters for the same.
+        workload: the workload to serve.
     """
     measured, agx = _fitted(workload), board_parameters(_MEASURED_ON)
     served = (
@@ -66,12 +67,12 @@ def inference_physics_of(
 def inference_deviation(
     modes: ModeArray, workload: Workload, seed: Sequence[int]
 ) -> tuple[DeviationField, DeviationField]:
-    """How far a board deviates from this physics in time and in power: functions of mode and batch.
+    """Return a board's deviations from this physics in time and in power, as functions of mode and batch.
 
     Args:
         modes: `[n, 4]` modes of the board.
-        workload: what is served.
-        seed: of the board and the workload.
+        workload: the served workload.
+        seed: random seed of the board and the workload.
     """
     space = np.column_stack([modes, np.resize(_BATCHES, len(modes))])
     rng, spread = np.random.default_rng(seed), _fitted(workload).deviation
@@ -81,7 +82,7 @@ def inference_deviation(
 
 def _fitted(workload: Workload) -> InferenceParameters:
     fitted = inference_parameters(workload.name) or inference_parameters(_MEASURED)
-    assert fitted is not None, "the data file has the workload that others are varied from"
+    assert fitted is not None, "the data file has the workload from which others are derived"
     return fitted
 
 

@@ -1,4 +1,4 @@
-"""A simulated board on the machine's own clock: apps that ask for turns are slowed down to its physics."""
+"""A simulated board on the machine's own clock: apps that request turns are slowed down to its physics."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from wattfleet.modes import PowerMode, Task, Workload, WorkloadFacts
 from wattfleet_io.clock import Clock, SystemClock
 
 _LOADS = 1000
-"""Loads of inference that are kept, for one mode and batch each."""
+"""Maximum of cached loads of inference, each for one mode and batch."""
 
 
 class LiveSimulatedDevice(SimulatedDevice):
-    """A simulated board whose time passes as on the wall, so that it can answer requests.
+    """A simulated board in real time, so that it can answer requests.
 
-    What computes in a turn takes at least as long as the physics says in the mode in force, and draws that power; work
-    outside of turns takes the time of this machine, and counts with idle power. A program that trains goes on while the
-    mode changes, so that there are no first minibatches that take longer.
+    Work in a turn takes at least the time given by the physics in the mode in force, and draws that power. Work outside
+    of turns takes this machine's time, at idle power. A training program continues while the mode changes, so there are
+    no longer first minibatches.
 
     Args:
         board_kind: one of `wattfleet.modes.boards.BOARDS`.
@@ -41,7 +41,7 @@ class LiveSimulatedDevice(SimulatedDevice):
         super().__init__(board_kind, seed)
 
     def begin_training(self, workload: Workload | None = None) -> AppTraining:
-        """An app begins to train in the mode in force: its minibatches are paced as this workload's."""
+        """Begin an app's training in the mode in force; its minibatches get this workload's times."""
         self.pace(workload)
         return _LiveTraining(self)
 
@@ -50,20 +50,20 @@ class LiveSimulatedDevice(SimulatedDevice):
         return PolledMeter(self._power_mw, self.clock)
 
     def begin_minibatch(self) -> float:
-        """A minibatch has the device from now on; returns how long it takes, ms."""
+        """Begin a minibatch on the device, and return its time, ms."""
         self._draw(self._load.power_mw)
         return self._step_ms(self._load)
 
     def begin_inference(self, workload: str, waiting: int, largest_batch: int) -> list[float]:
-        """A batch of requests has the device from now on.
+        """Begin a batch of requests on the device.
 
         Args:
-            workload: name of what is served.
-            waiting: how many requests it will probably have.
-            largest_batch: most requests that it may have.
+            workload: name of the served workload.
+            waiting: the probable number of requests in the batch.
+            largest_batch: the largest possible number.
 
         Returns:
-            How long a batch of 1, 2, 4, ... requests takes, ms, up to the first that is not below the largest.
+            The times of batches of 1, 2, 4, ... requests, ms, up to the first size that is not below the largest.
         """
         sizes = (max(1, largest_batch) - 1).bit_length() + 1
         loads = [self._inference_load(self._mode, workload, 2**size) for size in range(sizes)]
@@ -72,7 +72,7 @@ class LiveSimulatedDevice(SimulatedDevice):
         return [self._step_ms(load) for load in loads]
 
     def rest(self) -> None:
-        """Nothing has the device from now on."""
+        """Note that nothing uses the device any longer."""
         self._draw(self._load.idle_mw)
 
     def _new_inference_load(self, mode: PowerMode, workload: str, batch: int) -> Load:
@@ -89,7 +89,7 @@ class LiveSimulatedDevice(SimulatedDevice):
         self.stay_warm()
 
     def _draw(self, power_mw: float) -> None:
-        # The present is all that a polled meter asks for; a timeline of every turn would grow without end.
+        # A polled meter needs only the present power; a timeline of all turns would grow endlessly.
         with self._drawing:
             self._count_energy(power_mw)
             now_s = self.clock.now_s()
@@ -109,5 +109,5 @@ class _LiveTraining(PhysicalTraining):
         self._board = board
 
     def learned(self, workload: Workload | None) -> None:
-        """Pace the workload as it is known now."""
+        """Use the times of the workload as it is known now."""
         self._board.pace(workload)

@@ -16,8 +16,8 @@ class PowerTimeline:
     """Board power over time: piecewise constant targets, each approached exponentially.
 
     Args:
-        start_s: the moment from which power is known.
-        power_mw: power at that moment, mW.
+        start_s: time from which power is known, s.
+        power_mw: power at that time, mW.
     """
 
     def __init__(self, start_s: float, power_mw: float) -> None:
@@ -26,7 +26,7 @@ class PowerTimeline:
         self._initial_mw = [power_mw]
 
     def aim(self, from_s: float, target_mw: float) -> None:
-        """Approach `target_mw` from `from_s` on; replaces all later targets."""
+        """Approach `target_mw` from `from_s` on, replacing all later targets."""
         initial_mw = float(self.at(np.array([from_s]))[0])
         while self._start_s and self._start_s[-1] >= from_s:
             self._start_s.pop(), self._target_mw.pop(), self._initial_mw.pop()
@@ -37,12 +37,12 @@ class PowerTimeline:
         self._initial_mw.append(initial_mw)
 
     def forget_before(self, moment_s: float) -> None:
-        """Keep only what decides on power from a moment on, so that a board that trains for weeks needs no more."""
+        """Forget targets that no longer affect power after a given time, to save memory during weeks of training."""
         past = max(0, bisect_right(self._start_s, moment_s) - 1)
         del self._start_s[:past], self._target_mw[:past], self._initial_mw[:past]
 
     def at(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Power at `[n]` times from the start on, `[n]` mW."""
+        """Return the power at `[n]` times from the start on, `[n]` mW."""
         start_s = np.array(self._start_s)
         piece = np.maximum(np.searchsorted(start_s, times_s, side="right") - 1, 0)
         target = np.array(self._target_mw)[piece]

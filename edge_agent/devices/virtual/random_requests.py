@@ -1,4 +1,4 @@
-"""Requests that arrive at random at a simulated board, and wait for their answer."""
+"""Requests that arrive randomly at a simulated board, and wait for their answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _DRAWS = 4096
 
 
 class RandomRequests:
-    """A Poisson process from 0 s on, and those of its requests that are not answered yet.
+    """A Poisson process of requests from 0 s on, and its unanswered requests.
 
     Args:
-        per_s: requests that arrive each second, on average.
-        rng: decides when each of them arrives.
+        per_s: mean number of requests per second.
+        rng: the random number generator for arrivals.
     """
 
     def __init__(self, per_s: float, rng: np.random.Generator) -> None:
@@ -27,23 +27,23 @@ class RandomRequests:
 
     @property
     def next_s(self) -> float:
-        """When the oldest request that is not answered arrives, or has arrived."""
+        """When the oldest unanswered request arrives or arrived, s."""
         return float(self._at_s[self._first])
 
     def waiting(self, now_s: float) -> int:
-        """How many requests have arrived and are not answered."""
+        """Return the number of requests that have arrived and are unanswered."""
         while self._at_s[-1] <= now_s:
             self._draw()
         return int(np.searchsorted(self._at_s, now_s, side="right")) - self._first
 
     def answered(self, count: int) -> Values:
-        """Answer the oldest requests; returns when they have arrived."""
+        """Answer the oldest requests, and return their arrival times, s."""
         answered_s = self._at_s[self._first : self._first + count]
         self._first += count
         return answered_s
 
     def postpone(self, seconds: float) -> None:
-        """Have all requests that are not answered arrive later."""
+        """Delay the arrival of all unanswered requests."""
         self._at_s = self._at_s[self._first :] + seconds
         self._first = 0
 

@@ -11,23 +11,23 @@ from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, Workload, array_to_modes, read_profile, require_one_training
 
-# A profile has no idle power; in the Orin Nano's logs it is 0.75 to 0.85 of the lowest training power.
+# A profile does not contain idle power; in the Orin Nano's logs, it is 0.75 to 0.85 of the lowest training power.
 _IDLE_SHARE = 0.8
-# Nor the jitter of minibatches: this is the median over the Orin Nano's 26 logged modes.
+# Nor does it contain the jitter of minibatches: this is the median over the Orin Nano's 26 logged modes.
 _JITTER = 0.05
 
 
 class ReplayDevice(VirtualBoard):
     """A board whose modes and true values are the rows of a measured profile.
 
-    It paces every workload as its file was measured: nothing else is known of its board.
+    Every workload gets the times of its file, since nothing else is known of its board.
 
     Args:
         csv_path: a CSV file with the columns of `wattfleet.modes.PROFILE_COLUMNS`.
         seed: random seed of the noise around the recorded values.
 
     Raises:
-        InvalidInputError: the file cannot be used as a profile, or is not of training with one batch size.
+        InvalidInputError: the file is not a valid profile, or not a profile of training with one batch size.
     """
 
     def __init__(self, csv_path: Path, seed: int) -> None:
@@ -46,7 +46,7 @@ class ReplayDevice(VirtualBoard):
     def truth(
         self, modes: ModeArray, workload: Workload | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The recorded values at `[n, 4]` recorded modes: `[n]` ms per minibatch and `[n]` mW.
+        """Return the recorded values in `[n, 4]` recorded modes: `[n]` ms per minibatch and `[n]` mW.
 
         Raises:
             InvalidInputError: a mode was not recorded.

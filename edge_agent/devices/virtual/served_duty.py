@@ -1,4 +1,4 @@
-"""A duty beside a training on a simulated board, event by event in virtual time."""
+"""Simulates a duty beside a training on a simulated board, event by event in virtual time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from wattfleet.duties import Demand
 
 Values = NDArray[np.float64]
 
-# A step counts with the time that 95 % of its kind do not exceed, as in the agent's live estimates.
+# Deviation for a step's estimated time: the time that 95 % of such steps do not exceed, as in the agent's live
+# estimates.
 _CAREFUL = np.array([1.645])
 _DRAWS = 4096
 
 
 @dataclass(frozen=True)
 class SharedBoard:
-    """What a board does in one mode.
+    """The work of a board in one mode.
 
     Attributes:
         training: the load of a training minibatch; None if nothing is trained.
-        inference: the load of inference with a number of requests.
-        batch: most requests in a batch.
-        switch_ms: ms that a change between inference and training takes.
+        inference: returns the load of inference for a number of requests.
+        batch: maximum of requests in a batch.
+        switch_ms: time of a change between inference and training, ms.
     """
 
     training: Load | None
@@ -38,17 +39,18 @@ class SharedBoard:
 
 @dataclass(frozen=True)
 class ServedDuty:
-    """What some time of service gave; all moments are seconds of the board's clock.
+    """The result of serving a duty for a period. All times are seconds of the board's clock.
 
     Attributes:
-        begin_s: when it began.
-        arrival_s: `[n]` when each answered request arrived, ascending. Those that still wait at the end are left out.
-        latency_ms: `[n]` ms from then to the end of its batch.
+        begin_s: the start of the period.
+        arrival_s: `[n]` when each answered request arrived, ascending. Requests that still wait at the end are left
+            out.
+        latency_ms: `[n]` time from its arrival to the end of its batch, ms.
         batch_end_s: `[b]` when each batch of inference ended.
-        batch_size: `[b]` its requests.
+        batch_size: `[b]` number of requests in each batch.
         minibatch_end_s: `[m]` when each training minibatch ended.
         step_end_s: `[k]` when each step of any kind ended, pauses included.
-        step_mw: `[k]` the power until then, mW.
+        step_mw: `[k]` the power during each step, mW.
     """
 
     begin_s: float
@@ -67,36 +69,36 @@ class ServedDuty:
 
     @property
     def latencies_by_batch_ms(self) -> list[Values]:
-        """The latencies of each batch, ms."""
+        """Return the latencies of each batch, ms."""
         return np.split(self.latency_ms, np.cumsum(self.batch_size)[:-1])
 
     @property
     def minibatch_s(self) -> Values:
-        """`[m]` how long each training minibatch took, without the switch before it, s."""
+        """`[m]` times of the training minibatches without the switch before them, s."""
         ends_s = np.concatenate([[self.begin_s], self.step_end_s])
         return np.asarray(self.minibatch_end_s - ends_s[np.searchsorted(self.step_end_s, self.minibatch_end_s)])
 
     @property
     def duration_s(self) -> float:
-        """How long it took, s."""
+        """The duration of the period, s."""
         return float(self.step_end_s[-1]) - self.begin_s if len(self.step_end_s) else 0.0
 
     @property
     def power_mw(self) -> float:
-        """Mean power, mW; 0 if no time has passed."""
+        """The mean power, mW; 0 if no time has passed."""
         return float(self.mean_powers(np.inf)[1].sum())
 
     @property
     def minibatch_ms(self) -> float:
-        """Mean time from one training minibatch to the next, ms; infinite if there was none."""
+        """The mean time from one training minibatch to the next, ms; infinite without minibatches."""
         return 1e3 * self.duration_s / len(self.minibatch_end_s) if len(self.minibatch_end_s) else np.inf
 
     def share_within(self, latency_ms: float) -> float:
-        """The share of the requests that were answered within a latency; 1 if there were none."""
+        """Return the share of requests answered within a latency; 1 without requests."""
         return float((self.latency_ms <= latency_ms).mean()) if len(self.latency_ms) else 1.0
 
     def mean_powers(self, every_s: float) -> tuple[Values, Values]:
-        """The mean power of successive spans of equal length: `[p]` s, of which the last may be shorter, and `[p]` mW.
+        """Return `[p]` lengths, s, and `[p]` mean powers, mW, of successive equal spans; the last may be shorter.
 
         Args:
             every_s: the length of a span, s.
@@ -112,26 +114,26 @@ class ServedDuty:
 
 
 def serve_duty(board: SharedBoard, demand: Demand, duration_s: float, seed: int) -> ServedDuty:
-    """Serve random requests for some time from 0 s on, and train between them; see `RequestService.serve`.
+    """Serve random requests from 0 s on for a duration, and train between them; see `RequestService.serve`.
 
     Args:
-        board: the board, whose steps jitter.
+        board: the board; the times of its steps vary randomly.
         demand: the duty; its requests arrive at random.
         duration_s: the length of the run. The last step may end later.
-        seed: of arrivals and jitter.
+        seed: random seed for arrivals and jitter.
     """
     return RequestService(demand, seed).serve(board, duration_s)
 
 
 class RequestService:
-    """Serves the requests of a duty in one span of time after the other; requests that wait stay for the next span.
+    """Serves the requests of a duty in successive periods; waiting requests are kept for the next period.
 
     Args:
         demand: the duty; its requests arrive at random.
-        seed: of arrivals and jitter.
+        seed: random seed for arrivals and jitter.
 
     Attributes:
-        now_s: the end of the last span, s.
+        now_s: the end of the last period, s.
     """
 
     def __init__(self, demand: Demand, seed: int) -> None:
@@ -141,22 +143,22 @@ class RequestService:
         self._trained_last: bool | None = None
         self.now_s = 0.0
 
-    def stand_still(self, until_s: float) -> None:
-        """Let no time pass for requests until a moment: none arrives, and those that wait do not wait longer."""
+    def pause_until(self, until_s: float) -> None:
+        """Pause the requests until a given time: none arrives, and the waiting ones do not wait longer."""
         self._requests.postpone(until_s - self.now_s)
         self.now_s = until_s
 
     def serve(self, board: SharedBoard, until_s: float, minibatches: int | None = None) -> ServedDuty:
-        """Serve random requests, and train between them, until a moment or until some minibatches are trained.
+        """Serve random requests, and train between them, until a given time or number of trained minibatches.
 
         Inference begins once a batch is full, or once no other minibatch fits before it: a minibatch fits if the
         switches, the minibatch and an inference end within the latency of the oldest request, or of one that would
         arrive now. Without training, inference begins with the first request.
 
         Args:
-            board: the board, whose steps jitter.
+            board: the board; the times of its steps vary randomly.
             until_s: the end, s; finite. The last step may end later.
-            minibatches: end earlier, with the last of so many; None for no number.
+            minibatches: end earlier, after this number of minibatches; None for no limit.
         """
         run = _Run(board, self._jitter, self.now_s, self._trained_last)
         arrivals = [np.empty(0)]
@@ -188,7 +190,7 @@ class RequestService:
 
 
 class _Run:
-    """The time and the events of one span."""
+    """The time and the events of one period."""
 
     def __init__(self, board: SharedBoard, rng: np.random.Generator, now_s: float, trained_last: bool | None) -> None:
         self._board = board
@@ -196,7 +198,7 @@ class _Run:
         self._deviations = rng.standard_normal(0)
         self._inference: dict[int, tuple[Load, float]] = {}
         self._idle_mw = self._load(1)[0].idle_mw
-        self._minibatch_s = 0.0 if board.training is None else _careful_s(board.training)
+        self._minibatch_s = 0.0 if board.training is None else _high_estimate_s(board.training)
         self.trained_last = trained_last
         self.now_s = now_s
         self.step_end_s: list[float] = []
@@ -206,7 +208,7 @@ class _Run:
         self.minibatch_end_s: list[float] = []
 
     def minibatch_fits(self, deadline_s: float, waiting: int, demand: Demand) -> bool:
-        """Whether a minibatch, and then an inference of all who wait by then, end by a deadline."""
+        """Return whether a minibatch and then the inference of all requests waiting by then end by a deadline."""
         if self._board.training is None:
             return False
         gathered = waiting + int(np.ceil(self._minibatch_s * demand.arrival_per_s))
@@ -222,21 +224,21 @@ class _Run:
         self.minibatch_end_s.append(self.now_s)
 
     def answer(self, requests: int) -> None:
-        """Answer so many requests."""
+        """Answer this number of requests."""
         self._switch(to_training=False)
         self._step(self._load(requests)[0])
         self.answer_end_s.append(self.now_s)
         self.answer_size.append(requests)
 
     def idle(self, until_s: float) -> None:
-        """Do nothing until a moment."""
+        """Do nothing until a given time."""
         self._spend(until_s - self.now_s, self._idle_mw)
 
     def _load(self, requests: int) -> tuple[Load, float]:
-        """The load of inference, and its careful time in s."""
+        """Return the load of inference, and a high estimate of its time, s."""
         if requests not in self._inference:
             load = self._board.inference(requests)
-            self._inference[requests] = load, _careful_s(load)
+            self._inference[requests] = load, _high_estimate_s(load)
         return self._inference[requests]
 
     def _switch(self, to_training: bool) -> None:
@@ -256,5 +258,5 @@ class _Run:
         self.step_mw.append(power_mw)
 
 
-def _careful_s(load: Load) -> float:
+def _high_estimate_s(load: Load) -> float:
     return float(step_times_s(load, _CAREFUL)[0])

@@ -26,7 +26,7 @@ from wattfleet.prediction.roofline import (
 
 _P = TypeVar("_P", TimeParameters, PowerParameters)
 
-# Two boards of a kind differ by a few percent in every parameter.
+# Two boards of a kind differ by a few per cent in every parameter.
 _UNIT_LOG_SD = 0.03
 # A minibatch's jitter grows with the share of the step in which the loader is busy: 0.3 % if it idles, 14 %
 # if the step waits for it (the Orin Nano's logs: 0.2 to 0.8 % and 13 to 37 %).
@@ -34,19 +34,19 @@ _JITTER_FLOOR, _JITTER_LOADING = 0.003, 0.14
 
 
 class SimulatedDevice(VirtualBoard):
-    """A board of a known kind. It trains ResNet-18, minibatch 16, unless it is told another workload.
+    """A board of a known kind. By default, it trains ResNet-18 with minibatches of 16.
 
     Its true values are the physics of its kind with this unit's parameters, times a smooth deviation. The seed fixes
-    both. Of another workload, the facts and the name decide how much work a step is; a step's parameters and the smooth
-    deviation stay those of the board. Of inference, batches are paced as they were measured on an AGX Orin
-    (`inference_physics_of`), with a deviation of its own.
+    both. For another workload, its facts and name determine the work of a step; a step's parameters and the smooth
+    deviation remain those of the board. Inference batches have the times measured on an AGX Orin
+    (`inference_physics_of`), with their own deviation.
 
     Args:
         board_kind: one of `wattfleet.modes.boards.BOARDS`.
         seed: random seed of the unit and its noise.
 
     Raises:
-        InvalidInputError: no such kind.
+        InvalidInputError: there is no such kind.
     """
 
     def __init__(self, board_kind: str, seed: int) -> None:
@@ -69,12 +69,12 @@ class SimulatedDevice(VirtualBoard):
     def truth(
         self, modes: ModeArray, workload: Workload | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The noiseless true values at `[n, 4]` modes, offered or not: `[n]` ms per minibatch and `[n]` mW.
+        """Return the noiseless true values in `[n, 4]` modes, offered or not: `[n]` ms per minibatch and `[n]` mW.
 
         Args:
             modes: the modes.
-            workload: what is trained or served; None for the training of ResNet-18, minibatch 16. Of inference, the
-                values are those of a batch of as many samples as its facts say, or of 16.
+            workload: the trained or served workload; None for the training of ResNet-18 with minibatches of 16. For
+                inference, the values are for the batch size in its facts, or for 16.
         """
         time, power = self._physics(workload)
         settings = _settings(modes, workload)
@@ -90,7 +90,7 @@ class SimulatedDevice(VirtualBoard):
     def _log_deviation(
         self, settings: NDArray[np.float64], workload: Workload | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The log deviation of time and of power from the physics at `[n, 5]` settings, `[n]` each."""
+        """Return the log deviations of time and power from the physics at `[n, 5]` settings, `[n]` each."""
         if workload is None or not _is_inference(workload):
             modes = settings[:, :-1]
             return self._time_deviation.at(modes), self._power_deviation.at(modes)
@@ -101,15 +101,15 @@ class SimulatedDevice(VirtualBoard):
         return of_time.at(settings), of_power.at(settings)
 
     def mean_minibatch_ms(self, modes: ModeArray) -> NDArray[np.float64]:
-        """The noiseless mean at `[n, 4]` modes, `[n]` ms per minibatch; above the median, as jitter is skewed."""
+        """Return the noiseless mean time in `[n, 4]` modes, `[n]` ms; above the median, as jitter is skewed."""
         return self.truth(modes)[0] * mean_stretch(self._jitter(modes, None))
 
     def load(self, mode: PowerMode, workload: Workload | None = None) -> Load:
-        """Time and power of a workload in a mode, without the noise of a measurement.
+        """Return time and power of a workload in a mode, without measurement noise.
 
         Args:
             mode: the mode.
-            workload: what is trained or served; see `truth`.
+            workload: the trained or served workload; see `truth`.
         """
         at = modes_to_array([mode])
         minibatch_ms, training_mw = self.truth(at, workload)
@@ -137,7 +137,10 @@ def _settings(modes: ModeArray, workload: Workload | None) -> NDArray[np.float64
 
 
 def _unit(kind: _P, rng: np.random.Generator) -> _P:
-    """The parameters of one unit of a kind. Growth with the batch is not varied: all batches have the same size."""
+    """Return the parameters of one unit of a kind.
+
+    Growth with the batch is not varied, as all batches have the same size.
+    """
     varied = [each.name for each in fields(kind) if not each.name.endswith("_fixed")]
     factors = np.exp(rng.normal(0, _UNIT_LOG_SD, len(varied))).tolist()
     return replace(kind, **{name: getattr(kind, name) * by for name, by in zip(varied, factors, strict=True)})

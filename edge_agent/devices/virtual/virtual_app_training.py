@@ -18,11 +18,11 @@ class SteppedBoard(Protocol):
         ...
 
     def pace(self, workload: Workload | None) -> None:
-        """Train another workload from now on."""
+        """Switch to another workload."""
         ...
 
     def stay_warm(self) -> None:
-        """Train the next minibatch without a warm-up, though the mode has changed."""
+        """Train the next minibatch without a warm-up, although the mode has changed."""
         ...
 
     def step(self) -> None:
@@ -37,12 +37,12 @@ class SteppedBoard(Protocol):
 class VirtualTraining:
     """Advances a virtual board by the minibatches that an app trains elsewhere (an `AppTraining`).
 
-    The first minibatch is trained at once, so that nothing that is observed includes it. When the mode changes during
-    the training, the app's process goes on, so there is no other warm-up.
+    The first minibatch is trained at once, so that observations do not include it. When the mode changes during the
+    training, the app's process continues, so there is no further warm-up.
 
     Args:
         board: the board, in the mode to train in.
-        workload: what is trained; None for what the board stands for.
+        workload: the trained workload; None for the board's built-in workload.
     """
 
     first_minibatch_observed = False
@@ -54,7 +54,7 @@ class VirtualTraining:
         board.step()
 
     def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
-        """Train as many minibatches as were reported, each in its current mode; the reported times are ignored."""
+        """Train the reported number of minibatches, each in its current mode; ignore the reported times."""
         for index in range(len(seconds)):
             self._board.stay_warm()
             self._board.step()
@@ -62,10 +62,10 @@ class VirtualTraining:
             ended(index, self._board.clock.now_s())
 
     def learned(self, workload: Workload | None) -> None:
-        """Pace the workload as it is known now."""
+        """Use the times of the workload as it is known now."""
         self._board.pace(workload)
 
     def finish(self, minibatches: int) -> None:
-        """Train the minibatches that were not reported."""
+        """Train the minibatches that were not yet reported."""
         self._board.stay_warm()
         self._board.run(max(0, minibatches - self._reported))

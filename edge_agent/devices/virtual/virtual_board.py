@@ -1,7 +1,7 @@
 """Base of the virtual boards: a virtual clock, the transients of a training run, and measurement noise.
 
-Every size was read off real files: the 26 raw logs of an Orin Nano (ResNet-18) and, for how far a measurement
-repeats, neighbouring rows of the AGX Orin's corpora; see `docs/simulated-board.md`.
+All constants come from real files: the 26 raw logs of an Orin Nano (ResNet-18) and, for the repeatability of
+measurements, neighbouring rows of the AGX Orin's corpora; see `docs/simulated-board.md`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 # The first minibatch after a start takes about this many CPU cycles (4 to 30 s in the logs).
 _FIRST_MINIBATCH_GCYCLES = 7.0
 _FIRST_MINIBATCH_LOG_SD = 0.25
-# It draws little more than an idle board: this share of the rise from idle to training power.
+# Its power is little above idle: by this share of the rise from idle to training power.
 _FIRST_MINIBATCH_LOAD = 0.12
-# A repeated measurement of a mode differs by this much (log standard deviation), however long it takes.
+# Log standard deviation of repeated measurements of a mode, however long they take.
 _REPEAT_TIME_LOG_SD = 0.003
 _REPEAT_POWER_LOG_SD = 0.006
-# Jitter is skewed towards late minibatches: the scale of either side, in jitter standard deviations.
+# Jitter is skewed towards late minibatches: the scale of each side, in jitter standard deviations.
 _LATE, _EARLY = 1.6, 0.6
 
 
 @dataclass(frozen=True)
 class Load:
-    """Time and power of training at one mode.
+    """Time and power of training in one mode.
 
     Attributes:
         minibatch_ms: median time of a minibatch, ms.
@@ -61,7 +61,7 @@ class Load:
 
 
 def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The ratio of the mean to the median minibatch time, for `[n]` jitters."""
+    """Return the ratio of the mean to the median minibatch time, for `[n]` jitters."""
     from scipy.special import ndtr  # imported here to keep scipy out of the agent's memory
 
     late, early = _LATE * jitter, _EARLY * jitter
@@ -69,7 +69,7 @@ def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def step_times_s(load: Load, deviations: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The times of single steps of a load, `[n]` s.
+    """Return the times of single steps of a load, `[n]` s.
 
     Args:
         load: the load.
@@ -80,17 +80,17 @@ def step_times_s(load: Load, deviations: NDArray[np.float64]) -> NDArray[np.floa
 
 
 class VirtualBoard(ABC):
-    """A `Device` that exists in software only; its kinds define how fast it trains and what it draws.
+    """A `Device` that exists only in software; subclasses define its speed and power.
 
-    A training run begins with the first minibatch after a mode was applied, and that one takes seconds; what
-    was applied stays until the next `apply`. Everything follows from the seed and the order of calls.
+    A training run begins with the first minibatch after a mode is applied, and that minibatch takes seconds. The mode
+    stays until the next `apply`. Everything is determined by the seed and the order of calls.
 
     Args:
         board_kind: kind of board.
-        provenance: where its figures come from.
+        provenance: the source of its figures.
         modes: `[n, 4]` modes that it offers.
-        start: the mode in force at first.
-        seed: decides on all noise.
+        start: the initial mode.
+        seed: random seed of all noise.
     """
 
     def __init__(self, board_kind: str, provenance: Provenance, modes: ModeArray, start: PowerMode, seed: int) -> None:
@@ -112,7 +112,8 @@ class VirtualBoard(ABC):
         self._cold = True
         self._begin_run()
         self._timeline = PowerTimeline(self._clock.now_s(), self._load.idle_mw)
-        # The present power since a moment, and the energy until then: one value, which other threads read.
+        # The current power with the time of its start, and the energy until then: one value, since other threads read
+        # it.
         self._drawn = (self._clock.now_s(), self._load.idle_mw, 0.0)
 
     def _new_clock(self) -> Clock:
@@ -122,19 +123,19 @@ class VirtualBoard(ABC):
     def truth(
         self, modes: ModeArray, workload: Workload | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The noiseless true values at `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW training."""
+        """Return the noiseless true values in `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW while training."""
 
     @property
     def mean_first_gcycles(self) -> float:
-        """CPU cycles that the first minibatch of a training takes on average, in units of 1e9."""
+        """Mean CPU cycles of a training's first minibatch, in units of 1e9."""
         return _FIRST_MINIBATCH_GCYCLES * math.exp(_FIRST_MINIBATCH_LOG_SD**2 / 2)
 
     @abstractmethod
     def _load_at(self, mode: PowerMode) -> Load:
-        """Time and power of training at a mode that the board offers."""
+        """Return time and power of training in a mode that the board offers."""
 
     def restarted(self, seed: int) -> Self:
-        """The same board after a restart in its current mode, with noise from another seed."""
+        """Return the same board after a restart in its current mode, with noise from another seed."""
         again = copy.copy(self)
         VirtualBoard._switch_on(again, self._mode, seed)
         return again
@@ -146,7 +147,7 @@ class VirtualBoard(ABC):
 
     @property
     def provenance(self) -> Provenance:
-        """Where its figures come from."""
+        """The source of its figures."""
         return self._provenance
 
     @property
@@ -161,11 +162,11 @@ class VirtualBoard(ABC):
 
     @property
     def mode_persists(self) -> bool:
-        """False: the board ends with the process."""
+        """False, since the board ends with the process."""
         return False
 
     def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None]:
-        """A function that trains a minibatch; without a workload, the one that the board stands for."""
+        """Return a function that trains a minibatch of a workload; None for the board's built-in one."""
 
         def step() -> None:
             self.pace(workload)
@@ -174,7 +175,7 @@ class VirtualBoard(ABC):
         return step
 
     def pace(self, workload: Workload | None) -> None:
-        """Train a workload from now on; None is the one that the board stands for."""
+        """Switch to another workload; None for the board's built-in one."""
         if workload == self._workload:
             return
         was_cold = self._cold
@@ -185,11 +186,11 @@ class VirtualBoard(ABC):
 
     @property
     def load_in_force(self) -> Load:
-        """Time and power of what is trained from now on, in the current mode."""
+        """Time and power of the current workload in the current mode."""
         return self._load
 
     def stay_warm(self) -> None:
-        """Train the next minibatch without a warm-up: the process that trains has trained before."""
+        """Train the next minibatch without a warm-up, since the training process has already trained."""
         self._cold = False
 
     def current_mode(self) -> PowerMode:
@@ -215,7 +216,7 @@ class VirtualBoard(ABC):
         return [] if self._mode == mode else [f"{self._mode.label()} is in force"]
 
     def begin_training(self, workload: Workload | None = None) -> AppTraining:
-        """An app begins to train in the current mode."""
+        """Begin an app's training in the current mode."""
         return VirtualTraining(self, workload)
 
     def start_meter(self) -> PowerMeter:
@@ -228,16 +229,16 @@ class VirtualBoard(ABC):
         return meter
 
     def conditions(self) -> Conditions:
-        """Nothing is reported: virtual boards have no temperature and never throttle."""
+        """Report nothing, since virtual boards have no temperature and never throttle."""
         return Conditions(temperature_c=None, throttle_events=None)
 
     def activity(self) -> Activity:
-        """The settled power of what it does, and the energy drawn since it was switched on."""
+        """Return the settled power of its current work, and the energy drawn since it was switched on."""
         since_s, power_mw, energy_mj = self._drawn
         return Activity(power_mw, energy_mj=energy_mj + power_mw * max(0.0, self._clock.now_s() - since_s))
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Do nothing: nothing disturbs a virtual board."""
+        """Do nothing, since nothing disturbs a virtual board."""
         return nullcontext()
 
     def knobs(self) -> Knobs:
@@ -248,14 +249,16 @@ class VirtualBoard(ABC):
         """Restore the mode.
 
         Raises:
-            InvalidInputError: these knobs hold no mode of this board.
+            InvalidInputError: these knobs do not contain a mode of this board.
         """
         try:
             mode = PowerMode(*parse_json(knobs["mode"]))
             if any(type(knob) is not int for knob in mode):
-                raise TypeError("a mode has integers")
+                raise TypeError("a mode consists of integers")
         except (KeyError, ValueError, TypeError):
-            raise InvalidInputError(f"{self._board_kind}: cannot restore {dict(knobs)}: it holds no mode") from None
+            raise InvalidInputError(
+                f"{self._board_kind}: cannot restore {dict(knobs)}: it does not contain a mode"
+            ) from None
         self.apply(mode)
 
     def step(self) -> None:
@@ -263,7 +266,7 @@ class VirtualBoard(ABC):
         self.run(1)
 
     def run(self, minibatches: int) -> None:
-        """Train several minibatches in the current mode at once; equal to as many steps."""
+        """Train several minibatches in the current mode at once; equivalent to the same number of steps."""
         if minibatches < 0:
             raise ValueError(f"cannot train {minibatches} minibatches")
         load = self._load
@@ -276,11 +279,11 @@ class VirtualBoard(ABC):
             self._train(float(times_s.sum()), load.power_mw)
 
     def spend(self, seconds: NDArray[np.float64], power_mw: NDArray[np.float64]) -> None:
-        """Let time pass in which the board does what was simulated elsewhere.
+        """Let time pass for work that was simulated elsewhere.
 
         Args:
             seconds: `[n]` successive spans of time, s.
-            power_mw: `[n]` the mean power of each, mW.
+            power_mw: `[n]` mean power of each span, mW.
         """
         for span_s, span_mw in zip(seconds.tolist(), power_mw.tolist(), strict=True):
             self._train(span_s, span_mw)
@@ -291,12 +294,12 @@ class VirtualBoard(ABC):
         self._draw(self._load.idle_mw)
 
     def _draw(self, power_mw: float) -> None:
-        """Approach a power from now on."""
+        """Start to approach a power."""
         self._count_energy(power_mw)
         self._timeline.aim(self._clock.now_s(), power_mw)
 
     def _count_energy(self, power_mw: float) -> None:
-        """Add the energy drawn since the power changed last, before it changes to another."""
+        """Add the energy drawn since the last change of power, before the power changes again."""
         now_s, energy_mj = self._clock.now_s(), self.activity().energy_mj
         self._drawn = (now_s, power_mw, energy_mj or 0.0)
 

@@ -21,17 +21,17 @@ _BLOCK = 64
 
 
 class VirtualMeter:
-    """Samples a board's power at irregular moments from its start (a `PowerMeter`).
+    """Samples a board's power at irregular times from its start (a `PowerMeter`).
 
     Samples do not depend on when, or how often, they are read.
 
     Args:
-        timeline: what the board draws.
+        timeline: the board's power over time.
         clock: the device's clock.
-        rng: decides on moments and scatter.
+        rng: the random number generator for times and scatter.
 
     Attributes:
-        start_s: when it was started, seconds of the clock.
+        start_s: its start, seconds of the clock.
     """
 
     def __init__(self, timeline: PowerTimeline, clock: Clock, rng: np.random.Generator) -> None:
@@ -44,7 +44,7 @@ class VirtualMeter:
         self._factor = np.repeat(self._factors(2), [2, 1])
 
     def read(self) -> PowerTrace:
-        """The samples so far."""
+        """Return the samples so far."""
         if self._stopped is not None:
             return self._stopped
         until_s = self._clock.now_s()
@@ -63,10 +63,10 @@ class VirtualMeter:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it needs the timeline no more."""
+        """Whether it no longer needs the timeline."""
         return self._stopped is not None
 
     def _factors(self, n: int) -> NDArray[np.float64]:
-        """The ratios of `n` samples to the true power."""
+        """Return the ratios of `n` samples to the true power."""
         dips = np.where(self._rng.random(n) < _DIP_SHARE, self._rng.uniform(*_DIP_DEPTH, n), 0.0)
         return np.asarray((1 + self._rng.normal(0, _SCATTER, n)) * (1 - dips))

@@ -1,4 +1,4 @@
-"""The physics of workloads that a simulated board paces besides the one that its parameters were fitted to."""
+"""The physics of workloads other than the one to which a simulated board's parameters were fitted."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy as np
 from wattfleet.modes import Workload
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters
 
-# What the boards' own parameters stand for: ResNet-18 on ImageNet's images, with 16 of them in a batch.
+# The workload of the boards' own parameters: ResNet-18 on ImageNet's images, with batches of 16.
 _PARAMETERS = 11.7e6
 _STEP_FLOPS_OF_A_SAMPLE = 3 * 2 * 1.8e9
 # The work of a network grows more slowly than its size: large networks reuse less of each parameter.
 _GROWTH_WITH_PARAMETERS = 0.5
 _TRAFFIC_GROWTH = 0.8
-# A training process that loads its data itself uses about one core for it, while it does nothing else.
+# A training process that loads its data itself uses about one core for this, and does nothing else meanwhile.
 _ALONE_WORKERS, _ALONE_OVERLAP = 0.4, 0.075
 _LEAST, _MOST = 0.02, 50.0
-# How far two workloads of the same size differ, as the standard deviation of the logarithm.
+# The difference between two workloads of the same size, as a standard deviation of the logarithm.
 _COMPUTE_LOG_SD, _LOADING_LOG_SD, _LAUNCH_LOG_SD, _TRAFFIC_LOG_SD, _POWER_LOG_SD = 0.3, 0.5, 0.4, 0.25, 0.12
 
 
 def physics_of(
     time: TimeParameters, power: PowerParameters, workload: Workload
 ) -> tuple[TimeParameters, PowerParameters]:
-    """The parameters of a workload on a board.
+    """Return the parameters of a workload on a board.
 
-    The network's size sets how much is computed. What the facts leave open follows from the workload's name, and is the
-    same on every board.
+    The network's size sets how much is computed. Anything that the facts leave open is derived from the workload's
+    name, and is the same on every board.
 
     Args:
-        time: the board's, with its own workload.
-        power: the same.
-        workload: what is to be paced.
+        time: the board's time parameters for its own workload.
+        power: its power parameters for the same.
+        workload: the workload to simulate.
     """
     rng = np.random.default_rng([zlib.crc32(workload.name.encode())])
     compute, loading, launch, traffic, core_w, gpu_w, memory_w = np.exp(
@@ -75,7 +75,7 @@ def physics_of(
 
 
 def _relative_size(workload: Workload) -> float:
-    """The work of a sample, relative to the board's own workload."""
+    """Return the work of a sample, relative to the board's own workload."""
     facts = workload.facts
     if facts.step_flops is not None and facts.batch is not None:
         size = facts.step_flops / facts.batch / _STEP_FLOPS_OF_A_SAMPLE

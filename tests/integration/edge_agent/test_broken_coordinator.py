@@ -132,7 +132,7 @@ async def test_a_refused_agent_says_why_and_comes_back(
         ([response(welcome=welcome(lease_s=-1.0))], "lease_s must be finite"),
         ([response(welcome=welcome(lease_s=math.nan))], "lease_s must be finite"),
         ([response(welcome=welcome(lease_s=math.inf))], "lease_s must be finite"),
-        ([response(welcome=welcome(lease_s=0.0))], "names no lease_s"),
+        ([response(welcome=welcome(lease_s=0.0))], "has no lease_s"),
         ([response(welcome=welcome(reconnect_s=math.nan))], "reconnect_s must be finite"),
         ([response(welcome=welcome(profile_modes=0))], "profile_modes must be 5 to 10,000, not 0"),
         ([response(welcome=welcome(profile_modes=2**32 - 1))], "profile_modes must be 5 to 10,000"),

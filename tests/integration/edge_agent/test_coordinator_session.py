@@ -295,9 +295,7 @@ def test_an_own_hello_that_arrives_late_is_no_other_agent(
             proxy.silent = 1  # nobody answers the first Hello
             settings = SessionSettings(welcome_timeout_s=0.3)
             async with proxy.listening() as front, session_at(front, outbox, settings):
-                await eventually(
-                    lambda: "has reached the coordinator late" in caplog.text or "This agent" in caplog.text
-                )
+                await eventually(lambda: "reached the coordinator late" in caplog.text or "This agent" in caplog.text)
                 coordinator.refusal = None
                 before = len(coordinator.installations)
                 await eventually(lambda: len(coordinator.installations) > before)

@@ -165,7 +165,7 @@ def test_a_full_disk_ends_a_profile_with_a_remedy_and_a_restored_device(tmp_path
     with agent(coordinator, tmp_path, board) as running:
         assert running.error
     assert isinstance(running.error, JournalError)
-    assert "No space left on device; its 2 records are safe" in str(running.error)
+    assert "No space left on device; its 2 records are intact" in str(running.error)
     assert board.current_mode() == before
     monkeypatch.undo()
     with ready_agent(coordinator, tmp_path, board):

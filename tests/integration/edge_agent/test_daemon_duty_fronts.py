@@ -26,7 +26,7 @@ from wattfleet_serving import DutyServer, share_device
 @pytest.fixture(autouse=True)
 def fits_here(monkeypatch):
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
-    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_aside", keep_duty_here)
+    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_in_process", keep_duty_here)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_an_unknown_inference_leaves_no_front_until_requests_were_answered(tmp_p
     state.mkdir()
     DutyFile(state).write(duty(5_000.0, per_s=2.0))
     with ready_agent(coordinator, tmp_path, board) as running:
-        assert announced_front(coordinator).no_front.startswith("nothing is known of the inference of 'camera' yet")
+        assert announced_front(coordinator).no_front.startswith("the inference of 'camera' has not been measured yet")
         socket = str(running.settings.device.socket)
         with DutyServer(lambda inputs: inputs, largest_batch=32, agent_socket=socket) as server:
 

@@ -51,7 +51,7 @@ def of_another_task() -> Artefact:
         (damaged, "has the SHA-256"),
         (of_an_unknown_kind, "unknown predictor 'crystal-ball'"),
         (of_another_format, "has format 99"),
-        (of_another_task, "is of inference, but this device trains"),
+        (of_another_task, "is for inference, but this device trains"),
     ],
 )
 def test_an_unusable_reference_does_not_end_the_agent(
@@ -86,7 +86,7 @@ def test_an_unusable_reference_beside_a_usable_one_is_left_out(
         until(lambda: running.has_ended or coordinator.front_of("vision") is not None)
         assert not running.has_ended
         assert coordinator.fronts[-1].reference_digest == REFERENCE.digest
-    assert f"the reference {unusable().digest[:12]} is left out" in caplog.text
+    assert f"the reference {unusable().digest[:12]} is not used" in caplog.text
 
 
 @pytest.mark.parametrize("reference", [of_an_unknown_kind, of_another_format, of_another_task])

@@ -66,7 +66,7 @@ def test_a_root_is_trusted_by_command(tmp_path: Path, agent: Any) -> None:
     assert ended.code == 0 and "restart the agent" in ended.out
     assert (tmp_path / "state" / TRUST_DIRECTORY / "root.json").read_bytes() == root.read_bytes()
     refused = agent("trust-references", root.with_name("targets.json"), "--state-dir", tmp_path / "other")
-    assert refused.code == 2 and "no root of signed references" in refused.err
+    assert refused.code == 2 and "not a root of signed references" in refused.err
     assert not (tmp_path / "other").exists()
     missing = agent("trust-references", tmp_path / "missing", "--state-dir", tmp_path / "other")
     assert missing.code == 2 and "missing: cannot be used" in missing.err

@@ -179,9 +179,9 @@ def test_an_ordered_measurement_is_reported_under_the_workloads_name(
 @pytest.mark.parametrize(
     ("synthetic", "modes", "why"),
     [
-        ("os:abort", MODES, "is no workload that comes with the agent: use one of resnet18"),
-        ("x" * 10_000, MODES, "is no workload that comes with the agent"),
-        ("bell\x07", MODES, "is no workload that comes with the agent"),
+        ("os:abort", MODES, "is not a workload that ships with the agent: use one of resnet18"),
+        ("x" * 10_000, MODES, "is not a workload that ships with the agent"),
+        ("bell\x07", MODES, "is not a workload that ships with the agent"),
         ("resnet18", 0, "modes must be 1 to"),
         ("resnet18", 2**31, "modes must be 1 to"),
     ],
@@ -223,7 +223,7 @@ def test_a_loader_without_a_length_is_measured_and_observed_never(
     report = front_after(coordinator, "stream")
     assert report.profiled_modes == MODES
     assert not report.HasField("minibatches_per_epoch")
-    assert "its minibatches are unknown; use `wattfleet_flower.profiled`" in caplog.text
+    assert "its number of minibatches is unknown; wrap the app" in caplog.text
     assert not any(row.get("kind") == "round" for row in journal_of(running, "stream"))
 
 
@@ -256,7 +256,7 @@ def test_options_of_an_earlier_installation_are_named_once_as_not_needed(
         coordinator.reports.clear()
         coordinator.come()
         until(lambda: any("preparing again" in detail for detail in coordinator.details) and coordinator.is_ready())
-    warnings = [record.getMessage() for record in caplog.records if "not needed any more" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "no longer needed" in record.getMessage()]
     assert len(warnings) == 1 and warnings[0].startswith("--minibatches-per-epoch: ")
 
 

@@ -125,7 +125,7 @@ def test_a_schedule_is_set(agent):
         (("--arrivals-per-s", "0"), "requests per second must be"),
         (("--arrivals-per-s", "30", "--quantile", "1"), "quantile must be"),
         (("--arrivals-per-s", "nan"), "requests per second must be"),
-        (("--arrivals-schedule", "all day"), "is no part of a schedule"),
+        (("--arrivals-schedule", "all day"), "is not a part of a schedule"),
         (("--arrivals-schedule", "06:00-18:00=30"), "no arrivals for"),
         (("--arrivals-schedule", "00:00-24:00=30", "--time-zone", "Mars"), "not a time zone"),
     ],
@@ -143,7 +143,7 @@ def test_without_an_agent_the_remedy_is_named(tmp_path):
 
 def test_a_device_that_measures_itself_is_refused(agent):
     agent.board.clock = VirtualClock()
-    with pytest.raises(InvalidInputError, match="measures itself"):
+    with pytest.raises(InvalidInputError, match="does not run in real time"):
         command(agent.socket, *SET, "--arrivals-per-s", "30")
 
 
@@ -195,5 +195,5 @@ def test_a_stored_duty_that_is_damaged_is_named_with_the_remedy(tmp_path):
     file.write(duty())
     assert file.read() == duty()
     (tmp_path / DUTY_FILE).write_text('{"workload": 5}')
-    with pytest.raises(InvalidInputError, match="remove the file, and state the duty again"):
+    with pytest.raises(InvalidInputError, match="remove the file, and set the duty again"):
         file.read()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_agent.profiling.profiled_workload import StoppedError
-from edge_agent.serving.duty_process import keep_duty_aside
+from edge_agent.serving.duty_process import keep_duty_in_process
 from tests.fakes.planned_duty import MODES, TRAINING
 from wattfleet.choosing import KnownModes
 from wattfleet.duties import Demand
@@ -17,9 +17,9 @@ INFERENCE = KnownModes.of(MODES, TRAINING, None, np.ones(3, dtype=np.int64))
 def test_an_agent_that_stops_does_not_wait_for_the_modes_that_keep_a_duty() -> None:
     questions = iter([False, True])
     with pytest.raises(StoppedError):
-        keep_duty_aside(lambda: next(questions), KnownModes.of(MODES, TRAINING), INFERENCE, Demand(1, 500), 0.0)
+        keep_duty_in_process(lambda: next(questions), KnownModes.of(MODES, TRAINING), INFERENCE, Demand(1, 500), 0.0)
 
 
 def test_the_modes_that_keep_a_duty_are_found_aside() -> None:
-    found = keep_duty_aside(lambda: False, KnownModes.of(MODES, TRAINING), INFERENCE, Demand(1, 500), 0.0)
+    found = keep_duty_in_process(lambda: False, KnownModes.of(MODES, TRAINING), INFERENCE, Demand(1, 500), 0.0)
     assert len(found.beside.modes) == 3

@@ -23,7 +23,7 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.modes import Profile, modes_to_array
 from wattfleet.prediction import pack_artefact, read_artefact, restore_predictor
-from wattfleet_io.child_process import give_way, python_process
+from wattfleet_io.child_process import lower_priority, python_process
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
@@ -134,7 +134,7 @@ def test_a_service_that_may_not_give_way_fits_all_the_same(monkeypatch):
         raise PermissionError("the unit filters setpriority")
 
     monkeypatch.setattr(os, "nice", denied)
-    give_way()
+    lower_priority()
 
 
 def test_a_process_ends_with_an_agent_that_was_killed():
@@ -157,7 +157,7 @@ import edge_agent.runtime.agent, edge_agent.cli.commands, reference_models
 from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import built_in_workload
-from edge_agent.runtime.readiness import make_ready
+from edge_agent.runtime.readiness import prepare_device
 from edge_agent.learning.observation import Observed
 folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
 settings = AgentSettings(
@@ -165,7 +165,8 @@ settings = AgentSettings(
     profile=ProfileSettings(minibatches_per_epoch=100),
 )
 reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
-ready = make_ready(settings, device, built_in_workload(device.step), [reference], 6, lambda progress: None, stopping)
+workload = built_in_workload(device.step)
+ready = prepare_device(settings, device, workload, [reference], 6, lambda progress: None, stopping)
 learner = ready.workloads.learner("")
 learner.observe(Observed(ready.parked, 100.0, 5.0))
 learner.productive(60.0)

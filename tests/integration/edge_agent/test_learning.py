@@ -28,7 +28,7 @@ from edge_agent.profiling.journal_records import Discarded, RoundRecord
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.profiling.stored_profile import chosen_workload
-from edge_agent.runtime.readiness import make_ready
+from edge_agent.runtime.readiness import prepare_device
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.running_agent import BoardThatBecomesSlower
@@ -296,7 +296,7 @@ def test_a_fit_that_fails_or_is_stopped_leaves_the_round_its_own_mode(tmp_path, 
 def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
     settings = agent_settings(tmp_path / "state", "bench", minibatches_per_epoch=PER_EPOCH, modes_first=6)
     device = SimulatedDevice("orin-nano", 1)
-    ready = make_ready(
+    ready = prepare_device(
         settings, device, built_in_workload(device.step), [REFERENCE], 20, lambda progress: None, threading.Event()
     )
     (report,) = ready.due_fronts()

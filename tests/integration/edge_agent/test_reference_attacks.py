@@ -286,7 +286,7 @@ async def test_a_reference_that_always_ends_early_is_refused(
 ) -> None:
     repository.publish(NEW)
     repository.__class__ = EndingEarly
-    await require_refused(device, "the coordinator sends no more than")
+    await require_refused(device, "the coordinator sends only")
 
 
 # --- swapped and bombs --------------------------------------------------------------------------------------------

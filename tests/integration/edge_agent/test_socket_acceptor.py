@@ -90,7 +90,7 @@ async def test_a_connection_that_cannot_be_passed_on_is_closed(
 
     monkeypatch.setattr(loop, "create_unix_connection", failing)
     assert not await asyncio.wait_for(users.opens(1001), 10)
-    assert "a connection is closed: too many open files" in caplog.text
+    assert "connection closed: too many open files" in caplog.text
 
 
 def test_two_agents_whose_sockets_differ_after_the_dot_do_not_share_a_folder(tmp_path: Path) -> None:

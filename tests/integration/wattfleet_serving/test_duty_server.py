@@ -167,7 +167,7 @@ def test_too_many_waiting_requests_are_refused(model, tmp_path):
         answers = [server.submit(0)]
         until(lambda: model.batches == [[0]])
         answers += [server.submit(1), server.submit(2)]
-        with pytest.raises(RequestRefusedError, match="2 requests wait already"):
+        with pytest.raises(RequestRefusedError, match="2 requests are already waiting"):
             server.submit(3)
         model.held.set()
         assert [answer.result(10) for answer in answers] == [0, 2, 4]

@@ -168,7 +168,7 @@ def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, devic
         for number in range(20):
             server.answer_blocking(number)
         training = Training(device, agent.socket, minibatch_s=0.2)
-        until(lambda: "do not fit" in agent.turns.kept_duty().waits)
+        until(lambda: "does not fit" in agent.turns.kept_duty().waits)
         trained = device.minibatches
         latencies = latencies_of(server, seconds=1, per_s=20)
         assert device.minibatches == trained <= 4

@@ -36,7 +36,7 @@ def train(message: Message, context: Context) -> Message:
 
 def test_rounds_are_trained_beside_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
-    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_aside", keep_duty_here)
+    monkeypatch.setattr("edge_agent.runtime.agent.keep_duty_in_process", keep_duty_here)
     everyone = PolicySettings(name="all")
     with running_fleet(
         tmp_path,

@@ -178,4 +178,4 @@ def test_two_networks_share_the_boards_at_the_same_time(tmp_path: Path, caplog: 
         }
         for device, workload in trained:
             assert known[device, workload].minibatches_per_epoch == lengths[workload][device]
-    assert "describes no workload" not in caplog.text
+    assert "does not describe a workload" not in caplog.text

@@ -99,7 +99,7 @@ def test_the_least_deadline_that_is_named_in_seconds_can_be_kept(run):
 def test_a_deadline_for_an_epoch_of_unknown_length_says_how_to_give_it(run, of_unknown_length):
     ended = run("choose", "--deadline-s", 800, state=of_unknown_length)
     assert (ended.code, ended.out) == (2, "")
-    assert "no app has told yet how many minibatches an epoch of 'built-in' has" in " ".join(ended.err.split())
+    assert "the number of minibatches per epoch of 'built-in' is unknown" in " ".join(ended.err.split())
     assert "pass --minibatches-per-epoch" in " ".join(ended.err.split())
     given = run("choose", "--deadline-s", 800, "--minibatches-per-epoch", 2000, "--json", state=of_unknown_length)
     assert given.content == run("choose", "--deadline-s", 800, "--json").content

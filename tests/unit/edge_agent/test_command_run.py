@@ -133,12 +133,16 @@ def test_metrics_for_other_machines_are_refused_before_the_device_is_opened(agen
 
     refused = run("0.0.0.0:9466")
     assert refused.code == 2
-    for words in ("--metrics-address 0.0.0.0:9466: other machines reach it", "wattfleet agent join", "--insecure"):
+    for words in ("--metrics-address 0.0.0.0:9466: other machines can reach it", "wattfleet agent join", "--insecure"):
         assert words in refused.err
     assert run("9466", "--insecure").code == 2
     enrol_for_clients_only(tmp_path / "identity")
     earlier = run("0.0.0.0:9466")
-    assert earlier.code == 2 and "was issued for clients only" in earlier.err and "loopback" in earlier.err
+    assert (
+        earlier.code == 2
+        and "was issued by an earlier coordinator for clients only" in earlier.err
+        and "loopback" in earlier.err
+    )
 
 
 def enrol_for_clients_only(folder):

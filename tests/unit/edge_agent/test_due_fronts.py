@@ -93,7 +93,7 @@ def test_a_duty_without_a_front_is_reported_with_its_reason_until_there_is_one(
     report, _ = ready.due_fronts()
     assert (report.no_front, report.workload.name, list(report.front.points)) == (learner.no_front, "digits", [])
     assert [each.workload.name for each in ready.due_fronts()] == ["other"], "it has not changed"
-    assert caplog.text.count("no training of the workload 'digits' is planned here: the duty takes") == 1
+    assert caplog.text.count("trainings of the workload 'digits' are not planned for this device: the duty takes") == 1
     learner.no_front = ""
     assert len(ready.due_fronts()[0].front.points) == 1
 

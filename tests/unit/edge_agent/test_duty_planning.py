@@ -77,7 +77,9 @@ def test_a_training_that_is_hardly_known_leaves_no_front_but_a_remedy(planning: 
     """At the median, its minibatches of 20 ms fit; with a probability of 95 % they take up to 104 ms."""
     planning.turns.duty = duty(100.0)
     unsure = Prediction(TRAINING.minibatch_ms, TRAINING.power_mw, np.ones(3), NONE)
-    with pytest.raises(NoFrontError, match="too little was measured .* `wattfleet agent profile`, set the duty after"):
+    with pytest.raises(
+        NoFrontError, match="there are too few measurements .* `wattfleet agent profile`, set the duty after"
+    ):
         planning.beside(MODES, unsure)
 
 
@@ -92,7 +94,7 @@ def test_a_duty_that_no_mode_keeps_leaves_no_front_but_a_reason(planning: Planni
 def test_an_unknown_inference_leaves_no_front_until_it_was_seen(tmp_path: Path) -> None:
     planning = Planning(tmp_path)
     planning.turns.duty = duty(100.0)
-    with pytest.raises(NoFrontError, match="nothing is known of the inference of 'camera' yet: have it answer"):
+    with pytest.raises(NoFrontError, match="the inference of 'camera' has not been measured yet: let it answer"):
         planning.front()
     planning.turns.server_connected(1)
     for _ in range(8):

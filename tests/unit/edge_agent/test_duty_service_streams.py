@@ -57,7 +57,7 @@ def test_a_seventeenth_app_is_refused_until_another_has_gone(servicer, turns, me
         turns.serve_here()
         apps = [asyncio.create_task(connected()) for _ in range(16)]
         await asyncio.sleep(0.01)
-        with pytest.raises(TooManyAppsError, match="16 .* are connected already: close one of them"):
+        with pytest.raises(TooManyAppsError, match="16 .* are already connected, the maximum: close one of them"):
             await asyncio.wait_for(connected(), 1.0)
         await stop_tasks(apps.pop())
         apps.append(asyncio.create_task(connected()))
@@ -116,7 +116,7 @@ def test_only_a_server_that_measures_is_asked_to(servicer, turns, measures):
             await asyncio.sleep(0.01)
             assert servicer.largest_measured == (4 if measures else 0)
             if not measures:
-                with pytest.raises(ServerGoneError, match="no inference server is connected that could measure"):
+                with pytest.raises(ServerGoneError, match="no connected inference server can measure"):
                     await servicer.measured_ms(2, 10.0)
         turns.stop()
 

@@ -37,7 +37,7 @@ def measured(journal, mode):
 
 def given_up(journal, mode, overloaded=True, times=DEFAULT_LIMITS.attempts):
     for _ in range(times):
-        journal.append(Discarded(mode, "the board throttled itself, 2 times", 12, 5.0, overloaded))
+        journal.append(Discarded(mode, "the board throttled 2 times", 12, 5.0, overloaded))
 
 
 def borne(journal, modes=MODES):

@@ -42,7 +42,7 @@ def packed(facts):
 
 
 def test_a_reference_of_inference_is_refused_for_training():
-    with pytest.raises(UnusableReferenceError, match="is of inference, but this device trains: choose a reference"):
+    with pytest.raises(UnusableReferenceError, match="is for inference, but this device trains: choose a reference"):
         Transfer((packed(WorkloadFacts(Task.INFERENCE)),), HEADER, 100).priors()
     Transfer((packed(WorkloadFacts(batch=16)),), HEADER, 100).priors()
     Transfer((SHIPPED,), HEADER, 100).priors()

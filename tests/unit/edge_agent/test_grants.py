@@ -61,7 +61,7 @@ async def test_a_session_that_delivers_no_newer_grant_does_not_renew_the_old_one
         await grants.welcomed(120.0)
         await grants.acknowledged(grants.lease().number, 120.0, is_renewed=False)
     clock.now_s = 120.0
-    assert await grants.next_change() == "the agent has lost the coordinator for too long"
+    assert await grants.next_change() == "the agent could not reach the coordinator for too long"
 
 
 async def test_a_lease_that_names_the_newest_grant_renews_it_from_when_it_was_sent() -> None:
@@ -76,7 +76,7 @@ async def test_a_lease_that_names_the_newest_grant_renews_it_from_when_it_was_se
     clock.now_s = 90.0
     await grants.acknowledged(lease.number, 120.0, is_renewed=True)
     clock.now_s = 180.0
-    assert await grants.next_change() == "the agent has lost the coordinator for too long"
+    assert await grants.next_change() == "the agent could not reach the coordinator for too long"
 
 
 async def test_a_training_that_the_device_itself_stops_says_why_and_the_next_one_may_run() -> None:

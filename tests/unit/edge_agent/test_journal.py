@@ -119,7 +119,7 @@ def test_on_a_full_disk_what_was_measured_is_kept_and_the_rest_goes_on_later(pat
     with Journal.open(path, HEADER, write=disk.write) as journal:
         for one in RECORDS[:3]:
             journal.append(one)
-        with pytest.raises(JournalError, match="No space left.*3 records are safe"):
+        with pytest.raises(JournalError, match="No space left.*3 records are intact"):
             journal.append(RECORDS[3])
         assert list(journal.records) == RECORDS[:3]
         with Journal.open(path, HEADER) as other:

@@ -141,7 +141,9 @@ def test_idling_is_measured_after_the_board_has_come_to_rest():
     assert Profiler(device).measure_idle(MODE, seconds=10) == 7000
     assert (device.steps, device.running_meters) == (0, 0)
     device.power_at = lambda at_s: np.nan
-    with pytest.raises(MeasurementError, match="10 idle seconds: `wattfleet agent doctor`.*real-time, needs no meter"):
+    with pytest.raises(
+        MeasurementError, match="10 idle seconds: run `wattfleet agent doctor`.*real-time, which needs no meter"
+    ):
         Profiler(device).measure_idle(MODE, seconds=10)
 
 

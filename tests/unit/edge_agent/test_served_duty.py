@@ -123,7 +123,7 @@ def test_requests_do_not_wait_longer_while_their_time_stands_still():
     for pause_s in (0.0, 500.0):
         service = RequestService(Demand(20, 300), 3)
         service.serve(board(), 10)
-        service.stand_still(service.now_s + pause_s)
+        service.pause_until(service.now_s + pause_s)
         runs.append(service.serve(board(), service.now_s + 10))
     assert runs[1].latency_ms == pytest.approx(runs[0].latency_ms, abs=1e-6)
     assert runs[1].begin_s == pytest.approx(runs[0].begin_s + 500)

@@ -170,7 +170,7 @@ def test_a_service_serves_the_metrics_that_install_was_told_to(settings_of):
 def test_metrics_for_other_machines_are_not_installed_without_a_certificate(agent, install, tmp_path):
     done = install("--metrics-address", "0.0.0.0:9466")
     assert done.code == 2 and list(tmp_path.iterdir()) == []
-    assert "--metrics-address 0.0.0.0:9466: other machines reach it" in done.err
+    assert "--metrics-address 0.0.0.0:9466: other machines can reach it" in done.err
     assert install("--metrics-address", "9466", "--insecure").code == 2
     plaintext = install("--metrics-address", "0.0.0.0:9466", "--insecure")
     assert plaintext.code == 0 and "WATTFLEET_AGENT_METRICS_ADDRESS=0.0.0.0:9466\n" in plaintext.out

@@ -38,7 +38,7 @@ def test_an_outage_is_one_line_an_hour_whatever_the_attempts_say_and_its_end_is_
         clock.now_s += 1
     assert caplog.messages == ["the coordinator is away (attempt 0)"]
     news.connected()
-    assert caplog.messages[1:] == ["the coordinator at fleet:7070 is back after 599.0 s"]
+    assert caplog.messages[1:] == ["the coordinator at fleet:7070 can be reached again after 599.0 s"]
     news.failed("the coordinator is away (again)", "away")
     assert caplog.messages[2:] == ["the coordinator is away (again)"]
 
@@ -81,4 +81,4 @@ def test_the_file_follows_the_session(news: SessionNews, tmp_path: Path, caplog:
     assert away is not None and connected is not None
     assert (away.address, away.problem) == ("fleet:7070", "the coordinator is away")
     assert (connected.address, connected.problem) == ("fleet:7070", None)
-    assert caplog.messages[-1] == "the coordinator at fleet:7070 is back after 0.0 s"
+    assert caplog.messages[-1] == "the coordinator at fleet:7070 can be reached again after 0.0 s"

@@ -25,12 +25,12 @@ def test_a_duty_is_read(text, duty):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("vgg:60:500", "nothing is known of the inference of 'vgg': choose one of mobilenetv3, resnet"),
+        ("vgg:60:500", "there are no measurements of the inference of 'vgg': choose one of mobilenetv3, resnet"),
         ("mobilenetv3", "write network:requests per second:latency in ms, such as mobilenetv3:60:500"),
-        ("mobilenetv3:60", "another form"),
-        ("mobilenetv3:60:fast", "another form"),
-        ("mobilenetv3:60:500:0.9:7", "another form"),
-        ("", "another form"),
+        ("mobilenetv3:60", "cannot be parsed"),
+        ("mobilenetv3:60:fast", "cannot be parsed"),
+        ("mobilenetv3:60:500:0.9:7", "cannot be parsed"),
+        ("", "cannot be parsed"),
         ("mobilenetv3:0:500", "requests per second must be above 0"),
         ("mobilenetv3:-1:500", "requests per second must be above 0"),
         ("mobilenetv3:nan:500", "requests per second must be above 0"),
@@ -47,7 +47,7 @@ def test_a_replayed_board_has_no_inference(tmp_path):
     rows = "".join(f"4,{khz},306000000,665600000,462.3,10931\n" for khz in (1190400, 1344000))
     file = tmp_path / "board.csv"
     file.write_text("cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n" + rows)
-    with pytest.raises(InvalidInputError, match="replayed.*leave --simulated-duty out"):
+    with pytest.raises(InvalidInputError, match="replayed.*omit --simulated-duty"):
         require_simulated(ReplayDevice(file, 0))
 
 

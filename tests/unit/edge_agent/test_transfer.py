@@ -54,4 +54,4 @@ def test_a_further_reference_of_another_kind_is_left_out(caplog: pytest.LogCaptu
     with caplog.at_level(logging.ERROR):
         (prior,) = Transfer((SHIPPED, other), HEADER, 100).priors()
     assert isinstance(prior, RooflinePredictor)
-    assert f"the reference {other.digest[:12]} is left out: it cannot be mixed with the first" in caplog.text
+    assert f"the reference {other.digest[:12]} is not used: it cannot be mixed with the first" in caplog.text

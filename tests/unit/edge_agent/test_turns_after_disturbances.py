@@ -27,7 +27,7 @@ def turns_of(minibatches: int = 5, minibatch_ms: float = 100.0) -> Turns:
 def train(turns: Turns, took_ms: list[float], now_s: float = 0.0, is_first: bool = False) -> float:
     """Train one minibatch after the other in virtual time; returns when the last has ended."""
     for each_ms in took_ms:
-        ticket = turns.ask(Kind.MINIBATCH, now_s, is_first=is_first)
+        ticket = turns.request(Kind.MINIBATCH, now_s, is_first=is_first)
         while not turns.granted(now_s):
             next_s = turns.next_check_s(now_s)
             assert next_s is not None, "it is looked at again without an event"
@@ -72,7 +72,7 @@ def test_a_first_time_is_not_taken_for_a_pause_however_long():
 def test_training_goes_on_beside_an_inference_server_that_hangs_in_its_turn():
     turns = turns_of()
     turns.requests_waiting(SERVER, 1, 0.0, 0.0)
-    hung = turns.ask(Kind.INFERENCE, 0.0, server=SERVER)
+    hung = turns.request(Kind.INFERENCE, 0.0, server=SERVER)
     assert turns.granted(0.0) == [hung]
     assert train(turns, [100.0] * 10) < 3.0
 
@@ -89,17 +89,17 @@ def test_the_requests_of_a_silent_server_count_again_at_its_next_message(in_turn
     turns = turns_of()
     turns.requests_waiting(SERVER, 1, 0.0, 0.0)
     if in_turn:
-        hung = turns.ask(Kind.INFERENCE, 0.0, server=SERVER)
+        hung = turns.request(Kind.INFERENCE, 0.0, server=SERVER)
         assert turns.granted(0.0) == [hung]
     now_s = train(turns, [100.0] * 10)
     turns.requests_waiting(SERVER, 2, now_s - 0.29, now_s)
-    turns.ask(Kind.MINIBATCH, now_s)
+    turns.request(Kind.MINIBATCH, now_s)
     assert turns.granted(now_s) == []
 
 
 def test_an_overloaded_server_that_says_so_is_not_taken_for_a_silent_one():
     turns = turns_of()
-    turns.ask(Kind.MINIBATCH, 0.0)
+    turns.request(Kind.MINIBATCH, 0.0)
     for tenth in range(300):
         turns.requests_waiting(SERVER, 5, -10.0, tenth / 10)
         assert turns.granted(tenth / 10 + 0.09) == []
@@ -109,7 +109,7 @@ def test_a_training_of_one_minibatch_per_pass_is_learnt_from_its_firsts():
     turns = turns_of(minibatches=0)
     turns.duty = Duty("camera", ConstantArrivals(10), 150.0)
     train(turns, [160.0, 160.0], is_first=True)
-    turns.ask(Kind.MINIBATCH, 10.0)
+    turns.request(Kind.MINIBATCH, 10.0)
     assert turns.granted(10.0) == [], "160 ms do not fit into 150 ms, and one was tried"
     assert turns.why_training_waits(10.0) is not None
 
@@ -131,9 +131,9 @@ def test_first_minibatches_that_have_become_faster_train_on():
 def test_a_server_with_a_huge_largest_batch_is_given_up_after_half_a_minute():
     turns = turns_of()
     turns.largest_batch = 100_000
-    hung = turns.ask(Kind.INFERENCE, 0.0, server=SERVER)
+    hung = turns.request(Kind.INFERENCE, 0.0, server=SERVER)
     assert turns.granted(0.0) == [hung]
-    waiting = turns.ask(Kind.INFERENCE, 1.0, server=2)
+    waiting = turns.request(Kind.INFERENCE, 1.0, server=2)
     assert turns.granted(29.9) == []
     assert turns.next_check_s(29.9) == 30.0
     assert turns.granted(30.0) == [waiting]
@@ -154,12 +154,12 @@ def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
     turns, now_s = Turns(LiveTimes()), 0.0
     turns.mode = MODE
     for held_s in (100.0, 250.0, 700.0):
-        held = turns.ask(Kind.MINIBATCH, now_s, is_first=not now_s)
+        held = turns.request(Kind.MINIBATCH, now_s, is_first=not now_s)
         assert turns.granted(now_s) == [held]
         now_s += held_s
         turns.end(held, now_s)
-    turns.ask(Kind.MINIBATCH, now_s)
+    turns.request(Kind.MINIBATCH, now_s)
     turns.granted(now_s)
-    change = turns.ask(Kind.CHANGE, now_s)
+    change = turns.request(Kind.CHANGE, now_s)
     waited_s = next(seconds for seconds in range(1, 10_000) if turns.granted(now_s + seconds) == [change])
     assert waited_s <= 31

@@ -51,7 +51,7 @@ def test_a_replayed_board_has_no_duty(tmp_path: Path) -> None:
 
 def test_the_option_is_named_where_a_duty_is_refused() -> None:
     assert [duty.workload for duty in duties_named(["resnet:5:500", "mobilenetv3:5:500"])] == ["resnet", "mobilenetv3"]
-    with pytest.raises(InvalidInputError, match="--duty: nothing is known of the inference of 'vgg'"):
+    with pytest.raises(InvalidInputError, match="--duty: there are no measurements of the inference of 'vgg'"):
         duties_named(["resnet:5:500", "vgg:5:500"])
 
 

@@ -1,4 +1,4 @@
-"""Keeps the folder of the device's SuperNode up to date: whom to trust, and where SuperLink and agent are."""
+"""Keeps the folder of the device's SuperNode up to date: its certificates and the addresses of SuperLink and agent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wattfleet_identity.supernode_folder import update_supernode
 _log = logging.getLogger(__name__)
 
 
-def tell_supernode(settings: AgentSettings) -> None:
-    """Write what the SuperNode has to know after the agent's start, or after a renewal of its certificate.
+def update_supernode_folder(settings: AgentSettings) -> None:
+    """Update the SuperNode's folder, after the agent's start or after a renewal of its certificate.
 
-    The SuperNode goes on with what it knows if that fails, which is logged.
+    If that fails, the failure is logged and the SuperNode continues with the old contents.
     """
     folder = settings.device.state_dir / SUPERNODE_DIRECTORY
     try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from edge_agent.runtime.agent import take_up_duty
+from edge_agent.runtime.agent import restore_duty
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_file import DutyFile
 from tests.fakes.duty_agent import LiveBoard, duty
@@ -15,5 +15,5 @@ def test_the_mode_in_force_is_noted_although_the_duty_file_is_damaged(tmp_path):
         each.write_text("{")
     turns = DeviceTurns()
     board: Any = LiveBoard()
-    take_up_duty(turns, DutyFile(tmp_path), board)
+    restore_duty(turns, DutyFile(tmp_path), board)
     assert (turns.duty, turns.mode) == (None, MODE)
