@@ -85,7 +85,8 @@ class Deadline:
             remedy = f"allow at least {math.ceil(one.limit_s)} s"
             if self.deadline_s < np.min(context.curves.fastest_s):
                 raise NoCandidatesError(
-                    f"no device can finish within {self.deadline_s:g} s, even in its fastest mode: {remedy} under this budget"
+                    f"no device can finish within {self.deadline_s:g} s, even in its fastest mode:"
+                    f" {remedy} under this budget"
                 )
             raise InfeasibleBudgetError(
                 f"under the power budget, no device can finish within {self.deadline_s:g} s: {remedy}"
