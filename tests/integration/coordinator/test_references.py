@@ -182,7 +182,7 @@ async def test_several_references_are_pinned_in_order_and_a_restart_keeps_them(
         ):
             with pytest.raises(grpc.aio.AioRpcError, match=text):
                 await pin(client, artefact.digest, *digests)
-        with pytest.raises(grpc.aio.AioRpcError, match="the digest is empty, but there are further ones"):
+        with pytest.raises(grpc.aio.AioRpcError, match="the first digest is empty, but others are given"):
             await pin(client, "", artefact.digest)
         assert await told(client) == [another.digest, artefact.digest], "a refused request changes nothing"
     async with serving_client(config) as client:
