@@ -1,4 +1,4 @@
-"""The fleet and its store in one place: load what is missing in memory, save what has changed."""
+"""The fleet and its store in one place: loads what is missing in memory, and saves what has changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wattfleet.planning import History
 
 
 class FleetRepository:
-    """What the services share: the fleet in memory, and the store behind it.
+    """The fleet in memory and the store behind it, shared by the services.
 
     A change has two steps: a method of the fleet returns the changed record, and `save` returns once it is on disk.
 
@@ -34,7 +34,7 @@ class FleetRepository:
         Args:
             fleet: the fleet.
             writer: writes to its store, and reads from it.
-            settings: time between two evictions of rounds from memory.
+            settings: the time between two evictions of rounds from memory.
         """
         self.fleet = fleet
         self._writer = writer

@@ -106,7 +106,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         if record is None:
             raise InvalidInputError(
                 f"this coordinator did not issue the certificate of {certificate.peer}, or was restored from an older "
-                "backup: renew it at the coordinator that issued it, or enrol again"
+                "backup: renew it with the authority that issued it, or enrol again"
             )
         # Other roles may have a certificate with another lifetime, which a renewal must not extend.
         is_device = certificate.peer.role is Role.DEVICE

@@ -178,7 +178,7 @@ async def test_several_references_are_pinned_in_order_and_a_restart_keeps_them(
         assert all(view.pinned and view.in_force for view in (await references(client)).values())
         for digests, text in (
             (["0000000"], "no reference predictor's digest begins with '0000000'"),
-            ([another.digest] * 4, "5 references are too many: pin 4 at most"),
+            ([another.digest] * 4, "5 references are too many: pin at most 4"),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match=text):
                 await pin(client, artefact.digest, *digests)
