@@ -1,4 +1,4 @@
-"""Where the coordinator listens, who it proves to be, and where Flower's SuperLink is."""
+"""Settings of the coordinator's addresses and identity, and of the SuperLink's address."""
 
 from __future__ import annotations
 
