@@ -49,7 +49,7 @@ async def test_commands_sign_and_rotate_what_a_device_then_takes(
         assert shown["digests"] == [another.digest]
         root_key = shown["root"]["keys"][0]["id"]
         next((tmp_path / "keys").glob(f"root-{root_key[:8]}.pem")).unlink()
-        assert "private key is not here" in command("reference", "keys", "show", keys).stdout
+        assert "private key is missing" in command("reference", "keys", "show", keys).stdout
         said = (await shell("reference", "keys", "rotate", keys, "--replace", root_key[:8], columns=200)).stdout
         assert "version 2 of the root is served" in said
         await shell("reference", "sign", "--keys", keys, "--revoke", another.digest[:8], columns=200)
