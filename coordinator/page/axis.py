@@ -12,8 +12,8 @@ def round_values(most: float, about: int) -> list[float]:
     """Values for an axis from 0: multiples of 1, 2 or 5 times a power of ten.
 
     Args:
-        most: where the axis ends; above 0.
-        about: the number of steps that is wanted at most.
+        most: the end of the axis; above 0.
+        about: the approximate upper limit of the number of steps.
     """
     exponent = math.floor(math.log10(most / about))
     # Three decimals, so that 10.000000001 steps are 10.

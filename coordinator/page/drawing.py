@@ -1,4 +1,4 @@
-"""Draws a page from its template in a thread, so that viewers do not wait for each other."""
+"""Renders a page from its template in a thread, so that viewers do not wait for each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def _time_of(unix_s: float | None) -> str | Markup:
-    """A time for people, in the coordinator's zone, and for machines."""
+    """Format a time for people, in the coordinator's time zone, and for machines."""
     if unix_s is None:
         return "-"
     when = datetime.fromtimestamp(unix_s, timezone.utc)
@@ -80,13 +80,13 @@ _ENVIRONMENT = _environment()
 
 
 async def drawn(request: Request, template: str, content: Mapping[str, Any], status: int = 200) -> Response:
-    """A page.
+    """Render a page.
 
     Args:
-        request: what is answered.
-        template: name of its template.
+        request: the request to answer.
+        template: name of the page's template.
         content: the template's values.
-        status: of the answer.
+        status: the HTTP status of the answer.
     """
     section = "/" + request.url.path.strip("/").partition("/")[0]
     text = await asyncio.to_thread(_ENVIRONMENT.get_template(template).render, section=section, **content)

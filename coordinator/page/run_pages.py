@@ -1,4 +1,4 @@
-"""Runs, and one run with its rounds: who trained, in which mode, and what was predicted and observed."""
+"""The pages of runs: all runs, and one run with its rounds, devices, modes, and predicted and observed values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wattfleet_proto.metric_names import metric_order
 
 
 async def runs(request: Request) -> Response:
-    """The page of all runs, newest first, with what each has cost."""
+    """Answer with the page of all runs, newest first, with the cost of each."""
     snapshots: Snapshots = request.app.state.snapshots
     page = page_of((await snapshots.queries.runs())[::-1], request)
     rows = []
@@ -34,7 +34,7 @@ async def runs(request: Request) -> Response:
 
 
 async def run(request: Request) -> Response:
-    """The page of one run, with one of its rounds in full: the newest, unless another is asked for."""
+    """Answer with the page of one run, with one of its rounds in full: the newest, unless the request names another."""
     run_id, asked = request.path_params["run_id"], request.query_params.get("round", "")
     snapshots: Snapshots = request.app.state.snapshots
     queries: Queries = snapshots.queries
