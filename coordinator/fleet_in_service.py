@@ -12,7 +12,7 @@ from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.clocks import BootClock
 from coordinator.listeners import await_free
 from coordinator.preparation import Preparation
-from coordinator.references import ReferenceShelf
+from coordinator.references import ServedReferences
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
@@ -49,7 +49,7 @@ class FleetInService:
     fleet: Fleet
     writer: Writer
     repository: FleetRepository
-    references: ReferenceShelf
+    references: ServedReferences
     metadata: ReferenceMetadata | None
     leases: Leases
     orders: Orders
@@ -85,7 +85,7 @@ class FleetInService:
         metadata = _metadata_in(settings.profiling.reference_metadata)
         kept = store.load()
         preparation.identities.restore(kept.invites, kept.certificates)
-        references = ReferenceShelf(preparation.reference.artefact, kept.references, kept.pinned)
+        references = ServedReferences(preparation.reference.artefact, kept.references, kept.pinned)
         fleet = preparation.basis.fleet(kept, settings, time.monotonic)
         # Before any device can receive a longer lifetime than that of an earlier process.
         store.save(GrantLifetime(fleet.rounds.grants.unstored.lifetime_s))

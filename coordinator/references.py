@@ -68,7 +68,7 @@ def require_size(name: str, artefact: Artefact) -> None:
             raise InvalidInputError(f"{name}: {file} has {len(content):,} bytes; the limit is {most:,}")
 
 
-class ReferenceShelf:
+class ServedReferences:
     """The reference predictors to serve: the one from `serve --reference`, and the published ones.
 
     Attributes:

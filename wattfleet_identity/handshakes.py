@@ -82,7 +82,7 @@ def _problem(endpoint: Endpoint, identity: Identity | None, now: datetime) -> st
             with context.wrap_socket(connection, server_hostname=name) as protected:
                 if identity is None:
                     return _requires_tls(endpoint.address)
-                return None if _goes_on(protected) else _refuses(endpoint.address, identity)
+                return None if _server_continues(protected) else _refuses(endpoint.address, identity)
         except ssl.SSLCertVerificationError as error:
             return _distrust(endpoint, identity, error, now)
         except ssl.SSLError as error:
@@ -104,7 +104,7 @@ def _context(identity: Identity | None, folder: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _goes_on(protected: ssl.SSLSocket) -> bool:
+def _server_continues(protected: ssl.SSLSocket) -> bool:
     """Whether the server continues after the handshake, in which it checks the client: gRPC then sends data at once."""
     try:
         return bool(protected.recv(1))

@@ -114,7 +114,7 @@ def revoke(
     request = identity_pb2.RevokeCertificatesRequest(name_or_serial=owner, reason=reason)
     with connected() as client:
         if role is None and sys.stdin.isatty():
-            _ask_about_roles(name, client.certificates())
+            _confirm_roles(name, client.certificates())
         answer = client.administer("RevokeCertificates", request)
     if json_:
         print_json([_content(each) for each in answer.certificates])
@@ -125,7 +125,7 @@ def revoke(
         print_line(f"{count_of(answer.ended_sessions, 'session')} ended")
 
 
-def _ask_about_roles(name: str, views: Sequence[identity_pb2.CertificateView]) -> None:
+def _confirm_roles(name: str, views: Sequence[identity_pb2.CertificateView]) -> None:
     """Ask for confirmation if a name has certificates of several roles, whose owners may be unrelated.
 
     Raises:

@@ -177,7 +177,7 @@ class CoordinatorClient:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._has_answered:
             return CoordinatorUnreachableError(f"the coordinator at {self._address} stopped answering")
         # A coordinator that answers but cannot carry out the request now uses the same status.
-        is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_there()
+        is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_reachable()
         if is_unavailable or code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return why_refused(self._endpoint) or CoordinatorUnreachableError(
                 f"no coordinator answers at {self._address}: start one with `wattfleet coordinator serve`, or name"
@@ -188,5 +188,5 @@ class CoordinatorClient:
         kind = RequestRefusedError if code in _INVALID_REQUEST else RequestFailedError
         return kind(details or code.name)
 
-    def _is_there(self) -> bool:
+    def _is_reachable(self) -> bool:
         return answers(self._view.GetFleet, view_pb2.GetFleetRequest(), _PROBE_TIMEOUT_S)

@@ -33,12 +33,12 @@ def troubles(device: Values, now_unix_s: float) -> list[str]:
     has = {
         "hot": celsius is not None and celsius >= HOT_C,
         "throttled": throttled_unix_s is not None and now_unix_s - throttled_unix_s < THROTTLED_WITHIN_S,
-        "over budget": device["is_observed_run_live"] and drew_too_much(device),
+        "over budget": device["is_observed_run_live"] and exceeded_allowed_watts(device),
     }
     return [name for name in TROUBLES if has[name]]
 
 
-def drew_too_much(device: Values) -> bool:
+def exceeded_allowed_watts(device: Values) -> bool:
     """Whether a device's last observed training drew more watts than the plan allowed, in any run."""
     limit_w = device["observed_limit_w"]
     return limit_w is not None and device["observed_w"] > limit_w

@@ -167,7 +167,7 @@ class AuthorityFolder:
                 "the authority is being replaced already: finish this with `wattfleet coordinator rotate-authority "
                 "finish` once all certificates were renewed"
             )
-        self._tidy()
+        self._complete_replacement()
         successor = CertificateAuthority.create(self.authority.fleet, now)
         trusted_pem = self.trusted_pem + successor.certificate_pem
         replace_file(self.folder / NEXT_KEY, successor.key_pem, mode=SECRET_MODE)
@@ -193,7 +193,7 @@ class AuthorityFolder:
         replace_file(self.folder / TRUSTED, trusted_pem)
         replace_file(self.folder / AUTHORITY_KEY, new.key_pem, mode=SECRET_MODE)
         finished = replace(served, authority=new, trusted_pem=trusted_pem, successor=None)
-        finished._tidy()  # noqa: SLF001 - an instance of this class
+        finished._complete_replacement()  # noqa: SLF001 - an instance of this class
         return finished
 
     def own_identity(self, role: Role, name: str, coordinator: str, lifetime: timedelta, now: datetime) -> Identity:
@@ -212,7 +212,7 @@ class AuthorityFolder:
             replace_file(self.folder / SERVER_KEY, key_pem, mode=SECRET_MODE)
         return replace(self, server_key_pem=key_pem, server_pem=server_pem)
 
-    def _tidy(self) -> None:
+    def _complete_replacement(self) -> None:
         """Complete an interrupted replacement."""
         replace_file(self.folder / AUTHORITY, self.authority.certificate_pem)
         for name in (NEXT, NEXT_KEY):

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from coordinator.display.device_words import (
     THROTTLED_WITHIN_S,
-    drew_too_much,
+    exceeded_allowed_watts,
     in_state_for,
     last_training,
     live_line,
@@ -70,7 +70,7 @@ def _environment() -> Environment:
         left=profiling_left,
         live=live_line,
         last_training=last_training,
-        drew_too_much=drew_too_much,
+        exceeded_allowed_watts=exceeded_allowed_watts,
     )
     found.globals.update(mode_legend=MODE_LEGEND, hot_c=HOT_C, throttled_within=age(THROTTLED_WITHIN_S))
     return found

@@ -40,7 +40,7 @@ async def run(request: Request) -> Response:
     queries: Queries = snapshots.queries
     views = await queries.rounds(run_id)
     found = next((each for each in await queries.runs() if each.run_id == run_id), None)
-    rounds = [_with_judgement(round_values(view)) for view in reversed(views)]
+    rounds = [_with_over_budget(round_values(view)) for view in reversed(views)]
     content = {
         "run": None if found is None else run_totals(found, views),
         "run_id": run_id,
@@ -56,7 +56,7 @@ async def run(request: Request) -> Response:
         devices = [] if view.unplanned else slowest_first(details["selected"])
         reasons = Counter(each["reason"] for each in details["not_selected"])
         content["shown"] = {
-            **_with_judgement(details),
+            **_with_over_budget(details),
             "device_page": page_of(devices, request),
             "not_selected": reasons.most_common(),
             "timeline": Timeline.of(devices, details),
@@ -64,5 +64,5 @@ async def run(request: Request) -> Response:
     return await drawn(request, "run.html", content)
 
 
-def _with_judgement(round_: Values) -> Values:
+def _with_over_budget(round_: Values) -> Values:
     return {**round_, "over_budget": is_over_budget(round_)}

@@ -56,7 +56,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
             raise InvalidInputError(f"an invite cannot be used for {request.ttl_s:g} s: change --ttl")
         if request.site:
             self._repository.fleet.operator.require_supply(request.site)
-        role, ttl = role_named(request.role), timedelta(seconds=request.ttl_s)
+        role, ttl = role_by_name(request.role), timedelta(seconds=request.ttl_s)
         terms = Terms(role, request.name, request.site, frozenset(request.tags), request.uses, ttl)
         token, now = new_token(), self._issuing.now()
         record = self._identities.invite(token, terms, name_of_caller(context, self._certificate_of), now)
@@ -93,7 +93,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         self, request: identity_pb2.IssueCertificateRequest, context: Any
     ) -> identity_pb2.IssueCertificateResponse:
         """Issue a certificate to a program."""
-        role = role_named(request.role)
+        role = role_by_name(request.role)
         if role is Role.DEVICE:
             raise InvalidInputError("a device enrols with an invite: use `wattfleet coordinator invite`")
         require_name("a name", request.name)
@@ -197,7 +197,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         return self._identities.not_issued_by(self._issuing.holder.folder.issuer.fingerprint.hex(), now)
 
 
-def role_named(name: str) -> Role:
+def role_by_name(name: str) -> Role:
     """Get a role by its name.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.errors import QuotaExceededError, UnknownRecordError
-from coordinator.references import ReferenceShelf, check_published
+from coordinator.references import ServedReferences, check_published
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
 from coordinator.services.reference_uploads import ReferenceUploads
@@ -45,7 +45,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         repository: FleetRepository,
         planning: RoundPlanning,
         budgets: BudgetWatch,
-        references: ReferenceShelf,
+        references: ServedReferences,
         reconnect_all: Callable[[str], int],
         leases: Leases,
         orders: Orders,

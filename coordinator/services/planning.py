@@ -278,7 +278,9 @@ def _log_implausible(
     round_name: str, results: Sequence[DeviceResult], messages: Sequence[planning_pb2.DeviceResult]
 ) -> None:
     """Log which devices' results contain an implausible value, which is left out."""
-    devices = [result.device_id for result, sent in zip(results, messages, strict=True) if _lacks(result, sent)]
+    devices = [
+        result.device_id for result, sent in zip(results, messages, strict=True) if _has_implausible_value(result, sent)
+    ]
     if devices:
         _log.warning(
             "round %s: an implausible loss or number of examples counts as not reported: %s",
@@ -287,7 +289,7 @@ def _log_implausible(
         )
 
 
-def _lacks(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:
+def _has_implausible_value(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:
     """Whether a value of the message was implausible."""
     return (result.num_examples is None and message.HasField("num_examples")) or (
         result.loss is None and message.HasField("loss")

@@ -14,7 +14,7 @@ import grpc
 from coordinator.errors import ForeignDeviceError, UnknownRecordError
 from coordinator.identity.callers import certificate_of
 from coordinator.identity.certified_device import require_own
-from coordinator.references import ReferenceShelf
+from coordinator.references import ServedReferences
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.device_reports import DeviceReports
 from coordinator.services.event_log import log_connected, log_offline
@@ -59,7 +59,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         repository: FleetRepository,
         leases: Leases,
         orders: Orders,
-        references: ReferenceShelf,
+        references: ServedReferences,
         profile_modes: int,
         state_times: StateTimes,
         now_s: Callable[[], float] = time.monotonic,
