@@ -1,7 +1,7 @@
 """Two clocks side by side: the date and time, which may jump, and the time since the machine started, which does not.
 
-A date jumps when an operator, a time server or a dead battery sets it. What ends or is deleted after some time must not
-do so because of that.
+A date jumps when an operator, a time server or a dead battery changes it. Such a jump must not make overrides end or
+old runs be deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 _TOLERANCE_S = 10.0
-"""Smaller differences are no jumps: the two clocks are not read at the same instant."""
+"""Smaller differences in seconds do not count as jumps, because the two clocks are not read at the same instant."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class BootClock:
     """The time since the machine started, including time in which it was suspended.
 
     Attributes:
-        boot_id: differs after each start of the machine; empty if it is unknown.
+        boot_id: changes with each start of the machine; empty if unknown.
         since_boot_s: reads the seconds since the machine started.
     """
 
@@ -30,7 +30,7 @@ class BootClock:
 
     @classmethod
     def of_system(cls, boot_id_file: Path = Path("/proc/sys/kernel/random/boot_id")) -> BootClock:
-        """The machine's own."""
+        """The clock of this machine."""
         try:
             boot_id = boot_id_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
@@ -43,9 +43,9 @@ class Moment:
     """Both clocks at one moment.
 
     Attributes:
-        noted_at: the date and time, with an offset.
-        boot_id: of the machine's start.
-        since_boot_s: seconds since then.
+        noted_at: the date and time, with a UTC offset.
+        boot_id: the id of the machine's current start.
+        since_boot_s: seconds since that start.
     """
 
     noted_at: datetime
@@ -57,7 +57,7 @@ def jump_s(earlier: Moment, later: Moment, max_absence_s: float) -> float:
     """The seconds by which the date jumped forward, or backward if negative; 0 for no jump.
 
     If the machine was started between the moments, the time that passed is unknown. A date that is up to
-    `max_absence_s` later is then believed. Otherwise no time is taken to have passed.
+    `max_absence_s` later is then accepted. Otherwise no time is assumed to have passed.
     """
     moved_s = (later.noted_at - earlier.noted_at).total_seconds()
     if earlier.boot_id and earlier.boot_id == later.boot_id:
@@ -67,7 +67,7 @@ def jump_s(earlier: Moment, later: Moment, max_absence_s: float) -> float:
 
 
 def jump_text(jumped_s: float) -> str:
-    """A jump for messages, such as "put forward by 3 days"."""
+    """Describe a jump for messages, such as "put forward by 3 days"."""
     way = "forward" if jumped_s > 0 else "back"
     for name, length_s in (("day", 86_400.0), ("hour", 3_600.0), ("minute", 60.0)):
         count = round(abs(jumped_s) / length_s)

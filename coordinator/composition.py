@@ -1,4 +1,4 @@
-"""Builds what a coordinator plans with from its settings: the site, the client-selection policy, the selection."""
+"""Builds from the settings what a coordinator plans with: the site, the client-selection policy and the selection."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from wattfleet.planning.policies import Policy, policy_named
 
 @dataclass(frozen=True)
 class PlanningBasis:
-    """What the settings say about plans; it is read before the store is opened.
+    """The settings that determine plans; they are read before the store is opened.
 
     Attributes:
         site: the supplies, their budgets and the devices behind them.
         policy: selects devices.
         selection: the devices that it may select from.
-        weights: of runs that wait for each other, by workload.
+        weights: the weights of runs that wait for each other, by workload.
     """
 
     site: SiteFile
@@ -43,18 +43,18 @@ class PlanningBasis:
         """Read the settings.
 
         Raises:
-            InvalidInputError: one of them cannot be used.
+            InvalidInputError: a setting cannot be used.
         """
         policy = policy_of(settings.policy)
         selection = selection_of(settings.selection, policy)
         return cls(site_of(settings.site), policy, selection, weights_of(settings.rounds))
 
     def fleet(self, kept: StoredState, settings: CoordinatorSettings, now_s: Callable[[], float]) -> Fleet:
-        """The fleet as its store has it.
+        """Build the fleet from its stored state.
 
         Args:
-            kept: what the store has.
-            settings: of grants, claims and sessions.
+            kept: the stored state.
+            settings: the settings of grants, claims and sessions.
             now_s: a clock, in seconds.
         """
         return Fleet(
@@ -84,7 +84,7 @@ def site_of(settings: SiteSettings) -> SiteFile:
     """The site's supplies and budgets.
 
     Raises:
-        InvalidInputError: neither or both of a budget and a file are given, or what is given cannot be used.
+        InvalidInputError: neither or both of a budget and a site file are given, or the one given cannot be used.
     """
     if settings.file is not None and settings.budget_w is None:
         return read_site_file(settings.file)
@@ -97,7 +97,7 @@ def policy_of(settings: PolicySettings) -> Policy:
     """The client-selection policy.
 
     Raises:
-        InvalidInputError: the policy does not take, lacks or cannot use a parameter.
+        InvalidInputError: a parameter is missing, unknown or invalid for the policy.
     """
     return policy_named(
         settings.name,
@@ -113,10 +113,10 @@ def policy_of(settings: PolicySettings) -> Policy:
 
 
 def selection_of(settings: SelectionSettings, policy: Policy) -> Selection:
-    """Which devices the policy may select from, and how many more than its number.
+    """The devices that the policy may select from, and the share of additional devices.
 
     Raises:
-        InvalidInputError: a selector cannot be used, or the policy takes no number to add to.
+        InvalidInputError: a selector cannot be used, or devices cannot be added because the policy takes no number.
     """
     if settings.over_selection and not policy.has_count:
         raise InvalidInputError(
@@ -130,7 +130,7 @@ def weights_of(settings: RoundSettings) -> dict[str, float]:
     """The weights of runs that wait for each other, by workload.
 
     Raises:
-        InvalidInputError: one is not WORKLOAD=WEIGHT, or no weight above 0.
+        InvalidInputError: an entry is not WORKLOAD=WEIGHT, or its weight is not above 0.
     """
     weights: dict[str, float] = {}
     for text in settings.weights:

@@ -6,7 +6,7 @@ from wattfleet.errors import WattfleetError
 
 
 class UnknownRecordError(WattfleetError):
-    """The coordinator does not know a device, round, run, supply or reference of this name."""
+    """No device, round, run, supply or reference has this name."""
 
 
 class DuplicateSessionError(WattfleetError):
@@ -14,7 +14,7 @@ class DuplicateSessionError(WattfleetError):
 
 
 class TooManyDevicesError(WattfleetError):
-    """A connection enrols too many new devices: use another one, or raise the limit."""
+    """A connection or a host enrols too many new devices: use another one, or raise the limit."""
 
 
 class OversizedMessageError(WattfleetError):
@@ -22,7 +22,7 @@ class OversizedMessageError(WattfleetError):
 
 
 class StillInUseError(WattfleetError):
-    """A device or run is still in use, and cannot be removed yet: the text says what has to end first."""
+    """A device or run is still in use and cannot be removed yet; the message states what has to end first."""
 
 
 class NotRunOwnerError(WattfleetError):
@@ -30,11 +30,11 @@ class NotRunOwnerError(WattfleetError):
 
 
 class ForeignDeviceError(WattfleetError):
-    """An agent claims to be another device than its certificate says: use that device's own certificate."""
+    """An agent's device id differs from that of its certificate: use the device's own certificate."""
 
 
 class QuotaExceededError(WattfleetError):
-    """A peer, or all peers together, ask for more than is allowed: wait, or remove something."""
+    """A peer, or all peers together, request more than is allowed: wait, or remove something."""
 
 
 class UploadTimeoutError(WattfleetError):
@@ -42,7 +42,7 @@ class UploadTimeoutError(WattfleetError):
 
 
 class UncheckedReferenceError(WattfleetError):
-    """An uploaded reference could not be checked now: try again later."""
+    """An uploaded reference could not be checked: try again later."""
 
 
 class NoDevicesError(WattfleetError):
@@ -50,18 +50,18 @@ class NoDevicesError(WattfleetError):
 
 
 class FleetReturningError(WattfleetError):
-    """The coordinator waits for devices to reconnect after a restart or a new reference: ask again."""
+    """The coordinator waits for devices to reconnect after a restart or a new reference: try again."""
 
 
 class InvalidInviteError(WattfleetError):
-    """A token lets nobody enrol. To the outside, all reasons look the same, so that a guess learns nothing."""
+    """A token does not permit enrolment. All reasons look the same to callers, so that guessing reveals nothing."""
 
     caller_must_correct = True
 
     def __init__(
         self,
-        text: str = "this invite cannot be used: it is unknown, has expired, or was used up. Ask the operator for the"
-        " line of a new `wattfleet coordinator invite`",
+        text: str = "this invite cannot be used: it is unknown, has expired, or was used up. Ask the operator for a new"
+        " one from `wattfleet coordinator invite`",
     ) -> None:
         super().__init__(text)
 
@@ -75,27 +75,27 @@ class ExpiredInviteError(InvalidInviteError):
 
 
 class UsedUpInviteError(InvalidInviteError):
-    """The invite of this token was used as often as it may be, or was cancelled."""
+    """The invite of this token was used as often as allowed, or was cancelled."""
 
 
 class AlreadyEnrolledError(WattfleetError):
-    """Another machine has this device id, and a valid certificate."""
+    """Another machine has this device id and a valid certificate."""
 
     caller_must_correct = True
 
 
 class RotationError(WattfleetError):
-    """The authority cannot be replaced now: the text says what has to happen first."""
+    """The authority cannot be replaced now; the message states what has to happen first."""
 
     caller_must_correct = True
 
 
 class BudgetSourceError(WattfleetError):
-    """A budget's source gives no usable watts; its last reading stays in force until it is stale."""
+    """A budget's source returned no usable watts; its last reading stays in force until it is stale."""
 
 
 class SourceFailedError(BudgetSourceError):
-    """The source cannot be reached, or does not answer as Prometheus does."""
+    """The source cannot be reached, or its answer is not in Prometheus' format."""
 
 
 class NoReadingError(BudgetSourceError):

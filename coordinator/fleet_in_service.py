@@ -1,4 +1,4 @@
-"""The fleet in service: its state with its store, the budgets in force, and the orders to devices."""
+"""The parts of a serving fleet: its state and store, the budgets in force, and the orders to devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.clocks import BootClock
 from coordinator.listeners import await_free
 from coordinator.preparation import Preparation
-from coordinator.references import ReferenceShelf
+from coordinator.references import ServedReferences
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
@@ -38,18 +38,18 @@ class FleetInService:
         writer: writes to the store.
         repository: the state together with the store.
         references: the published predictors.
-        metadata: the signed metadata of references; None where they are not signed.
-        leases: of sessions.
+        metadata: the signed metadata of references; None if they are not signed.
+        leases: the leases of sessions.
         orders: sends orders to devices.
         trimmer: changes rounds in flight when budgets fall.
         budgets: the budgets in force.
-        figures: how the coordinator itself does.
+        figures: measurements of the coordinator itself.
     """
 
     fleet: Fleet
     writer: Writer
     repository: FleetRepository
-    references: ReferenceShelf
+    references: ServedReferences
     metadata: ReferenceMetadata | None
     leases: Leases
     orders: Orders
@@ -59,35 +59,35 @@ class FleetInService:
 
     @classmethod
     async def opened(cls, preparation: Preparation, held: AsyncExitStack) -> FleetInService:
-        """Open the store, and go on with what it has.
+        """Open the store, and continue with its state.
 
         Args:
             preparation: what was read before; its identities are restored.
-            held: closes what is opened here.
+            held: closes everything that is opened here.
 
         Raises:
             InvalidInputError: the store or the signed metadata cannot be used, or an address stays in use.
-            StoreInUseError: another coordinator serves from the store, and this one is no standby.
+            StoreInUseError: another coordinator uses the store, and this one is not a standby.
             StoreUnavailableError: the store's database does not answer.
         """
         settings = preparation.settings
         store = await open_store(preparation.location, settings.store)
         held.callback(store.close)
         if settings.store.standby:
-            # The one before may have listened there, and may need a moment to notice that it has lost the store.
+            # The previous coordinator may still listen there until it notices that it has lost the store.
             await await_free(preparation.addresses, settings.store.owner_check_s + settings.server.stop_limit_s)
         if preparation.credentials is not None:
-            # While this one was a standby, the other may have renewed or replaced what is in the folder.
+            # While this coordinator was a standby, the other may have renewed or replaced the folder's contents.
             preparation.credentials.read_again()
         if preparation.keep is not None:
             store.delete_old_runs(preparation.keep)
-        # As the store's owner: a standby leaves the folder alone.
+        # Only the store's owner writes to the folder; a standby does not.
         metadata = _metadata_in(settings.profiling.reference_metadata)
         kept = store.load()
         preparation.identities.restore(kept.invites, kept.certificates)
-        references = ReferenceShelf(preparation.reference.artefact, kept.references, kept.pinned)
+        references = ServedReferences(preparation.reference.artefact, kept.references, kept.pinned)
         fleet = preparation.basis.fleet(kept, settings, time.monotonic)
-        # Before a device is told of a longer lifetime than that of an earlier process.
+        # Before any device can receive a longer lifetime than that of an earlier process.
         store.save(GrantLifetime(fleet.rounds.grants.unstored.lifetime_s))
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
@@ -119,7 +119,7 @@ def _metadata_in(folder: Path | None) -> ReferenceMetadata | None:
     """
     if folder is None:
         return None
-    # Imported here, as most coordinators do without.
+    # Imported here, because most coordinators do not need it.
     from coordinator.reference_metadata import ReferenceMetadata
 
     return ReferenceMetadata(folder)

@@ -1,4 +1,4 @@
-"""Counts of values by upper limit, from which Prometheus computes rates, shares and quantiles."""
+"""Histograms: counts of values by upper limit, from which Prometheus computes rates, shares and quantiles."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 LATENCY_LIMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Limits for the time of a request, of a transaction, or of the computation of a plan, in seconds."""
+"""Bucket limits for the duration of a request, a transaction or the computation of a plan, in seconds."""
 
 
 class Histogram:
-    """How many values were at most each limit.
+    """The number of values up to each limit.
 
     Attributes:
-        sum: of all values.
+        sum: the sum of all values.
     """
 
     def __init__(self, limits: Sequence[float]) -> None:
@@ -35,7 +35,7 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Each limit as text, with the number of values that are at most as large; the last limit is `+Inf`."""
+        """Each limit as text, with the number of values up to it; the last limit is `+Inf`."""
         limits = [*map(str, self._limits), "+Inf"]
         return list(zip(limits, accumulate(map(float, list(self._counts))), strict=True))
 

@@ -20,14 +20,14 @@ from wattfleet_identity.identity_folder import require_secret
 from wattfleet_io.atomic_files import read_regular_file, sync_folder
 
 SHOWN_DIGITS = 8
-"""Digits of a key's id that tell a fleet's keys apart."""
+"""The number of digits of a key's id that distinguish the keys of one fleet."""
 
 
 def create_key(folder: Path, name: str) -> CryptoSigner:
-    """Create an Ed25519 key in a file `NAME-ID.pem` that only its owner may read; the file is on disk.
+    """Create an Ed25519 key in a file `NAME-ID.pem` that only its owner may read, and sync it to disk.
 
     Raises:
-        InvalidInputError: it cannot be written.
+        InvalidInputError: the file cannot be written.
     """
     signer = CryptoSigner.generate_ed25519()
     write_key(key_file(folder, name, signer.public_key.keyid), signer)
@@ -35,7 +35,7 @@ def create_key(folder: Path, name: str) -> CryptoSigner:
 
 
 def key_file(folder: Path, name: str, keyid: str) -> Path:
-    """Where a folder has the private key of an id."""
+    """The path of the private key with an id in a folder."""
     return folder / f"{name}-{keyid[:SHOWN_DIGITS]}.pem"
 
 
@@ -43,7 +43,7 @@ def write_key(path: Path, signer: CryptoSigner) -> None:
     """Write a private key to a new file that only its owner may read.
 
     Raises:
-        InvalidInputError: it cannot be written.
+        InvalidInputError: the file cannot be written.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -60,7 +60,7 @@ def load_key(path: Path) -> CryptoSigner:
     """Load a private key.
 
     Raises:
-        InvalidInputError: it cannot be read, is no private key of a supported kind, or others may read it.
+        InvalidInputError: the file cannot be read, is not a private key of a supported kind, or others may read it.
     """
     try:
         require_secret(path)
@@ -68,22 +68,22 @@ def load_key(path: Path) -> CryptoSigner:
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InvalidInputError(f"{path}: is no unencrypted private key in PEM format") from None
+        raise InvalidInputError(f"{path}: is not an unencrypted private key in PEM format") from None
 
 
 def public_pem(key: SSlibKey) -> str:
-    """A public key as PEM."""
+    """Encode a public key as PEM."""
     public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.keyval["public"]))
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 def key_of_pem(pem: str) -> SSlibKey:
-    """The public key of a PEM.
+    """Decode a public key in PEM format.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: the text is not a public key.
     """
     try:
         return SSlibKey.from_crypto(load_pem_public_key(pem.encode()))
     except (ValueError, UnsupportedAlgorithm):
-        raise InvalidInputError("the coordinator sent no public key in PEM format: update it") from None
+        raise InvalidInputError("the coordinator did not send a public key in PEM format: update it") from None

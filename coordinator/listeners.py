@@ -1,4 +1,4 @@
-"""The gRPC servers of a coordinator, one for each address. All have the same services; the callers differ."""
+"""The gRPC servers of a coordinator, one for each address. All have the same services, but different callers."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Bandwidth probing helps downloads over long distances, and takes a fifth of the time of a lease renewal.
     ("grpc.http2.bdp_probe", 0),
-    # Ten thousand connections would each hold memory for what is not used here: channel statistics, header tables and
-    # compression.
+    # Ten thousand connections would each use memory for features that are not needed: channel statistics, header tables
+    # and compression.
     ("grpc.enable_channelz", 0),
     ("grpc.http2.hpack_table_size.decoder", 0),
     ("grpc.http2.hpack_table_size.encoder", 0),
     ("grpc.per_message_compression", 0),
-    # A connection that says nothing at all is closed after this time; by default after 120 s.
+    # A connection that sends nothing at all is closed after this time; gRPC's default is 120 s.
     ("grpc.server_handshake_timeout_ms", 20_000),
-    # A connection whose client is gone without a word is closed after 80 s. Agents and clients with a call in progress
-    # say something more often, so that the coordinator sends them no pings.
+    # A connection whose client disappeared without closing it is closed after 80 s. Agents and clients with a call in
+    # progress send something more often, so the coordinator does not ping them.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 30_000),
-    # Clients ping every 10 s while they wait for an answer. By default, gRPC takes that for an attack.
+    # Clients ping every 10 s while they wait for an answer. By default, gRPC treats this as an attack.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # When a large fleet reconnects, thousands of sessions begin within seconds. By default gRPC cancels requests beyond
-    # 1,000 pending ones, and those that wait for 30 s; every cancelled one is then retried.
+    # When a large fleet reconnects, thousands of sessions begin within seconds. By default, gRPC cancels requests
+    # beyond 1,000 pending ones and those that wait for 30 s; every cancelled request is then retried.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
     ("grpc.server_max_unrequested_time_in_server", 120),
@@ -65,7 +65,7 @@ _FREE_CHECK_S = 0.2
 _EVERY_ADDRESS = ("0.0.0.0", "[::]", "::")
 
 _SERVED_BESIDE = frozenset({Role.DEVICE, Role.FLOWER, Role.SUPERLINK})
-"""Those who may be without a certificate while a fleet moves to certificates, or when operators have their own port."""
+"""The roles served at the main address if operators have their own port, and at the plaintext address."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Listener:
     """One address that is served.
 
     Attributes:
-        name: what it is for.
-        address: host:port; port 0 takes a free one.
-        credentials: its TLS; None for plaintext.
-        access: who may call what; None lets everybody do everything.
+        name: its purpose.
+        address: host:port; port 0 picks a free port.
+        credentials: its TLS credentials; None for plaintext.
+        access: which role may call which RPC; None permits everything to everybody.
     """
 
     name: str
@@ -91,12 +91,12 @@ def listeners_of(
     is_revoked: Callable[[str], bool],
     calls: LiveCalls,
 ) -> list[Listener]:
-    """What a coordinator listens on, the main address first.
+    """The addresses that a coordinator listens on, the main address first.
 
     Args:
         settings: the addresses.
-        credentials: the server's TLS; None without an authority.
-        is_revoked: whether a certificate was revoked, by its serial number.
+        credentials: the server's TLS credentials; None without an authority.
+        is_revoked: returns whether the certificate with a serial number was revoked.
         calls: ends calls whose certificate becomes invalid.
 
     Raises:
@@ -135,10 +135,11 @@ def listeners_of(
 
 
 def authority_of(settings: CoordinatorSettings) -> AuthorityFolder | None:
-    """The authority of a coordinator's settings; None without one.
+    """Read the authority that a coordinator's settings name; None without one.
 
     Raises:
-        InvalidInputError: it is damaged, or plaintext would leave this machine without having been asked for.
+        InvalidInputError: it is damaged, or plaintext would be served to other machines although the settings do not
+            allow it.
     """
     folder = settings.identity.directory
     authority = AuthorityFolder.open(folder) if AuthorityFolder.exists(folder) else None
@@ -165,7 +166,7 @@ def page_address(settings: CoordinatorSettings) -> str | None:
     """The address of the web page; None for no page.
 
     Raises:
-        InvalidInputError: it is malformed.
+        InvalidInputError: the address is malformed.
     """
     server = settings.server
     if server.page_address == "none":
@@ -193,8 +194,8 @@ class Listeners:
         Args:
             listeners: the addresses, the main one first.
             quotas: the limits of all callers together.
-            audit: notes what operators change.
-            latencies: times the RPCs.
+            audit: logs what operators change.
+            latencies: measures the duration of the RPCs.
             add_services: adds the services to a server.
             idle_s: close a connection without a request for this long.
         """
@@ -214,7 +215,7 @@ class Listeners:
             self._servers.append(server)
 
     async def start(self) -> dict[str, str]:
-        """Listen; returns the bound addresses by name.
+        """Start to listen, and return the bound addresses by name.
 
         Raises:
             InvalidInputError: an address is in use.
@@ -234,16 +235,16 @@ class Listeners:
         return bound
 
     async def stop(self, grace_s: float) -> None:
-        """Stop listening; open calls have some time to finish."""
+        """Stop listening; open calls get the given time to finish."""
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
 
 def public_addresses(settings: CoordinatorSettings, bound: Mapping[str, str]) -> PublicAddresses:
-    """The addresses that machines are told.
+    """The addresses to announce to machines.
 
     Args:
-        settings: the addresses as given.
-        bound: the addresses that are listened on, by name.
+        settings: the addresses as configured.
+        bound: the bound addresses, by name.
     """
     main = settings.identity.public_address or bound["main"]
     host, port = split_address(main)
@@ -258,7 +259,7 @@ def public_addresses(settings: CoordinatorSettings, bound: Mapping[str, str]) ->
 
 
 def in_use(address: str) -> InvalidInputError:
-    """An address cannot be listened on."""
+    """Create the error for an address that cannot be bound."""
     return InvalidInputError(f"cannot listen on {address}: is another coordinator running? Choose another port")
 
 
@@ -286,10 +287,10 @@ def _admission(quotas: PeerQuotas, access: Access | None, audit: AuditLog) -> Ca
 
 
 def require_free(addresses: Iterable[str]) -> None:
-    """Make sure that addresses are free: a start that cannot succeed ends before it changes anything.
+    """Check that addresses are free, so that a start that cannot succeed fails before it changes anything.
 
     Raises:
-        InvalidInputError: one is in use or does not exist.
+        InvalidInputError: an address is in use or does not exist.
     """
     for address in addresses:
         with socket.socket() as probe:
@@ -304,7 +305,7 @@ async def await_free(addresses: Sequence[str], within_s: float) -> None:
     """Wait until addresses are free.
 
     Raises:
-        InvalidInputError: one is still in use after this time, or does not exist.
+        InvalidInputError: an address is still in use after this time, or does not exist.
     """
     give_up_s = time.monotonic() + within_s
     while True:

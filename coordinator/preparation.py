@@ -1,4 +1,4 @@
-"""What a coordinator reads and checks before it opens its store: a start that cannot succeed leaves no file behind."""
+"""Reads and checks everything needed before the store is opened, so that a failing start leaves no file behind."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from wattfleet_io.addresses import split_address
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a coordinator will serve with.
+    """Everything that a coordinator has read and checked before it serves.
 
     Attributes:
-        settings: how to serve.
-        basis: what the settings say about plans.
+        settings: all settings.
+        basis: the settings that determine plans.
         location: the store's file or database.
-        keep: how long ended runs are kept; None for ever.
-        credentials: the server's TLS; None without an authority.
-        identities: who may be in the fleet; empty until the store is loaded.
+        keep: how long ended runs are kept; None forever.
+        credentials: the server's TLS credentials; None without an authority.
+        identities: invites and certificates; empty until the store is loaded.
         calls: the calls that end when their certificate expires or is revoked.
         listeners: the gRPC addresses, the main one first.
         metrics_address: host and port of the metrics.
@@ -51,7 +51,7 @@ class Preparation:
 
     @classmethod
     def of(cls, settings: CoordinatorSettings) -> Preparation:
-        """Read what the settings name, and make sure that the addresses are free, unless this is a standby.
+        """Read the files that the settings name, and check that the addresses are free, unless this is a standby.
 
         Raises:
             InvalidInputError: an address is in use, or a setting or the reference cannot be used.
@@ -76,7 +76,7 @@ class Preparation:
     def addresses(self) -> list[str]:
         """All addresses to listen on."""
         server = self.settings.server
-        # The page's default address may be taken: the coordinator then serves without a page.
+        # The page's default address may be in use: the coordinator then serves without a page.
         named = [] if server.page_address in (None, "none") else [server.page_address]
         return [*(listener.address for listener in self.listeners), server.metrics_address, *filter(None, named)]
 
@@ -89,11 +89,11 @@ class Preparation:
 
     @property
     def access(self) -> Access | None:
-        """Who may call what at the main address; None without an authority."""
+        """Which role may call which RPC at the main address; None without an authority."""
         return self.listeners[0].access
 
 
 def _allow_connections() -> None:
-    """Raise the limit on open files to the most that the system allows; most shells start with 1,024."""
+    """Raise the limit on open files to the system's maximum; most shells start with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,6 +1,6 @@
-"""Checks a published reference predictor in a process of its own, with limits on its memory and its time.
+"""Checks a published reference predictor in a separate process, with limits on its memory and its time.
 
-A reference is data, but loading it and predicting with it may take any amount of memory.
+A reference is only data, but loading it and predicting with it may need any amount of memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from wattfleet.prediction import Artefact, Predictor, predictor_class, restore_p
 from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
 
 CHECK_BYTES = 256 * 1024 * 1024
-"""Memory that a check may take beyond the interpreter with its packages."""
+"""Memory that a check may use in addition to the interpreter and its packages, in bytes."""
 
 CHECK_S = 60.0
-"""Limit on a check; a busy machine takes some seconds to start the process."""
+"""The longest duration of a check, in seconds; a busy machine needs some seconds to start the process."""
 
 MAX_CORRECTIONS = 200
-"""Limit of a reference's modes that correct the fitted model. Those of `wattfleet reference train` have none."""
+"""The most modes in a reference that correct the fitted model; those from `wattfleet reference train` have none."""
 
 
 def check_in_child(artefact: Artefact, memory_bytes: int = CHECK_BYTES, within_s: float = CHECK_S) -> None:
@@ -29,13 +29,13 @@ def check_in_child(artefact: Artefact, memory_bytes: int = CHECK_BYTES, within_s
 
     Args:
         artefact: the reference.
-        memory_bytes: memory that the check may take.
-        within_s: seconds that it may take.
+        memory_bytes: the memory limit of the check.
+        within_s: the time limit of the check, in seconds.
 
     Raises:
-        CorruptReferenceError: it cannot predict, or needs too much memory.
-        InvalidInputError: it needs a package that is not installed.
-        UncheckedReferenceError: it could not be checked, or not in time.
+        CorruptReferenceError: the reference cannot predict, or needs too much memory.
+        InvalidInputError: the reference needs a package that is not installed.
+        UncheckedReferenceError: the check could not start, or did not end in time.
     """
     give_up_s = time.monotonic() + within_s
 
@@ -68,7 +68,7 @@ def _check(artefact: Artefact) -> None:
 
 
 def _corrections(predictor: Predictor) -> int:
-    # Imported here, in the child: the coordinator predicts nothing, and SciPy would take 46 MB of its memory.
+    # Imported only in the child: the coordinator predicts nothing, and SciPy would use 46 MB of its memory.
     if not isinstance(predictor, prediction.RooflinePredictor):
         return 0
     remainders = [part for each in predictor.hypotheses for part in (each.time_remainder, each.power_remainder)]
@@ -76,7 +76,7 @@ def _corrections(predictor: Predictor) -> int:
 
 
 def _limit_memory(beyond: int) -> None:
-    """Limit this process to the memory that it has now, and so many bytes beyond."""
+    """Limit this process to its current memory plus the given number of bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + beyond, now + beyond))
@@ -104,7 +104,7 @@ def _answer(manifest: bytes, weights: bytes, memory_bytes: int) -> WattfleetErro
 
 
 def main() -> None:
-    """Serve the coordinator that started this process."""
+    """Check the reference that the parent process sends, and report the result to it."""
     with parent_connection() as parent:
         for request in parent.requests():
             parent.answer(_answer(*request))

@@ -1,8 +1,8 @@
 """The signed metadata of references that the coordinator serves.
 
-The operator signs which keys are trusted (root) and which references there are (targets). The coordinator has a key of
-its own, and states with it what is newest (snapshot, timestamp). Its signature expires after a day, so that nobody can
-hold agents back with old metadata for longer.
+The operator signs which keys are trusted (root) and which references exist (targets). The coordinator signs with its
+own key which metadata is newest (snapshot, timestamp). Its signature expires after a day, so that nobody can keep
+agents on old metadata for longer.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ONLINE_KEY_FILE = "online.pem"
 SNAPSHOT_VALID_FOR = timedelta(days=7)
 TIMESTAMP_VALID_FOR = timedelta(days=1)
 RENEWAL_CHECK_S = 600.0
-"""Time between two checks whether the coordinator's own signatures have to be renewed."""
+"""Seconds between two checks whether the coordinator's own signatures have to be renewed."""
 
 _WARNED_AHEAD = timedelta(days=30)
 _KEPT_VERSIONS = 4
-"""Versions of targets and snapshot that are kept, for agents that have asked for the timestamp before."""
+"""The number of old versions of targets and snapshot to keep, for agents that have fetched an older timestamp."""
 
 _Role = TypeVar("_Role", Root, Targets, Snapshot, Timestamp)
 
@@ -62,7 +62,7 @@ class ReferenceMetadata:
     """
 
     def __init__(self, folder: Path, now: Callable[[], datetime] = utc_now) -> None:
-        """Open a folder; it and the key are created if they do not exist.
+        """Open a folder, and create it and the key if they do not exist.
 
         Raises:
             InvalidInputError: the folder cannot be used, or a file in it is damaged.
@@ -87,10 +87,10 @@ class ReferenceMetadata:
         return [] if self.targets is None else digests_named(list(self.targets.targets))
 
     def file(self, name: str) -> bytes:
-        """A file of the metadata.
+        """Read a file of the metadata.
 
         Raises:
-            UnknownRecordError: there is none of this name.
+            UnknownRecordError: there is no file of this name.
         """
         try:
             if is_metadata_name(name):
@@ -100,15 +100,15 @@ class ReferenceMetadata:
         raise UnknownRecordError(f"there is no signed metadata {name!r}")
 
     def publish(self, roots: Sequence[bytes], targets: bytes) -> None:
-        """Take metadata that the operator has signed, and state that it is the newest.
+        """Store metadata that the operator has signed, and sign that it is the newest.
 
         Args:
-            roots: versions of the root, in their order; known ones are skipped.
+            roots: versions of the root, in order; known ones are skipped.
             targets: the newest targets; empty leaves them as they are.
 
         Raises:
-            InvalidInputError: they are not signed with the trusted keys, are expired, older than those that are known,
-                or name another online key.
+            InvalidInputError: the files are not signed with the trusted keys, have expired, are older than the known
+                ones, or name another online key.
         """
         with self._lock:
             root, fresh_roots = self.root, []
@@ -117,14 +117,16 @@ class ReferenceMetadata:
                 if root is not None and found.version <= root.version:
                     if self.file(metadata_name("root", found.version)) != content:
                         raise InvalidInputError(
-                            f"another root of version {found.version} is served: use the operator's folder that it came"
-                            " from"
+                            f"a different root of version {found.version} is served: use the operator's folder from "
+                            "which it was published"
                         )
                     continue
                 root = next_root(root, content, found)
                 fresh_roots.append((root.version, content))
             if root is None:
-                raise InvalidInputError("there is no root yet: publish it with `wattfleet coordinator reference keys`")
+                raise InvalidInputError(
+                    "no root has been published yet: publish one with `wattfleet coordinator reference keys`"
+                )
             if fresh_roots and self._signer.public_key.keyid not in root.roles[Timestamp.type].keyids:
                 raise InvalidInputError(
                     "the root names another online key than this coordinator's: replace it with `wattfleet coordinator"
@@ -152,7 +154,7 @@ class ReferenceMetadata:
                 _log.error("the references' signed metadata cannot be renewed: %s", error)
 
     def renew(self) -> None:
-        """Sign the newest metadata again, if it has changed or the coordinator's signature expires soon.
+        """Sign the newest metadata again if it has changed or the coordinator's signature expires soon.
 
         Raises:
             InvalidInputError: the folder cannot be written.
@@ -171,7 +173,7 @@ class ReferenceMetadata:
             self._warn_of_expiry(self.root, self.targets)
 
     def _warn_of_expiry(self, *signed_by_operator: Root | Targets) -> None:
-        """Warn once a day of signatures that only the operator can renew."""
+        """Warn once a day about expiring signatures that only the operator can renew."""
         now = self._now()
         if self._warned_on == now.date():
             return
@@ -207,10 +209,10 @@ class ReferenceMetadata:
             self._remove_old()
 
     def _fresh_targets(self, root: Root, content: bytes) -> Targets | None:
-        """Targets that the operator has signed; None if they are the known ones.
+        """Verify targets that the operator has signed; None if they are the known ones.
 
         Raises:
-            InvalidInputError: they cannot be used.
+            InvalidInputError: the targets cannot be used.
         """
         targets = parsed(content, Targets)
         require_signed(root, content, Targets)
@@ -227,7 +229,7 @@ class ReferenceMetadata:
             if targets.version == self.targets.version:
                 if self.file(metadata_name("targets", targets.version)) != content:
                     raise InvalidInputError(
-                        f"other targets of version {targets.version} are served: use the operator's newest folder"
+                        f"different targets of version {targets.version} are served: use the operator's newest folder"
                     )
                 return None
         return targets
@@ -237,7 +239,7 @@ class ReferenceMetadata:
         return MetaFile(version, len(content), {"sha256": hashlib.sha256(content).hexdigest()})
 
     def _own_of(self, name: str | None, kind: type[_Role], root: Root) -> _Role | None:
-        """What this coordinator has signed; None where there is nothing that the root trusts."""
+        """Read metadata that this coordinator has signed; None if there is none that the root trusts."""
         try:
             content = self.file(name or "")
             signed = parsed(content, kind)
@@ -284,10 +286,10 @@ def _online_signer(path: Path) -> CryptoSigner:
 
 
 def _is_due(signed: Signed, now: datetime, valid_for: timedelta) -> bool:
-    """Whether half of the time has passed, or the date has gone back by more than that."""
+    """Whether half of the validity has passed, or the date has gone back by more than that."""
     return not valid_for / 2 <= signed.expires - now <= valid_for
 
 
 def _next_version(before: Signed | None, now: datetime) -> int:
-    """The seconds since 1970, so that versions go on after the folder was lost."""
+    """The next version number: the seconds since 1970, so that versions still increase after the folder was lost."""
     return max(int(now.timestamp()), 0 if before is None else before.version + 1)

@@ -1,4 +1,4 @@
-"""The reference predictors that the coordinator serves, and those that are in force."""
+"""The reference predictors that the coordinator serves, and which of them are in force."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES
 from wattfleet_proto.session_limits import MAX_REFERENCES_IN_FORCE
 
 MAX_REFERENCES = 32
-"""Limit of the references that are kept, since all are in memory."""
+"""The most references that are kept, because all are in memory."""
 
 _MIN_PREFIX = 6
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference predictor by name.
+    """A reference predictor with its name.
 
     Attributes:
         name: as requested.
@@ -36,12 +36,12 @@ class Reference:
 
     @property
     def digest(self) -> str:
-        """The digest that agents verify it with."""
+        """The digest with which agents verify it."""
         return self.artefact.digest
 
 
 def open_reference(name: str) -> Reference:
-    """A reference that ships with Wattfleet, by name, or one in a directory, by path.
+    """Open a reference that ships with Wattfleet, by name, or one in a directory, by path.
 
     Raises:
         InvalidInputError: neither exists, or agents would refuse it as too large.
@@ -55,10 +55,10 @@ def open_reference(name: str) -> Reference:
 
 
 def require_size(name: str, artefact: Artefact) -> None:
-    """Make sure that a reference is small enough to be sent.
+    """Check that a reference is small enough to be sent.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: it is too large.
     """
     for file, content, most in (
         (MANIFEST_FILE, artefact.manifest, MAX_MANIFEST_BYTES),
@@ -68,12 +68,13 @@ def require_size(name: str, artefact: Artefact) -> None:
             raise InvalidInputError(f"{name}: {file} has {len(content):,} bytes; the limit is {most:,}")
 
 
-class ReferenceShelf:
+class ServedReferences:
     """The reference predictors to serve: the one from `serve --reference`, and the published ones.
 
     Attributes:
         from_start: digest of the one from `serve --reference`.
-        pinned: digests of those in force instead, the first of them for agents that take one; empty for none.
+        pinned: digests of those in force instead, the first of them for agents that accept only one; empty if none is
+            pinned.
         artefacts: all of them, by digest.
     """
 
@@ -83,12 +84,12 @@ class ReferenceShelf:
         """Start from what a store holds.
 
         Args:
-            from_start: the one from `serve --reference`.
-            published: the ones published before.
-            pinned: digests of the pinned ones.
+            from_start: the reference from `serve --reference`.
+            published: the references published before.
+            pinned: digests of the pinned references.
 
         Raises:
-            CorruptReferenceError: a published one does not match its digest, or a pinned one is missing.
+            CorruptReferenceError: a published reference does not match its digest, or a pinned one is missing.
         """
         self.from_start = from_start.digest
         self.artefacts = {from_start.digest: from_start}
@@ -110,14 +111,14 @@ class ReferenceShelf:
 
     @property
     def in_force(self) -> tuple[str, ...]:
-        """The digests of those in force, the first of them for agents that take one."""
+        """The digests of the references in force, the first of them for agents that accept only one."""
         return self.pinned or (self.from_start,)
 
     def of_digest(self, digest: str) -> Artefact:
-        """The artefact with a digest.
+        """Get the artefact with a digest.
 
         Raises:
-            UnknownRecordError: there is none.
+            UnknownRecordError: no reference has this digest.
         """
         if digest not in self.artefacts:
             raise UnknownRecordError(f"unknown reference predictor {digest!r}")
@@ -130,7 +131,7 @@ class ReferenceShelf:
             The records to store; none if it is stored already.
 
         Raises:
-            QuotaExceededError: there are too many.
+            QuotaExceededError: too many references are kept.
         """
         self.require_room(artefact.digest)
         self.artefacts[artefact.digest] = artefact
@@ -139,14 +140,14 @@ class ReferenceShelf:
         return [PublishedReference(artefact.digest, artefact.manifest, artefact.weights)]
 
     def require_room(self, digest: str) -> None:
-        """Make sure that a reference is known, or that another one may be kept.
+        """Check that a reference is known, or that another one may be kept.
 
         Raises:
-            QuotaExceededError: there are too many.
+            QuotaExceededError: too many references are kept.
         """
         if digest not in self.artefacts and len(self.artefacts) >= MAX_REFERENCES:
             raise QuotaExceededError(
-                f"{MAX_REFERENCES} reference predictors are kept already: remove one with"
+                f"{MAX_REFERENCES} reference predictors are kept, which is the limit: remove one with"
                 " `wattfleet coordinator reference remove`"
             )
 
@@ -161,7 +162,7 @@ class ReferenceShelf:
 
         Raises:
             UnknownRecordError: no digest has this prefix.
-            InvalidInputError: several have it, it is too short, or the reference is in use.
+            InvalidInputError: several digests have this prefix, it is too short, or the reference is in use.
         """
         digest = self._completed(prefix)
         if digest in self.pinned:
@@ -175,26 +176,26 @@ class ReferenceShelf:
         return RemovedReference(digest)
 
     def stored(self, records: Sequence[PublishedReference | PinnedReferences]) -> None:
-        """Note that records are on disk."""
+        """Record that records are on disk."""
         self._stored |= {record.digest for record in records if isinstance(record, PublishedReference)}
 
     def pin(self, prefixes: Sequence[str]) -> list[PublishedReference | PinnedReferences]:
         """Put references in force.
 
         Args:
-            prefixes: their digests, or unique prefixes of them; none for the one from `serve --reference`.
+            prefixes: their digests, or unique prefixes of them; empty for the one from `serve --reference`.
 
         Returns:
             The records to store.
 
         Raises:
             UnknownRecordError: no digest has a prefix.
-            InvalidInputError: several have it, it is too short, or too many references are named.
+            InvalidInputError: several digests have this prefix, it is too short, or too many references are named.
         """
         if len(prefixes) > MAX_REFERENCES_IN_FORCE:
-            raise InvalidInputError(f"{len(prefixes)} references are too many: pin {MAX_REFERENCES_IN_FORCE} at most")
+            raise InvalidInputError(f"{len(prefixes)} references are too many: pin at most {MAX_REFERENCES_IN_FORCE}")
         digests = tuple(dict.fromkeys(self._completed(prefix) for prefix in prefixes))
-        # Also the one from `serve --reference`, which the next start may not name.
+        # Store the one from `serve --reference` as well, because the next start may not name it.
         stored = [record for digest in digests for record in self.publish(self.artefacts[digest])]
         self.pinned = digests
         return [*stored, PinnedReferences(digests)]
@@ -214,9 +215,9 @@ def check_published(artefact: Artefact) -> None:
     """Check a published reference predictor: its names, and that it works; this blocks for some seconds.
 
     Raises:
-        CorruptReferenceError: it cannot predict, or needs too much memory.
-        InvalidInputError: a name is too long, or it needs a package that is not installed.
-        UncheckedReferenceError: it could not be checked now.
+        CorruptReferenceError: the reference cannot predict, or needs too much memory.
+        InvalidInputError: a name is too long, or the reference needs a package that is not installed.
+        UncheckedReferenceError: the reference could not be checked now.
     """
     details = artefact.details
     for what, name in (

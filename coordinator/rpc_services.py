@@ -1,4 +1,4 @@
-"""The services of a coordinator, put together: what answers each RPC."""
+"""Assembles the servicers of a coordinator, which answer its RPCs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from wattfleet_proto.v1 import (
     view_pb2_grpc,
 )
 
-SERVICES = [  # with their methods, by which a test finds RPCs without a row in the table of roles
+SERVICES = [  # with their methods, so that a test finds RPCs that are missing in the table of roles
     service
     for module in (
         session_pb2,
@@ -63,10 +63,10 @@ class RpcServices:
 
     Attributes:
         sessions: the agents' sessions.
-        viewer: answers what the fleet holds.
-        operator: answers and changes what is planned and allowed.
-        identity: answers who is in the fleet, and what operators changed.
-        healthy: tells whether the coordinator serves.
+        viewer: answers queries about the fleet.
+        operator: answers queries and changes what is planned and allowed.
+        identity: manages invites and certificates, and lists what operators changed.
+        healthy: reports whether the coordinator serves.
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class RpcServices:
         """Build the servicers.
 
         Args:
-            preparation: the settings and what they name.
+            preparation: the settings, and the files that they name.
             serving: the fleet.
-            addresses: gives what enrolled machines are told; ports are known once the server has started.
+            addresses: returns the addresses that enrolled machines receive; ports are known once the server has
+                started.
         """
         settings, identities, repository = preparation.settings, preparation.identities, serving.repository
         leases, orders, references = serving.leases, serving.orders, serving.references

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BoundAddresses:
-    """The addresses that a coordinator listens on, with the ports it took."""
+    """The addresses that a coordinator listens on, with their actual ports."""
 
     address: str
     metrics_address: str
@@ -50,7 +50,7 @@ class BoundAddresses:
     page_address: str | None = None
 
     def announce(self, file: Path) -> None:
-        """Write them to a file as JSON, replacing it atomically."""
+        """Write the addresses to a file as JSON, replacing it atomically."""
         bound = {name: address for name, address in dataclasses.asdict(self).items() if address is not None}
         replace_file(file, json.dumps(bound).encode())
 
@@ -61,13 +61,13 @@ async def serve(
     """Serve until `stop` is set, or until SIGINT or SIGTERM if it is None.
 
     Args:
-        settings: how to serve.
+        settings: all settings.
         on_ready: called with the bound addresses once everything answers.
-        stop: ends the coordinator.
+        stop: stops the coordinator when set.
 
     Raises:
         InvalidInputError: an address is in use, or a setting, the store or the reference cannot be used.
-        StoreInUseError: another coordinator serves from the store, and this one is no standby.
+        StoreInUseError: another coordinator uses the store, and this one is not a standby.
         StoreUnavailableError: the store's database does not answer.
         NotOwnerError: another coordinator has taken the store over.
     """
@@ -83,7 +83,7 @@ async def serve(
         page = _serve_page(preparation, services, held)
         latencies = RpcLatencies(serving.figures)
         servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
-        # Before the writer is closed, so that the end of a session is still stored; after the sessions' end.
+        # After the sessions have ended, and before the writer is closed, so that their ends are still stored.
         held.push_async_callback(servers.stop, settings.server.stop_grace_s)
         held.push_async_callback(services.sessions.close)
         bound.update(await servers.start())
@@ -119,7 +119,7 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
 
 
 def _guard(preparation: Preparation, host: str) -> HttpAccess | None:
-    """Who may read what is served over HTTP: peers with a certificate, if other machines reach it."""
+    """The access control of an HTTP address: only peers with a certificate if other machines can reach it."""
     credentials, access = preparation.credentials, preparation.access
     if credentials is None or access is None or is_loopback(host):
         return None
@@ -136,7 +136,7 @@ def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExit
     address = page_address(settings)
     if address is None:
         return None
-    # Imported here, as a coordinator without a page does without.
+    # Imported here, because a coordinator without a page does not need it.
     from coordinator.page.queries import Queries
     from coordinator.page.server import PageServer
 
@@ -163,7 +163,7 @@ def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExit
 def _until_stopped(
     preparation: Preparation, serving: FleetInService, services: RpcServices, stop: asyncio.Event
 ) -> dict[str, Coroutine[Any, Any, object]]:
-    """What runs in the background; the coordinator stops as soon as the first of it ends."""
+    """The background tasks by name; the coordinator stops as soon as the first of them ends."""
     settings = preparation.settings
     works: dict[str, Coroutine[Any, Any, object]] = {
         "stop": stop.wait(),

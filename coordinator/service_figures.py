@@ -1,4 +1,4 @@
-"""How the coordinator itself does: the latencies of its RPCs, its store and its plans, and whether storing fails."""
+"""Measurements of the coordinator itself: latencies of RPCs, store and plans, and whether storing fails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from coordinator.histograms import LATENCY_LIMITS_S, Histogram
 
 
 class ServiceFigures:
-    """Figures of one coordinator since its start, for its metrics.
+    """Measurements of one coordinator since its start, for its metrics.
 
     Attributes:
-        rpc_s: seconds of each answered RPC, by the method's name.
+        rpc_s: seconds of each answered RPC, by method name.
         store_s: seconds of the transactions that write.
         plan_s: seconds of the computation of plans.
         store_failures: transactions that failed.
@@ -21,7 +21,7 @@ class ServiceFigures:
     """
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without any measurement."""
         self.rpc_s: dict[str, Histogram] = {}
         self.store_s = Histogram(LATENCY_LIMITS_S)
         self.plan_s = Histogram(LATENCY_LIMITS_S)
@@ -29,18 +29,18 @@ class ServiceFigures:
         self.is_store_failing = False
 
     def stored(self, failed: bool) -> None:
-        """Note the outcome of a transaction."""
+        """Record the outcome of a transaction."""
         self.is_store_failing = failed
         self.store_failures += failed
 
     def rpc(self, method: str) -> Histogram:
-        """The seconds of one method, of a service that exists: each name is a time series in Prometheus."""
+        """The histogram of one method; it must exist in a service, because each name is a time series in Prometheus."""
         return self.rpc_s.setdefault(method, Histogram(LATENCY_LIMITS_S))
 
 
 @contextmanager
 def timed(histogram: Histogram) -> Iterator[None]:
-    """Count the seconds that the block takes, even if it fails."""
+    """Measure the seconds that the block takes, even if it fails."""
     began_s = time.monotonic()
     try:
         yield

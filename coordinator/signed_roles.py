@@ -18,7 +18,7 @@ Role = TypeVar("Role", Root, Targets, Snapshot, Timestamp)
 
 
 def signed_bytes(content: Role, signers: Sequence[CryptoSigner]) -> bytes:
-    """Metadata as the bytes of its file, signed with keys."""
+    """Sign metadata with keys, and return the bytes of its file."""
     metadata = Metadata(content)
     for signer in signers:
         metadata.sign(signer, append=True)
@@ -31,16 +31,16 @@ def expiry(now: datetime, valid_for: timedelta) -> datetime:
 
 
 def next_root(before: Root | None, content: bytes, root: Root) -> Root:
-    """A root that follows on another one.
+    """Parse the root that follows another one.
 
     Raises:
-        InvalidInputError: it does not, or lacks signatures.
+        InvalidInputError: it is not the next version, or lacks signatures.
     """
     expected = 1 if before is None else before.version + 1
     if root.version != expected:
         raise InvalidInputError(f"the root has version {root.version}, but version {expected} comes next: publish all")
     if root.version > MAX_ROOTS:
-        raise InvalidInputError(f"agents follow {MAX_ROOTS} versions of a root at most: begin with new keys")
+        raise InvalidInputError(f"agents follow at most {MAX_ROOTS} versions of a root: start again with new keys")
     if before is not None:
         require_signed(before, content, Root)
     require_signed(root, content, Root)
@@ -48,10 +48,10 @@ def next_root(before: Root | None, content: bytes, root: Root) -> Root:
 
 
 def require_signed(by: Root, content: bytes, kind: type[Role]) -> None:
-    """Make sure that metadata which was parsed is signed with enough of the keys that a root trusts.
+    """Check that parsed metadata is signed with enough of the keys that a root trusts.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: signatures are missing.
     """
     metadata = Metadata[Role].from_bytes(content)
     try:
@@ -61,7 +61,7 @@ def require_signed(by: Root, content: bytes, kind: type[Role]) -> None:
 
 
 def parsed(content: bytes, kind: type[Role]) -> Role:
-    """The contents of a file of metadata, whose signatures are not checked.
+    """Parse a file of metadata without checking its signatures.
 
     Raises:
         InvalidInputError: it is too large, damaged or of another kind.
@@ -75,5 +75,5 @@ def parsed(content: bytes, kind: type[Role]) -> Role:
     except (RepositoryError, RecursionError):
         raise InvalidInputError(f"the signed {kind.type} is damaged") from None
     if not isinstance(signed, kind):
-        raise InvalidInputError(f"the signed {kind.type} is of another kind")
+        raise InvalidInputError(f"the signed {kind.type} has another type")
     return signed

@@ -1,6 +1,6 @@
 """The operator's folder: the keys that sign references, and the metadata that was signed with them.
 
-It is not needed on the coordinator's machine. Root keys say which keys are trusted; the targets key signs references.
+It is not needed on the coordinator's machine. Root keys sign which keys are trusted; the targets key signs references.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SigningFolder:
     """An operator's folder.
 
     Attributes:
-        folder: where it is.
+        folder: its path.
         signers: the private keys, by their id.
         root: the newest root.
         targets: the signed references.
     """
 
     def __init__(self, folder: Path, further_keys: Sequence[Path] = (), now: Callable[[], datetime] = utc_now) -> None:
-        """Open a folder that `create` has made.
+        """Open a folder from `create`.
 
         Args:
             folder: the folder.
@@ -47,7 +47,7 @@ class SigningFolder:
             now: the date and time.
 
         Raises:
-            InvalidInputError: it is none, or a file in it cannot be used.
+            InvalidInputError: the folder holds no keys, or a file in it cannot be used.
         """
         self.folder = folder
         self._now = now
@@ -71,7 +71,7 @@ class SigningFolder:
             folder: a folder that does not exist, or is empty.
             online_key: the coordinator's public key.
             root_keys: number of root keys.
-            threshold: number of root keys that have to sign together.
+            threshold: number of root keys whose signatures are needed together.
             now: the date and time.
 
         Raises:
@@ -79,8 +79,8 @@ class SigningFolder:
         """
         if not 1 <= threshold < root_keys:
             raise InvalidInputError(
-                f"with {root_keys} root keys, of which {threshold} sign together, a lost one could not be replaced:"
-                " give --root-keys at least one more than --threshold, which is at least 1"
+                f"with {root_keys} root keys, of which {threshold} must sign together, a lost key could not be "
+                "replaced: choose --threshold of 1 or more, and --root-keys of at least one more"
             )
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,13 +99,13 @@ class SigningFolder:
             root.add_key(online_key, role)
         targets = Targets(version=1, expires=expiry(now(), TARGETS_VALID_FOR))
         _write(folder / TARGETS_FILE, signed_bytes(targets, [targets_signer]))
-        # Last, since it makes the folder one that can be opened.
+        # Written last, because the folder can be opened once this file exists.
         _write(folder / _FIRST_ROOT, signed_bytes(root, root_signers))
         return cls(folder, now=now)
 
     @property
     def roots(self) -> list[bytes]:
-        """The files of all versions of the root, in their order."""
+        """The contents of all root files, in order of version."""
         return [_content(self.folder / metadata_name("root", k)) for k in range(1, 1 + self.root.version)]
 
     @property
@@ -115,7 +115,7 @@ class SigningFolder:
 
     @property
     def newest_root_file(self) -> Path:
-        """The file that agents are to trust."""
+        """The root file that agents have to trust."""
         return self.folder / metadata_name("root", self.root.version)
 
     @property
@@ -124,19 +124,19 @@ class SigningFolder:
         return digests_named(list(self.targets.targets))
 
     def keys_of(self, role: str) -> list[tuple[str, bool]]:
-        """The ids of a role's keys, in order, and whether the private key is here."""
+        """The ids of a role's keys, in order, each with whether its private key is available."""
         return [(keyid, keyid in self.signers) for keyid in sorted(self.root.roles[role].keyids)]
 
     def sign(self, artefacts: Sequence[Artefact], revoked: Sequence[str] = (), days: float | None = None) -> None:
-        """Sign references besides those that are signed already; without any, only the expiry is renewed.
+        """Sign references in addition to those signed already; without any, only the expiry is renewed.
 
         Args:
             artefacts: the references.
-            revoked: digests, or unique prefixes, of signed references that agents are to use no more.
-            days: for how long the signature is valid; None for a year.
+            revoked: digests, or unique prefixes, of signed references that agents must no longer use.
+            days: how long the signature is valid; None for a year.
 
         Raises:
-            InvalidInputError: the targets key is not here, a digest is unknown, or the file cannot be written.
+            InvalidInputError: the targets key is not available, a digest is unknown, or the file cannot be written.
         """
         for digest in [self._signed_digest(prefix) for prefix in revoked]:
             for name in target_names(digest):
@@ -153,23 +153,23 @@ class SigningFolder:
 
         Args:
             replaced: `targets`, or the first digits of a root key's id, whose private key may be lost.
-            online_key: the coordinator's public key that replaces the present one.
-            days: for how long the root is valid; None for three years.
+            online_key: the coordinator's public key that replaces the current one.
+            days: how long the root is valid; None for three years.
 
         Returns:
-            The files of the keys that are not trusted any more, as far as they are here.
+            The existing files of the keys that are no longer trusted.
 
         Raises:
-            InvalidInputError: too few root keys are here, a key is unknown, or a file cannot be written.
+            InvalidInputError: too few root keys are available, a key is unknown, or a file cannot be written.
         """
         before = self.root
         require_enough = before.roles[Root.type].threshold
         present = [self.signers[keyid] for keyid, is_here in self.keys_of(Root.type) if is_here]
         if len(present) < require_enough:
             raise InvalidInputError(
-                f"{require_enough} of the {len(before.roles[Root.type].keyids)} root keys have to sign;"
-                f" {len(present)} here: name further ones with --key. If they are lost, begin with new keys, and"
-                " let every device trust the new root (docs/references.md)"
+                f"{require_enough} of the {len(before.roles[Root.type].keyids)} root keys have to sign "
+                f"({len(present)} available): name further ones with --key. If they are lost, start again with new "
+                "keys, and let every device trust the new root (docs/references.md)"
             )
         roles = [(Targets.type, keyid) for keyid, _ in self.keys_of(Targets.type) if "targets" in replaced]
         roles += [(Root.type, self._root_key(prefix)) for prefix in replaced if prefix != "targets"]
@@ -199,7 +199,7 @@ class SigningFolder:
         signers = [self.signers[keyid] for keyid, is_here in self.keys_of(Targets.type) if is_here]
         if not signers:
             raise InvalidInputError(
-                f"{self.folder}: the private key of the references is not here: name it with --key, or replace it with"
+                f"{self.folder}: the private key of the references is missing: name it with --key, or replace it with"
                 " `wattfleet coordinator reference keys rotate --replace targets`"
             )
         self.targets.version += 1
@@ -215,7 +215,7 @@ class SigningFolder:
     def _verified_root(self) -> Root:
         if not (self.folder / _FIRST_ROOT).is_file():
             raise InvalidInputError(
-                f"{self.folder}: holds no keys of references: create them with `wattfleet coordinator reference keys"
+                f"{self.folder}: has no keys of references: create them with `wattfleet coordinator reference keys"
                 " init`"
             )
         root: Root | None = None
@@ -242,7 +242,7 @@ class SigningFolder:
         return targets
 
     def _is_of_an_earlier_root(self, content: bytes) -> bool:
-        """Whether a rotation was cut off before the references were signed with the new key."""
+        """Whether a rotation was interrupted before the references were signed with the new key."""
         if self.root.version == 1:
             return False
         require_signed(parsed(self.roots[-2], Root), content, Targets)
@@ -253,7 +253,7 @@ def _only(prefix: str, known: Sequence[str], what: str) -> str:
     matching = [each for each in known if each.startswith(prefix.lower())]
     if len(matching) != 1 or len(prefix) < 6:
         raise InvalidInputError(
-            f"{prefix!r} is not the begin of exactly one id of {what}: give 6 digits or more of {', '.join(known)}"
+            f"{prefix!r} does not match exactly one id of {what}: give 6 digits or more of {', '.join(known)}"
         )
     return matching[0]
 

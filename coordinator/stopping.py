@@ -14,24 +14,24 @@ _log = logging.getLogger(__name__)
 
 _EXIT_FAILED = 1
 _LOGS_FOR_S = 0.5
-"""How long the log may take: whoever reads it may have stopped reading."""
+"""The most seconds to wait for the log, whose reader may have stopped reading."""
 
 
 def stop_on_signals(stop: asyncio.Event, limit_s: float) -> None:
-    """Set `stop` on a signal; if the process has not ended `limit_s` later, end it.
+    """Set `stop` on a signal, and terminate the process if it has not ended `limit_s` later.
 
-    Threads cannot be cancelled: without the limit, one that hangs in a query of the store or in a plan would keep the
-    process alive. Ending it then loses nothing that was acknowledged, as after a power cut.
+    Threads cannot be cancelled: without the limit, a thread that hangs in a query of the store or in a plan would keep
+    the process alive. As with a power cut, terminating it loses nothing that was acknowledged.
 
     Args:
-        stop: ends the coordinator; an event of the running loop.
-        limit_s: time from the first signal to the end of the process.
+        stop: stops the coordinator when set; an event of the running loop.
+        limit_s: seconds from the first signal to the end of the process.
     """
     loop = asyncio.get_running_loop()
     limit = threading.Timer(limit_s, _end, (limit_s,))
     limit.daemon = True
 
-    # Not `loop.add_signal_handler`: the time counts even if the loop is blocked.
+    # Not `loop.add_signal_handler`, because the limit must hold even if the loop is blocked.
     def handle(number: int, frame: FrameType | None) -> None:
         if limit.ident is None:
             limit.start()
@@ -52,7 +52,7 @@ def _end(limit_s: float) -> None:
 def _log_end(limit_s: float) -> None:
     busy = sorted({thread.name for thread in threading.enumerate() if not thread.daemon})
     _log.error(
-        "the coordinator did not stop within %g s: it ends now (threads: %s); acknowledged data is on disk",
+        "the coordinator did not stop within %g s and is terminated now (threads: %s); acknowledged data is on disk",
         limit_s,
         ", ".join(busy),
     )

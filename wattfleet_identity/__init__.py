@@ -1,1 +1,1 @@
-"""Who is who in a fleet: ids, certificates, the authority that issues them, and the channels that use them."""
+"""Identities in a fleet: ids, certificates, the authority that issues them, and the channels that use them."""

@@ -35,7 +35,7 @@ DEVICE_NAME = "device.wattfleet"
 
 LIFETIME = timedelta(days=3650)
 VALID_FROM = datetime(2020, 1, 1, tzinfo=timezone.utc)
-"""From when certificates are valid: a board without a battery-backed clock starts in the past."""
+"""The start of every certificate's validity; a board without a battery-backed clock starts in the past."""
 
 _SCHEME = "spiffe://"
 
@@ -48,12 +48,14 @@ class CertificateAuthority:
         certificate_pem: the certificate.
 
     Raises:
-        InvalidInputError: they do not belong together, or the certificate names no fleet.
+        InvalidInputError: key and certificate do not belong together, or the certificate does not name a fleet.
     """
 
     def __init__(self, key_pem: bytes, certificate_pem: bytes) -> None:
         if not matches(key_pem, certificate_pem):
-            raise InvalidInputError("the authority's key is not that of its certificate: restore both from one backup")
+            raise InvalidInputError(
+                "the authority's key does not belong to its certificate: restore both from one backup"
+            )
         self.key_pem = key_pem
         self.certificate_pem = certificate_pem
         self._key = read_key(key_pem)
@@ -62,15 +64,15 @@ class CertificateAuthority:
 
     @classmethod
     def create(cls, fleet: str, now: datetime) -> CertificateAuthority:
-        """Make an authority with a new key.
+        """Create an authority with a new key.
 
         Args:
-            fleet: the fleet's name, which every id begins with.
-            now: the time, from which it is valid for `LIFETIME`.
+            fleet: the fleet's name, with which every id begins.
+            now: the time; the authority is valid for `LIFETIME` from then.
         """
         key_pem = new_key()
         key = read_key(key_pem)
-        name = common_name(f"Wattfleet {fleet} {secrets.token_hex(4)}")  # two authorities of one fleet differ
+        name = common_name(f"Wattfleet {fleet} {secrets.token_hex(4)}")  # distinguishes two authorities of one fleet
         certificate = (
             _builder(name, name, key.public_key(), now + LIFETIME)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -88,11 +90,11 @@ class CertificateAuthority:
 
     @property
     def not_after(self) -> datetime:
-        """The end of its certificate's life; no certificate that it issues is valid for longer."""
+        """The end of its certificate's validity; no certificate that it issues is valid for longer."""
         return self._certificate.not_valid_after_utc
 
     def has_issued(self, certificate_pem: bytes) -> bool:
-        """Whether it has signed a certificate."""
+        """Whether this authority signed a certificate."""
         try:
             read_certificate(certificate_pem).verify_directly_issued_by(self._certificate)
         except (ValueError, TypeError, InvalidSignature):
@@ -100,19 +102,21 @@ class CertificateAuthority:
         return True
 
     def issue(self, request_pem: bytes, peer: Peer, lifetime: timedelta, now: datetime) -> bytes:
-        """Issue a client's certificate (PEM). A device's may serve as well: the agent has metrics of its own.
+        """Issue a client's certificate (PEM).
+
+        A device's certificate is also valid for a server, because the agent serves metrics.
 
         Args:
-            request_pem: the certificate request, of which only the key counts.
+            request_pem: the certificate request; only its key is used.
             peer: the owner.
-            lifetime: how long the certificate is valid from now on.
+            lifetime: how long the certificate is valid from `now`.
             now: the time.
 
         Raises:
-            InvalidInputError: the request cannot be used, or the owner is of another fleet.
+            InvalidInputError: the request cannot be used, or the owner belongs to another fleet.
         """
         if peer.fleet != self.fleet:
-            raise InvalidInputError(f"{peer} is of the fleet {peer.fleet!r}, not of {self.fleet!r}")
+            raise InvalidInputError(f"{peer} belongs to the fleet {peer.fleet!r}, not to {self.fleet!r}")
         usages, hosts = [ExtendedKeyUsageOID.CLIENT_AUTH], []
         if peer.role is Role.DEVICE:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
@@ -126,27 +130,27 @@ class CertificateAuthority:
         Args:
             key_pem: its private key.
             hosts: names and IP addresses of the machine, for clients that check them, such as Prometheus.
-            lifetime: how long the certificate is valid from now on.
+            lifetime: how long the certificate is valid from `now`.
             now: the time.
 
         Raises:
-            InvalidInputError: a host is no DNS name and no IP address.
+            InvalidInputError: a host is neither a DNS name nor an IP address.
         """
         names = _names(f"{_SCHEME}{self.fleet}/coordinator", [SERVER_NAME, *hosts])
         server = ExtendedKeyUsageOID.SERVER_AUTH
         return self._issue(read_key(key_pem).public_key(), SERVER_NAME, names, [server], lifetime, now)
 
     def issue_superlink(self, request_pem: bytes, hosts: Sequence[str], lifetime: timedelta, now: datetime) -> bytes:
-        """Issue the certificate of Flower's SuperLink (PEM). It never has the coordinator's name, or the devices'.
+        """Issue the certificate of Flower's SuperLink (PEM). It never has the coordinator's or the devices' name.
 
         Args:
-            request_pem: the certificate request, of which only the key counts.
-            hosts: names and IP addresses under which SuperNodes and users reach it.
-            lifetime: how long the certificate is valid from now on.
+            request_pem: the certificate request; only its key is used.
+            hosts: names and IP addresses at which SuperNodes and users reach the SuperLink.
+            lifetime: how long the certificate is valid from `now`.
             now: the time.
 
         Raises:
-            InvalidInputError: the request cannot be used, or a host is no DNS name and no IP address.
+            InvalidInputError: the request cannot be used, or a host is neither a DNS name nor an IP address.
         """
         for name, owner in ((SERVER_NAME, "the coordinator's own name"), (DEVICE_NAME, "the name of devices")):
             if name in hosts:
@@ -208,7 +212,7 @@ def _names(uri: str, hosts: Sequence[str] = ()) -> x509.SubjectAlternativeName:
             try:
                 names.append(x509.DNSName(host))
             except ValueError:
-                raise InvalidInputError(f"{host!r} is no DNS name and no IP address") from None
+                raise InvalidInputError(f"{host!r} is neither a DNS name nor an IP address") from None
     return x509.SubjectAlternativeName(names)
 
 
@@ -217,6 +221,6 @@ def _fleet_of(certificate_pem: bytes) -> str:
     fleet = uri.removeprefix(_SCHEME)
     if fleet == uri or not fleet or "/" in fleet:
         raise InvalidInputError(
-            "the authority's certificate names no fleet: make one with `wattfleet coordinator init`"
+            "the authority's certificate does not name a fleet: create an authority with `wattfleet coordinator init`"
         )
     return fleet

@@ -1,4 +1,4 @@
-"""An identity as the one file that browsers import: PKCS #12, with the key, the certificate and its authorities."""
+"""Converts an identity to a file for browsers: PKCS #12 with the key, the certificate and its authorities."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wattfleet_identity.identity_folder import Identity
 
 
 def browser_bundle(identity: Identity, password: str) -> bytes:
-    """Put an identity into one file.
+    """Convert an identity to one file.
 
     Args:
-        identity: of a viewer or an operator.
-        password: encrypts the key; a browser asks for it at the import.
+        identity: the identity of a viewer or an operator.
+        password: encrypts the key; a browser prompts for it at the import.
 
     Returns:
         The file's content, in DER.
@@ -27,8 +27,8 @@ def browser_bundle(identity: Identity, password: str) -> bytes:
     peer = identity.peer
     if peer.role not in VIEWING:
         raise InvalidInputError(
-            f"the page is for viewers and operators, and this is the identity of {peer}: name another folder with"
-            " --identity, or enrol with an invite of `wattfleet coordinator invite --role viewer`"
+            f"the page is only for viewers and operators, but this is the identity of {peer}: name another folder with"
+            " --identity, or enrol with an invite from `wattfleet coordinator invite --role viewer`"
         )
     return pkcs12.serialize_key_and_certificates(
         f"Wattfleet {peer}".encode(),

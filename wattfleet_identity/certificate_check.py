@@ -1,4 +1,4 @@
-"""Whether a peer's certificate is valid for a fleet, and for how long it stays so."""
+"""Checks whether a peer's certificate is valid for a fleet, also during long calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from wattfleet_io.clock import utc_now
 
 
 class InvalidCertificateError(WattfleetError):
-    """The caller's certificate has expired, was revoked or is of another fleet: enrol again."""
+    """The caller's certificate has expired, was revoked, or belongs to another fleet: enrol again."""
 
 
 class CertificateCheck:
-    """Checks the certificates of peers, whose signatures TLS has checked already."""
+    """Checks the certificates of peers; TLS has checked their signatures already."""
 
     def __init__(
         self,
@@ -27,35 +27,36 @@ class CertificateCheck:
 
         Args:
             fleet: the fleet that certificates must name.
-            is_revoked: whether a certificate was revoked, by its serial number.
-            now: the time.
+            is_revoked: returns whether the certificate with a serial number was revoked.
+            now: returns the time.
         """
         self._fleet = fleet
         self._is_revoked = is_revoked
         self._now = now
 
     def require_valid(self, certificate: Certificate) -> None:
-        """Make sure that a certificate is of this fleet, has not expired and was not revoked.
+        """Check that a certificate belongs to this fleet, has not expired and was not revoked.
 
         Raises:
-            InvalidCertificateError: it is not valid; the text names the remedy.
-            UnknownPeerError: it names no peer.
+            InvalidCertificateError: the certificate is not valid; the message states the remedy.
+            UnknownPeerError: the certificate does not name a peer.
         """
         peer = certificate.peer
         if peer.fleet != self._fleet:
             raise InvalidCertificateError(
-                f"the certificate is of the fleet {peer.fleet!r}, and this is {self._fleet!r}: enrol with this"
+                f"the certificate belongs to the fleet {peer.fleet!r}, but this fleet is {self._fleet!r}: enrol with "
+                "this"
                 " coordinator"
             )
         self.require_still_valid(certificate)
 
     def require_still_valid(self, certificate: Certificate) -> None:
-        """Make sure that a certificate, which was valid, has not expired or been revoked since.
+        """Check that a certificate that was valid has not expired or been revoked since.
 
-        This is checked for every lasting call each second, so it must not take the certificate's name apart.
+        This is checked for every long call each second, so it must not parse the certificate's name.
 
         Raises:
-            InvalidCertificateError: it is no longer valid; the text names the remedy.
+            InvalidCertificateError: the certificate is no longer valid; the message states the remedy.
         """
         if certificate.not_after <= self._now():
             expired = f"expired on {certificate.not_after:%Y-%m-%d %H:%M} UTC"

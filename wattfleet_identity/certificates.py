@@ -21,13 +21,13 @@ _LONGEST_COMMON_NAME = 64  # the limit of X.509
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a certificate says.
+    """The contents of a certificate.
 
     Args:
-        serial: its number, hexadecimal.
-        not_before: valid from this moment.
-        not_after: valid until this moment.
-        uri: the SPIFFE id of its owner; empty without one, or with several names of this kind.
+        serial: its serial number, hexadecimal.
+        not_before: the start of its validity.
+        not_after: the end of its validity.
+        uri: the SPIFFE id of its owner; empty if it has none or several.
         hosts: DNS names and IP addresses of a server.
     """
 
@@ -42,7 +42,7 @@ class Certificate:
         """Read the first certificate of a PEM file.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: the file has no certificate.
         """
         certificate = read_certificate(pem)
         uris = _names_of(certificate, x509.UniformResourceIdentifier)
@@ -59,17 +59,17 @@ class Certificate:
         """Its owner.
 
         Raises:
-            UnknownPeerError: it names no peer.
+            UnknownPeerError: the certificate does not name a peer.
         """
         if not self.uri:
-            raise UnknownPeerError("the certificate has no SPIFFE id, or several URIs: issue another one")
+            raise UnknownPeerError("the certificate has no SPIFFE id, or several URIs: issue another certificate")
         return Peer.from_uri(self.uri)
 
     def renew_at(self, issued_at: datetime) -> datetime:
-        """The moment at which two thirds of its life are over.
+        """The moment at which two thirds of its lifetime have passed.
 
         Args:
-            issued_at: when it was issued; certificates are valid from long before, for boards without a clock.
+            issued_at: when it was issued; its validity starts long before, for boards without a clock.
         """
         return issued_at + (self.not_after - issued_at) * 2 / 3
 
@@ -79,7 +79,7 @@ class Certificate:
 
 
 def new_key() -> bytes:
-    """Make a private key; returns it as unencrypted PEM (PKCS #8)."""
+    """Create a private key, and return it as unencrypted PEM (PKCS #8)."""
     return ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -89,19 +89,19 @@ def read_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
     """Read a private key.
 
     Raises:
-        InvalidInputError: it is no unencrypted ECDSA key on the curve P-256.
+        InvalidInputError: it is not an unencrypted ECDSA key on the curve P-256.
     """
     try:
         key = serialization.load_pem_private_key(key_pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InvalidInputError("the key is no unencrypted PEM file with an ECDSA P-256 key: make a new one")
+        raise InvalidInputError("the key is not an unencrypted PEM file with an ECDSA P-256 key: create a new one")
     return key
 
 
 def request_certificate(key_pem: bytes) -> bytes:
-    """A certificate request (PEM) that proves possession of a key; whoever issues the certificate sets the name.
+    """Create a certificate request (PEM) that proves possession of a key; the issuer sets the name.
 
     Raises:
         InvalidInputError: the key cannot be used.
@@ -111,10 +111,10 @@ def request_certificate(key_pem: bytes) -> bytes:
 
 
 def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """The public key of a certificate request, whose signature was checked.
+    """Read the public key of a certificate request, after checking its signature.
 
     Raises:
-        InvalidInputError: it is no request, its signature is wrong, or its key is no ECDSA P-256 key.
+        InvalidInputError: the text is not a request, its signature is wrong, or its key is not an ECDSA P-256 key.
     """
     try:
         if len(request_pem) > _LARGEST_PEM:
@@ -127,7 +127,9 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
     if not is_signed:
         raise InvalidInputError("the certificate request's signature is wrong: sign it with the requested key")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InvalidInputError("the certificate request has no ECDSA P-256 key, which gRPC's TLS needs: make one")
+        raise InvalidInputError(
+            "the certificate request does not have an ECDSA P-256 key, which gRPC's TLS needs: create such a key"
+        )
     return key
 
 
@@ -135,7 +137,7 @@ def read_certificate(pem: bytes) -> x509.Certificate:
     """Read the first certificate of a PEM file.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: the file has no certificate.
     """
     return read_certificates(pem)[0]
 
@@ -144,7 +146,7 @@ def read_certificates(pem: bytes) -> list[x509.Certificate]:
     """Read all certificates of a PEM file, one or more.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: the file has no certificate.
     """
     try:
         if len(pem) > _LARGEST_PEM:
@@ -158,7 +160,7 @@ def may_serve(certificate_pem: bytes) -> bool:
     """Whether clients accept a certificate (PEM) as a server's.
 
     Raises:
-        InvalidInputError: it is unreadable.
+        InvalidInputError: the certificate is unreadable.
     """
     try:
         usage = read_certificate(certificate_pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -168,7 +170,7 @@ def may_serve(certificate_pem: bytes) -> bool:
 
 
 def to_pem(*certificates: x509.Certificate) -> bytes:
-    """Write certificates to PEM."""
+    """Encode certificates as PEM."""
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
@@ -178,15 +180,15 @@ def fingerprint(certificate: x509.Certificate) -> bytes:
 
 
 def common_name(text: str) -> x509.Name:
-    """A subject that people read; programs read the SPIFFE id."""
+    """A subject name for people; programs read the SPIFFE id."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_LONGEST_COMMON_NAME])])
 
 
 def matches(key_pem: bytes, certificate_pem: bytes) -> bool:
-    """Whether a key is that of a certificate.
+    """Whether a key belongs to a certificate.
 
     Raises:
-        InvalidInputError: one of them is unreadable.
+        InvalidInputError: the key or the certificate is unreadable.
     """
     return read_key(key_pem).public_key() == read_certificate(certificate_pem).public_key()
 
@@ -194,7 +196,7 @@ def matches(key_pem: bytes, certificate_pem: bytes) -> bool:
 def _names_of(
     certificate: x509.Certificate, kind: type[x509.DNSName | x509.IPAddress | x509.UniformResourceIdentifier]
 ) -> list[Any]:
-    """The alternative names of one kind."""
+    """The subject alternative names of one type."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):

@@ -16,22 +16,23 @@ from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 Options = Sequence[tuple[str, Any]]
 
 _CONNECTING: Options = (
-    # The time of one attempt to connect. gRPC's 20 s are too short for TCP, TLS and HTTP/2 over a link with a latency
-    # of 5 s in each direction: three round trips.
+    # The timeout of one attempt to connect. gRPC's 20 s are too short for the three round trips of TCP, TLS and HTTP/2
+    # over a link with a latency of 5 s in each direction.
     ("grpc.min_reconnect_backoff_ms", 45_000),
 )
 
 _CLIENT_OPTIONS: Options = (
     *_CONNECTING,
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    # gRPC's own reconnect backoff grows to two minutes, in which a client would miss a coordinator that is back.
+    # gRPC's own reconnect backoff grows to two minutes, during which a client would not notice that the coordinator is
+    # back.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Without pings, a channel goes on with a connection that a firewall has forgotten, for a quarter of an hour. The
+    # Without pings, a channel would use a connection that a firewall has forgotten for another quarter of an hour. The
     # answer to a ping takes 10 s over the slow link above.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # gRPC pings to measure the bandwidth, too. While such a ping is lost, it sends no other.
+    # gRPC also pings to measure the bandwidth. If such a ping is lost, it sends no other.
     ("grpc.http2.ping_timeout_ms", 30_000),
 )
 
@@ -43,7 +44,7 @@ def open_channel(address: str, identity: Identity | None) -> grpc.Channel:
 
     Args:
         address: the coordinator's host:port.
-        identity: proves who calls; None for plaintext.
+        identity: the client's identity; None for plaintext.
     """
     if identity is None:
         return grpc.insecure_channel(address, options=_CLIENT_OPTIONS)
@@ -56,7 +57,7 @@ def open_async_channel(address: str, identity: Identity | None, options: Options
 
     Args:
         address: the coordinator's host:port.
-        identity: proves who calls; None for plaintext.
+        identity: the client's identity; None for plaintext.
         options: gRPC's options.
     """
     options = [*_CONNECTING, *options]
@@ -70,7 +71,7 @@ def open_enrolment_channel(address: str, trusted_pem: bytes, server_name: str) -
 
     Args:
         address: the coordinator's host:port for enrolment.
-        trusted_pem: the certificates that the server's must come from.
+        trusted_pem: certificates of the authorities that the server's certificate must come from.
         server_name: the DNS name that the server's certificate must have.
     """
     credentials = grpc.ssl_channel_credentials(trusted_pem)
@@ -78,31 +79,31 @@ def open_enrolment_channel(address: str, trusted_pem: bytes, server_name: str) -
 
 
 def require_protected(address: str, identity: Identity | None, is_insecure: bool) -> bool:
-    """Make sure that plaintext leaves this machine only where that was asked for.
+    """Check that plaintext leaves this machine only if the user permits it.
 
     Args:
-        address: host:port to listen on or to connect to; a unix socket leaves no machine.
-        identity: what the channel is protected with, or None.
+        address: host:port to listen on or to connect to; a unix socket never leaves the machine.
+        identity: the identity that protects the channel, or None.
         is_insecure: whether `--insecure` was given.
 
     Returns:
-        Whether to warn: plaintext leaves this machine.
+        Whether to warn, because plaintext leaves this machine.
 
     Raises:
-        InvalidInputError: it would leave this machine, and was not asked for.
+        InvalidInputError: plaintext would leave this machine, and `--insecure` was not given.
     """
     if identity is not None or address.startswith("unix:") or is_loopback(split_address(address)[0]):
         return False
     if not is_insecure:
         raise InvalidInputError(
-            f"{address} is another machine's address, and there is no certificate to protect the connection: enrol this"
-            " machine with the line of `wattfleet coordinator invite`, or pass --insecure for plaintext"
+            f"{address} is another machine's address, and there is no certificate to protect the connection: enrol "
+            "this machine with an invite from `wattfleet coordinator invite`, or pass --insecure for plaintext"
         )
     return True
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine under its own address."""
+    """Whether a host is a loopback address of this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -22,7 +22,9 @@ def join(
         typer.Option(envvar=IDENTITY_VARIABLE, help="Store the key and the certificate in this folder."),
     ] = USER_FOLDER,
 ) -> None:
-    """Enrol this user with a coordinator, with the line of `wattfleet coordinator invite` from standard input.
+    """Enrol this user with a coordinator.
+
+    Reads the invite, the line that `wattfleet coordinator invite` prints, from standard input.
 
     On a device, use `wattfleet agent join`.
     """

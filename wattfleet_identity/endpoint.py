@@ -1,4 +1,4 @@
-"""How a client reaches its coordinator: the address, and the folder with what it proves itself with."""
+"""How a client reaches its coordinator: the address, and the folder of the client's identity."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Endpoint:
         """Find the coordinator.
 
         Args:
-            address: its host:port; None for the one that the identity was enrolled with, or `DEFAULT_ADDRESS`.
+            address: its host:port; None for the one at which the identity was enrolled, or else `DEFAULT_ADDRESS`.
             folder: the folder of the client's identity, which may be empty; None for plaintext.
             is_insecure: whether plaintext may leave this machine.
 
         Raises:
-            InvalidInputError: the address is none, the identity is damaged, or plaintext would leave this machine
+            InvalidInputError: the address is malformed, the identity is damaged, or plaintext would leave this machine
                 although it must not.
         """
         identity = None if folder is None else read_identity(folder)
@@ -64,10 +64,10 @@ class Endpoint:
         return cls(found, folder, is_insecure)
 
     def identity(self) -> Identity | None:
-        """The identity as it is on disk now; None for plaintext.
+        """The identity that is on disk now; None for plaintext.
 
         Raises:
-            InvalidInputError: it is damaged, or there is none any more and plaintext must not leave this machine.
+            InvalidInputError: the identity is damaged, or it was removed and plaintext must not leave this machine.
         """
         identity = None if self.folder is None else read_identity(self.folder)
         require_protected(self.address, identity, self.is_insecure)
@@ -84,7 +84,7 @@ class Endpoint:
 
     @property
     def warning(self) -> str | None:
-        """What every screen and log says of the connection; None unless plaintext leaves this machine.
+        """The warning about the connection for every screen and log; None unless plaintext leaves this machine.
 
         Raises:
             InvalidInputError: the identity is damaged.
@@ -101,11 +101,11 @@ class Endpoint:
 
 
 def named_folder(named: Path | None, *defaults: Path) -> Path | None:
-    """The folder of a client's identity.
+    """Find the folder of a client's identity.
 
     Args:
-        named: what the user named; None for the one of the environment variable `WATTFLEET_IDENTITY`.
-        defaults: folders to look into otherwise, the first ones first; `~` is the user's home.
+        named: the folder that the user named; None for that of the environment variable `WATTFLEET_IDENTITY`.
+        defaults: folders to try otherwise, in order; `~` is the user's home.
 
     Returns:
         None if nothing is named and no default has an identity.
@@ -125,7 +125,7 @@ def require_identity(folder: Path) -> Identity:
     """Read the identity in a folder.
 
     Raises:
-        InvalidInputError: there is none, or it is damaged.
+        InvalidInputError: there is no identity, or it is damaged.
     """
     identity = read_identity(folder)
     if identity is None:

@@ -1,4 +1,4 @@
-"""Why a coordinator that answers cannot be talked to: gRPC itself says little more than "Socket closed"."""
+"""Finds out why the connection to a running coordinator fails; gRPC itself only reports "Socket closed"."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _UNKNOWN_ISSUER = (2, 18, 19, 20, 21)
 
 
 class HandshakeError(CoordinatorUnreachableError):
-    """The coordinator answers, but client and coordinator do not accept each other; the text says why."""
+    """The coordinator answers, but client and coordinator do not accept each other; the message states the reason."""
 
 
 def why_refused(endpoint: Endpoint, now: Callable[[], datetime] = utc_now) -> HandshakeError | None:
-    """Connect once more to find out why no channel came up.
+    """Connect again to find out why no channel could be opened.
 
     Args:
-        endpoint: the coordinator, and what the client proves itself with.
+        endpoint: the coordinator, and the client's identity.
         now: the time.
 
     Returns:
@@ -48,12 +48,12 @@ def why_refused(endpoint: Endpoint, now: Callable[[], datetime] = utc_now) -> Ha
 
 
 def unreachable(endpoint: Endpoint) -> CoordinatorUnreachableError:
-    """Why no channel came up: what is wrong with the connection, or else that nothing answers."""
+    """The error of a channel that could not be opened: what is wrong with the connection, or that nothing answers."""
     return why_refused(endpoint) or CoordinatorUnreachableError(f"no coordinator answers at {endpoint.address}")
 
 
 def enrol_command(identity: Identity | None) -> str:
-    """The command that enrols a client again: that of a device, or of another peer."""
+    """The command that enrols a client again, which differs between devices and other peers."""
     try:
         is_device = identity is not None and identity.peer.role is Role.DEVICE
     except UnknownPeerError:
@@ -71,7 +71,7 @@ def _expiry(identity: Identity | None, now: datetime) -> str | None:
 
 
 def _problem(endpoint: Endpoint, identity: Identity | None, now: datetime) -> str | None:
-    """What is wrong with the connection.
+    """Find out what is wrong with the connection.
 
     Raises:
         OSError: nothing answers.
@@ -82,7 +82,7 @@ def _problem(endpoint: Endpoint, identity: Identity | None, now: datetime) -> st
             with context.wrap_socket(connection, server_hostname=name) as protected:
                 if identity is None:
                     return _requires_tls(endpoint.address)
-                return None if _goes_on(protected) else _refuses(endpoint.address, identity)
+                return None if _server_continues(protected) else _refuses(endpoint.address, identity)
         except ssl.SSLCertVerificationError as error:
             return _distrust(endpoint, identity, error, now)
         except ssl.SSLError as error:
@@ -104,8 +104,8 @@ def _context(identity: Identity | None, folder: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _goes_on(protected: ssl.SSLSocket) -> bool:
-    """Whether the server sends anything after the handshake, in which it learns who connects; gRPC does so at once."""
+def _server_continues(protected: ssl.SSLSocket) -> bool:
+    """Whether the server continues after the handshake, in which it checks the client: gRPC then sends data at once."""
     try:
         return bool(protected.recv(1))
     except TimeoutError:
@@ -116,22 +116,23 @@ def _goes_on(protected: ssl.SSLSocket) -> bool:
 
 def _requires_tls(address: str) -> str:
     return (
-        f"the coordinator at {address} requires a certificate, and there is none here: enrol with the line of"
-        " `wattfleet coordinator invite` and `wattfleet join`, on a device with `wattfleet agent join`"
+        f"the coordinator at {address} requires a certificate, but this machine has none: enrol with an invite from "
+        "`wattfleet coordinator invite` and `wattfleet join`, on a device with `wattfleet agent join`"
     )
 
 
 def _refuses(address: str, identity: Identity) -> str:
     return (
-        f"the coordinator at {address} does not accept this machine's certificate, which is of another authority:"
-        f" enrol with this coordinator with `{enrol_command(identity)}`"
+        f"the coordinator at {address} does not accept this machine's certificate, which another authority issued: "
+        f"enrol with this coordinator with `{enrol_command(identity)}`"
     )
 
 
 def _speaks_plaintext(endpoint: Endpoint) -> str:
     return (
-        f"the coordinator at {endpoint.address} speaks plaintext, while the identity in {endpoint.folder} needs TLS:"
-        " make its authority with `wattfleet coordinator init`, or name another address or an empty folder"
+        f"the coordinator at {endpoint.address} uses plaintext, but the identity in {endpoint.folder} needs TLS: "
+        "create the coordinator's authority with `wattfleet coordinator init`, or name another address or an empty "
+        "folder"
     )
 
 
@@ -150,5 +151,5 @@ def _distrust(endpoint: Endpoint, identity: Identity | None, error: ssl.SSLCertV
         )
     if error.verify_code == _OTHER_NAME:
         name = identity.server_name if identity else ""
-        return f"{whose} is not made out to {name!r}: check the address, and `server_name` in {endpoint.folder}"
+        return f"{whose} does not have the name {name!r}: check the address, and `server_name` in {endpoint.folder}"
     return f"{whose} cannot be verified: {error.verify_message}"

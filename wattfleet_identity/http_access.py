@@ -1,4 +1,4 @@
-"""TLS for addresses that serve HTTP: the server's certificate, and the viewers and operators who may read."""
+"""TLS and access control for addresses that serve HTTP to viewers and operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AccessDeniedError(WattfleetError):
 
 
 class ServerTls(NamedTuple):
-    """What a server proves itself with, and by what it recognizes its callers; each part is PEM.
+    """A server's key and certificate, and the authorities of its callers' certificates; each part is PEM.
 
     Attributes:
         key_pem: its private key.
@@ -44,8 +44,9 @@ class HttpAccess:
         """Serve with a certificate that may be replaced at any time.
 
         Args:
-            tls: the server's certificate, whichever is in use. If it raises a `WattfleetError`, the one before is used.
-            certificates: says whether a caller's certificate is valid.
+            tls: returns the server's current certificate. If it raises a `WattfleetError`, the previous one stays in
+                use.
+            certificates: checks whether a caller's certificate is valid.
 
         Raises:
             WattfleetError: there is no certificate.
@@ -60,19 +61,19 @@ class HttpAccess:
         try:
             tls = self._tls()
         except WattfleetError as error:
-            _log.debug("the certificate before stays in use: %s", error)
+            _log.debug("the previous certificate stays in use: %s", error)
             return self._context
         if tls != self._used:
             self._context, self._used = server_context(tls), tls
         return self._context
 
     def require_viewer(self, connection: ssl.SSLSocket | ssl.SSLObject) -> Role:
-        """Make sure that a caller may read, once the handshake is over; returns the caller's role.
+        """Check after the handshake that a caller may read, and return the caller's role.
 
         Raises:
             AccessDeniedError: its role may not read.
-            InvalidCertificateError: its certificate has expired, was revoked or is of another fleet.
-            UnknownPeerError: its certificate names no peer.
+            InvalidCertificateError: its certificate has expired, was revoked, or belongs to another fleet.
+            UnknownPeerError: its certificate does not name a peer.
         """
         der = connection.getpeercert(binary_form=True)
         assert der is not None, "the handshake requires a certificate"
@@ -84,11 +85,11 @@ class HttpAccess:
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
-    """TLS with the server's certificate, for clients with a certificate of a trusted authority."""
+    """Create a TLS context with the server's certificate, for clients with a certificate from a trusted authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    # The files may be replaced meanwhile, and Python's TLS takes certificates from files only.
+    # Python's TLS reads certificates only from files, and the files on disk may be replaced meanwhile.
     with open(os.memfd_create("server certificate"), "w+b") as memory:
         memory.write(tls.key_pem + tls.certificate_pem)
         memory.flush()

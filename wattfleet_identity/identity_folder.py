@@ -1,7 +1,7 @@
 """The folder with a machine's key, its certificate, the authorities that it trusts, and the coordinator's address.
 
-`key.pem` is made on the machine and never leaves it. Certificates of another authority go into a folder of the same
-form.
+`key.pem` is created on the machine and never leaves it. Certificates from another authority are stored in the same
+layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SECRET_MODE, FOLDER_MODE = 0o600, 0o700
 
 
 class IdentityReplacedError(WattfleetError):
-    """The folder has another identity meanwhile, such as after `wattfleet join`; it stays."""
+    """The folder now has another identity, for example after `wattfleet join`, which stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a machine proves itself with, and by what it recognizes the coordinator.
+    """A machine's key and certificate, and what it needs to recognise the coordinator.
 
     Args:
         key_pem: its private key.
@@ -42,7 +42,7 @@ class Identity:
         superlink: host:port of Flower's SuperLink, as at enrolment or renewal; empty if unknown.
 
     Raises:
-        InvalidInputError: a part is unreadable, or the key is not that of the certificate.
+        InvalidInputError: a part is unreadable, or the key does not belong to the certificate.
     """
 
     key_pem: bytes = field(repr=False)
@@ -59,26 +59,26 @@ class Identity:
 
     @property
     def certificate(self) -> Certificate:
-        """What its certificate says."""
+        """The contents of its certificate."""
         return Certificate.from_pem(self.certificate_pem)
 
     @property
     def peer(self) -> Peer:
-        """Whom the certificate names.
+        """The peer that the certificate names.
 
         Raises:
-            UnknownPeerError: it names nobody.
+            UnknownPeerError: the certificate does not name a peer.
         """
         return self.certificate.peer
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether an identity was written to its end; the certificate comes last."""
+    """Whether an identity was written completely; the certificate is written last."""
     return (folder / CERTIFICATE).exists()
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """Read the identity in a folder; returns None if there is none.
+    """Read the identity in a folder; None if there is none.
 
     Raises:
         InvalidInputError: a file is missing or unreadable, or others may read the key.
@@ -88,7 +88,7 @@ def read_identity(folder: Path) -> Identity | None:
             if not (folder / KEY).exists():
                 return None
             raise InvalidInputError(
-                f"the identity in {folder} has a key and no {CERTIFICATE}, as after an interrupted enrolment: enrol"
+                f"the identity in {folder} has a key but no {CERTIFICATE}, as after an interrupted enrolment: enrol"
                 " again, or complete the folder"
             )
         key, certificate, trusted = (read_regular_file(folder / name) for name in (KEY, CERTIFICATE, TRUSTED))
@@ -106,10 +106,10 @@ def read_identity(folder: Path) -> Identity | None:
 
 
 def write_identity(folder: Path, identity: Identity) -> None:
-    """Write an identity, the certificate last: without it there is none.
+    """Write an identity, the certificate last: without it, the folder has no identity.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     make_private_folder(folder)
     with _locked(folder):
@@ -121,17 +121,18 @@ def write_identity(folder: Path, identity: Identity) -> None:
 
 
 def write_renewed(folder: Path, identity: Identity) -> None:
-    """Replace the certificate by one for the same key, the authorities to trust, and the addresses.
+    """Replace the certificate by one for the same key, and replace the trusted authorities and the addresses.
 
-    The authorities come first: an old certificate works with new ones, but not the other way round.
+    The authorities are written first, because an old certificate works with new authorities, but not the other way
+    round.
 
     Raises:
         OSError: a file cannot be written; the identity stays usable.
-        IdentityReplacedError: the folder has another key meanwhile.
+        IdentityReplacedError: the folder now has another key.
     """
     with _locked(folder):
         if read_regular_file(folder / KEY) != identity.key_pem:
-            raise IdentityReplacedError(f"{folder} has another identity meanwhile, which stays")
+            raise IdentityReplacedError(f"{folder} now has another identity, which is kept")
         replace_file(folder / TRUSTED, identity.trusted_pem)
         _write_addresses(folder, identity)
         replace_file(folder / CERTIFICATE, identity.certificate_pem)
@@ -139,7 +140,7 @@ def write_renewed(folder: Path, identity: Identity) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing an identity to a folder at the same time."""
+    """Prevent other processes from writing an identity to a folder at the same time."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -158,10 +159,10 @@ def _write_addresses(folder: Path, identity: Identity) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only its owner may enter.
+    """Create a folder that only its owner may enter.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) != FOLDER_MODE:
@@ -169,11 +170,11 @@ def make_private_folder(folder: Path) -> None:
 
 
 def require_secret(file: Path) -> None:
-    """Make sure that only its owner may read a file.
+    """Check that only its owner may read a file.
 
     Raises:
-        InvalidInputError: others may.
-        OSError: there is no such file.
+        InvalidInputError: others may read it.
+        OSError: the file does not exist.
     """
     if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidInputError(f"other users may read the key {file}: run `chmod 600 {file}`")

@@ -1,4 +1,4 @@
-"""Reads an invite from standard input: never from an argument, which other users and the shell's history would see."""
+"""Reads an invite from standard input, never from an argument, which other users and the shell's history would see."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LONGEST_LINE = 4096
 _PLAUSIBLE_LAG = timedelta(days=1)
 
 ArgumentsGiven = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")]
-"""What commands declare for arguments that they do not take, so that `read_invite` can say what is wrong with them."""
+"""The annotation of arguments that a command does not accept, so that `read_invite` can explain what is wrong."""
 
 
 class InviteCommand(TyperCommand):
-    """A command that declares `ArgumentsGiven`, which its usage leaves out."""
+    """A command whose usage omits the declared `ArgumentsGiven`."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The parts of the usage after the command's name."""
@@ -30,15 +30,15 @@ class InviteCommand(TyperCommand):
 
 
 def read_invite(arguments: Sequence[str] | None, command: str, stream: TextIO | None = None) -> Invite:
-    """Read an invite: asked for on a terminal without showing it, or the first line of a pipe or file.
+    """Read an invite from a hidden prompt on a terminal, or from the first line of a pipe or file.
 
     Args:
-        arguments: those that the command was given.
-        command: as it is typed, for messages.
+        arguments: the arguments given to the command.
+        command: the command as typed, for messages.
         stream: standard input, except in tests.
 
     Raises:
-        InvalidInputError: there is no invite, it is incomplete, or it was given as an argument. No message repeats it.
+        InvalidInputError: there is no invite, it is incomplete, or it was given as an argument. No message quotes it.
     """
     if arguments:
         _refuse(arguments, command)
@@ -57,17 +57,17 @@ def read_invite(arguments: Sequence[str] | None, command: str, stream: TextIO | 
 
 def _refuse(arguments: Sequence[str], command: str) -> None:
     if not any(PREFIX in argument for argument in arguments):
-        raise InvalidInputError(f"`{command}` takes no argument: it reads the invite from standard input")
+        raise InvalidInputError(f"`{command}` takes no argument, because it reads the invite from standard input")
     raise InvalidInputError(
         "an invite as an argument is in the process list and in the shell's history, so that others may have read it:"
-        " treat its token as exposed. Take it back with `wattfleet coordinator cancel-invite`, make another one with"
-        f" `wattfleet coordinator invite`, and paste that one when `{command}` asks for it, or run"
+        " treat its token as exposed. Cancel it with `wattfleet coordinator cancel-invite`, create another one with"
+        f" `wattfleet coordinator invite`, and paste that one at the prompt of `{command}`, or run"
         f" `{command} < FILE`"
     )
 
 
 def plausible_time(invite: Invite, now: datetime) -> datetime:
-    """The later time of this machine's clock and the invite: a board without a battery may start years back.
+    """The later of this machine's time and the invite's, because a board without a battery may start years in the past.
 
     Warns if the clock is more than a day behind the invite.
 

@@ -1,4 +1,4 @@
-"""The line that enrols a machine: where to enrol, the authority to expect, a token, and the time.
+"""The line that enrols a machine: the address, the expected authority, a token, and the time.
 
 `wfj1/10.0.0.2:7071/CA/TOKEN/1790000000`: CA is the SHA-256 of the authority's certificate and TOKEN a secret of 32
 bytes, both as base64url; the time is that of the coordinator in seconds since 1970, for boards without a clock.
@@ -17,24 +17,24 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_io.addresses import split_address
 
 PREFIX = "wfj1"
-"""What every line begins with."""
+"""The beginning of every line."""
 
 _SECRET_BYTES = 32
 
 
 def new_token() -> str:
-    """A random token, as base64url."""
+    """Create a random token, as base64url."""
     return secrets.token_urlsafe(_SECRET_BYTES)
 
 
 def token_hash(token: str) -> str:
-    """What is stored of a token: its SHA-256, hexadecimal. A token is random, so no slow hash is needed."""
+    """The hash to store in place of a token: its SHA-256, hexadecimal. A token is random, so no slow hash is needed."""
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """What the line says.
+    """The contents of the line.
 
     Args:
         address: the coordinator's host:port for enrolment.
@@ -56,10 +56,10 @@ class Invite:
 
     @classmethod
     def parse(cls, line: str) -> Invite:
-        """Read a pasted line.
+        """Parse a pasted line.
 
         Raises:
-            InvalidInputError: it is not such a line, or incomplete. The message does not repeat the secret line.
+            InvalidInputError: the text is not such a line, or incomplete. The message does not quote the secret line.
         """
         try:
             prefix, address, authority, token, seconds = line.strip().split("/")

@@ -33,7 +33,7 @@ from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 _TIMEOUT_S = 60.0
-"""With the connection, this takes four round trips: 40 s over a link with a latency of 5 s in each direction."""
+"""Enrolment takes four round trips with the connection: 40 s over a link with a latency of 5 s in each direction."""
 _REFUSED = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -44,11 +44,11 @@ _REFUSED = (
 
 
 class WrongAuthorityError(WattfleetError):
-    """Whoever answers is not the coordinator that made the invite; the token was not sent."""
+    """Another server than the coordinator of the invite answers; the token was not sent."""
 
 
 class EnrolmentRefusedError(InvalidInputError):
-    """The coordinator does not enrol this machine: the text says why."""
+    """The coordinator refuses to enrol this machine; the message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class Applicant:
 
 
 def require_writable(folder: Path) -> None:
-    """Make the folder of an identity, before an invite is used up where nothing can be stored.
+    """Create the folder of an identity before the invite is used, in case nothing can be stored there.
 
     Raises:
-        InvalidInputError: it cannot be written, or belongs to another user.
+        InvalidInputError: the folder cannot be written, or belongs to another user.
     """
     try:
         require_own_folder(folder.parent)
@@ -102,13 +102,13 @@ def join_and_store(
     Args:
         invite: the invite.
         describe: describes the machine, once the folder is there.
-        folder: where its key and certificate go; made if absent.
-        supernode: the folder of a device's SuperNode, whose key is made and enrolled, too; None without one.
+        folder: where to store the key and the certificate; created if absent.
+        supernode: the folder of a device's SuperNode, whose key is created and enrolled as well; None without one.
 
     Raises:
         CoordinatorUnreachableError: nothing answers at the invite's address.
-        WrongAuthorityError: another coordinator answers, or somebody in between.
-        EnrolmentRefusedError: the token is unknown, used up or expired, or the machine may not have that name.
+        WrongAuthorityError: another coordinator answers, or somebody intercepts the connection.
+        EnrolmentRefusedError: the token is unknown, used up or expired, or the name is not available to this machine.
         InvalidInputError: the identity cannot be stored, or the clock is so wrong that no certificate is valid.
     """
     now = plausible_time(invite, utc_now())
@@ -122,24 +122,24 @@ def join_and_store(
         note_time(folder, now)
     except OSError as error:
         raise InvalidInputError(
-            f"the identity cannot be stored in {folder}: {error.strerror}. The invite is used up: make room, and enrol"
-            " with another one"
+            f"the identity cannot be stored in {folder}: {error.strerror}. The invite is used up: free some space, and "
+            "enrol with another one"
         ) from None
     return identity
 
 
 def join(invite: Invite, applicant: Applicant, flower_public_key: bytes = b"") -> Identity:
-    """Enrol: make a key, and exchange the invite's token for a certificate.
+    """Create a key, and exchange the invite's token for a certificate.
 
     Args:
         invite: the invite.
         applicant: the machine.
-        flower_public_key: that of a device's SuperNode, in OpenSSH's format; empty without one.
+        flower_public_key: the public key of a device's SuperNode, in OpenSSH format; empty without one.
 
     Raises:
         CoordinatorUnreachableError: nothing answers at the invite's address.
-        WrongAuthorityError: another coordinator answers, or somebody in between.
-        EnrolmentRefusedError: the token is unknown, used up or expired, or the machine may not have that name.
+        WrongAuthorityError: another coordinator answers, or somebody intercepts the connection.
+        EnrolmentRefusedError: the token is unknown, used up or expired, or the name is not available to this machine.
     """
     leaf_pem = _server_certificate(invite.address)
     authority_pem = _authority(invite, leaf_pem)
@@ -160,10 +160,10 @@ def join(invite: Invite, applicant: Applicant, flower_public_key: bytes = b"") -
 
 
 def _server_certificate(address: str) -> bytes:
-    """The certificate that the server shows, unchecked."""
+    """The server's certificate, unchecked."""
     try:
         return ssl.get_server_certificate(split_address(address), timeout=_TIMEOUT_S).encode()
-    except OSError as error:  # also those of TLS
+    except OSError as error:  # includes TLS errors
         raise CoordinatorUnreachableError(
             f"no coordinator answers for enrolment at {address} ({error.strerror or error}): check that it runs, and"
             " that this machine reaches the address"
@@ -171,7 +171,7 @@ def _server_certificate(address: str) -> bytes:
 
 
 def _authority(invite: Invite, leaf_pem: bytes) -> bytes:
-    """The authority's certificate, once its hash is that of the invite."""
+    """The authority's certificate, after comparing its hash with that of the invite."""
     with _enrolment(invite.address, leaf_pem) as stub:
         authority_pem: bytes = stub.GetAuthority(enrolment_pb2.GetAuthorityRequest(), timeout=_TIMEOUT_S).authority_pem
     try:
@@ -180,8 +180,8 @@ def _authority(invite: Invite, leaf_pem: bytes) -> bytes:
         is_expected = False
     if not is_expected:
         raise WrongAuthorityError(
-            f"whoever answers at {invite.address} is not the coordinator that made this invite; the token was not sent:"
-            " ask for a new invite, and check the network in between"
+            f"the server at {invite.address} is not the coordinator of this invite, and the token was not sent: ask "
+            "for a new invite, and check the network in between"
         )
     return authority_pem
 

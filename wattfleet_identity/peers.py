@@ -1,4 +1,4 @@
-"""Who a certificate names: a device, a Flower app, a SuperLink, an operator or a viewer of one fleet.
+"""The owner of a certificate: a device, a Flower app, a SuperLink, an operator or a viewer of one fleet.
 
 The names are SPIFFE ids (https://spiffe.io/docs/latest/spiffe-specs/spiffe-id/), such as
 `spiffe://fleet-1f3c/device/orin-3/board/agx-orin/installation/6f0c`.
@@ -19,7 +19,7 @@ _FLEET = re.compile(r"[a-z0-9._-]{1,255}")
 
 
 class Role(str, Enum):
-    """What a peer may be; `coordinator/identity/access.py` says what each may do."""
+    """The role of a peer; `coordinator/identity/access.py` defines what each role may do."""
 
     DEVICE = "device"
     FLOWER = "flower"
@@ -33,7 +33,7 @@ USERS_OF_FLWR = (Role.FLOWER, Role.SUPERLINK, Role.OPERATOR)
 
 
 class UnknownPeerError(WattfleetError):
-    """A certificate names no peer of this fleet: enrol the peer, or use its own certificate."""
+    """A certificate does not name a peer of this fleet: enrol the peer, or use its own certificate."""
 
     caller_must_correct = True
 
@@ -44,7 +44,7 @@ class Peer:
 
     Args:
         fleet: the fleet's name, a SPIFFE trust domain.
-        role: what it is.
+        role: its role.
         name: its name; a device's id.
         board: a device's kind of board; empty if the certificate leaves it open.
         installation: the installation of a device's agent; empty if the certificate leaves it open.
@@ -85,7 +85,7 @@ class Peer:
         """Parse a SPIFFE id.
 
         Raises:
-            UnknownPeerError: it names no role and name, or has further parts that are not known.
+            UnknownPeerError: the id does not have a role and a name, or has unknown parts.
         """
         fleet, *parts = uri.removeprefix(_SCHEME).split("/") if uri.startswith(_SCHEME) else [""]
         values = [unquote(part) for part in parts]

@@ -1,7 +1,7 @@
-"""A proof of identity for protocols that know bearer tokens, but no client certificates, such as Flower's Control API.
+"""A proof of identity for protocols with bearer tokens but without client certificates, such as Flower's Control API.
 
-It has the certificate, whom it is meant for and when it expires, signed with the certificate's key. Whoever has it can
-use it there for some hours, so it is a secret, too.
+It contains the certificate, the audience and the time of expiry, signed with the certificate's key. Whoever has it can
+use it there for some hours, so it must be kept secret.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wattfleet_identity.certificates import Certificate, read_certificate, read_
 from wattfleet_identity.identity_folder import Identity
 
 FOR_SUPERLINK = "superlink"
-"""To whom users of `flwr` prove who they are."""
+"""The audience of proofs from users of `flwr`."""
 
 LIFETIME = timedelta(hours=12)
 """How long a proof can be used."""
@@ -43,15 +43,15 @@ _DAMAGED = (
 
 
 class InvalidProofError(WattfleetError):
-    """A proof is damaged, expired, meant for somebody else or of another authority: make a new one."""
+    """A proof is damaged, expired, for another audience, or from another authority: create a new one."""
 
 
 def proof_of(identity: Identity, audience: str, now: datetime) -> str:
-    """Prove an identity to somebody, for `LIFETIME`.
+    """Create a proof of an identity that is valid for `LIFETIME`.
 
     Args:
-        identity: whose.
-        audience: to whom; they have to expect the same text.
+        identity: the identity.
+        audience: who may accept the proof; must equal the text that they expect.
         now: the time.
     """
     facts = {
@@ -64,16 +64,16 @@ def proof_of(identity: Identity, audience: str, now: datetime) -> str:
 
 
 def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Certificate:
-    """The certificate of whoever made a proof.
+    """Verify a proof, and return the certificate of its owner.
 
     Args:
-        proof: what was sent.
-        audience: to whom it must be made.
-        trusted_pem: the authorities of which one must have issued the certificate.
+        proof: the text received.
+        audience: the audience that the proof must have.
+        trusted_pem: the authorities, one of which must have issued the certificate.
         now: the time.
 
     Raises:
-        InvalidProofError: it proves nothing; the text says why.
+        InvalidProofError: the proof is not valid; the message states the reason.
     """
     try:
         if len(proof) > _LONGEST:
@@ -88,14 +88,18 @@ def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Cert
         is_meant = facts["audience"] == audience
         expires = datetime.fromtimestamp(float(facts["expires_unix_s"]), timezone.utc)
     except _DAMAGED:
-        raise InvalidProofError("the proof of identity is damaged: make a new one") from None
+        raise InvalidProofError("the proof of identity is damaged: create a new one") from None
     if not is_meant:
-        raise InvalidProofError("the proof of identity is meant for somebody else: make a new one")
+        raise InvalidProofError("the proof of identity is for another audience: create a new one")
     if not now < expires <= now + LIFETIME + _CLOCK_DIFFERENCE:
-        state = f"expired at {expires:%Y-%m-%d %H:%M} UTC" if expires <= now else "is from the future: check the clocks"
-        raise InvalidProofError(f"the proof of identity {state}: make a new one")
+        state = (
+            f"expired at {expires:%Y-%m-%d %H:%M} UTC: create a new one"
+            if expires <= now
+            else "is from the future: check the clocks, then create a new one"
+        )
+        raise InvalidProofError(f"the proof of identity {state}")
     if not any(_issued(leaf, authority, now) for authority in read_certificates(trusted_pem)):
-        raise InvalidProofError("the certificate is of an authority that is not trusted: enrol with this fleet")
+        raise InvalidProofError("the certificate is from an authority that is not trusted: enrol with this fleet")
     certificate = Certificate.from_pem(to_pem(leaf))
     if not certificate.not_before <= now < certificate.not_after:
         raise InvalidProofError(
@@ -105,7 +109,7 @@ def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Cert
 
 
 def _issued(leaf: x509.Certificate, authority: x509.Certificate, now: datetime) -> bool:
-    """Whether an authority, which must not have expired, issued a client's certificate."""
+    """Whether an unexpired authority issued a client's certificate."""
     try:
         leaf.verify_directly_issued_by(authority)
         usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

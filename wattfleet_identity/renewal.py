@@ -1,4 +1,4 @@
-"""Renewal of a certificate with the same key, at two thirds of its life."""
+"""Renewal of a certificate with the same key, after two thirds of its lifetime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachable
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 TIMEOUT_S = 60.0
-"""With the connection, this takes four round trips: 40 s over a link with a latency of 5 s in each direction."""
+"""Renewal takes four round trips with the connection: 40 s over a link with a latency of 5 s in each direction."""
 
 _JITTER = 0.1
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 60.0, 3600.0
@@ -38,7 +38,7 @@ def stored_at(folder: Path) -> datetime:
     """When the certificate in a folder was stored.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: the folder has no certificate.
     """
     try:
         return datetime.fromtimestamp((folder / CERTIFICATE).stat().st_mtime, timezone.utc)
@@ -47,39 +47,39 @@ def stored_at(folder: Path) -> datetime:
 
 
 def note_time(folder: Path, at: datetime) -> None:
-    """Note a better time for when the certificate was stored than that of a machine whose clock is wrong.
+    """Correct the recorded time at which the certificate was stored, for a machine whose clock is wrong.
 
     Raises:
-        OSError: it cannot be noted.
+        OSError: the time cannot be recorded.
     """
     os.utime(folder / CERTIFICATE, (at.timestamp(), at.timestamp()))
 
 
 def due_at(folder: Path) -> datetime:
-    """When the certificate in a folder has to be renewed: once two thirds of its life since it was stored are over.
+    """When the certificate in a folder has to be renewed: after two thirds of its lifetime since it was stored.
 
     Raises:
-        InvalidInputError: there is none, or it is damaged.
+        InvalidInputError: there is no certificate, or it is damaged.
     """
     certificate, stored = require_identity(folder).certificate, stored_at(folder)
-    if stored >= certificate.not_after:  # by a clock that was ahead
+    if stored >= certificate.not_after:  # stored when the clock was ahead
         return certificate.not_before
     return min(certificate.renew_at(stored), certificate.not_after)
 
 
 class RenewalSchedule:
-    """When to renew the certificate in a folder: once it is due, and after a failure in growing intervals.
+    """Decides when to renew the certificate in a folder: once it is due, and after failures in growing intervals.
 
-    A fleet that was enrolled together spreads its renewals over a tenth of the time that is left.
+    A fleet that was enrolled together spreads its renewals over a tenth of the remaining time.
     """
 
     def __init__(self, folder: Path, now: Callable[[], datetime], now_s: Callable[[], float]) -> None:
         """Start with a certificate of unknown age.
 
         Args:
-            folder: of the identity.
-            now: the time.
-            now_s: a clock, in seconds, that nobody sets.
+            folder: the folder of the identity.
+            now: returns the time.
+            now_s: a monotonic clock, in seconds.
         """
         self._folder = folder
         self._now = now
@@ -92,19 +92,19 @@ class RenewalSchedule:
         """Seconds until the certificate should be renewed; 0 or less if it should be renewed now.
 
         Raises:
-            InvalidInputError: there is none, or it is damaged.
+            InvalidInputError: there is no certificate, or it is damaged.
         """
         due, end = due_at(self._folder), require_identity(self._folder).certificate.not_after
         due_s = (due - self._now() + self._lateness * (end - due)).total_seconds()
         return max(due_s, self._retry_at_s - self._now_s())
 
     def renewed(self) -> None:
-        """Note that there is a new certificate."""
+        """Record that there is a new certificate."""
         self._retry_at_s, self._retry_s = -math.inf, _FIRST_RETRY_S
         self._lateness = random.uniform(0, _JITTER)
 
     def failed(self) -> None:
-        """Note that an attempt failed."""
+        """Record that an attempt failed."""
         self._retry_at_s = self._now_s() + random.uniform(0.5, 1.0) * self._retry_s
         self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
 
@@ -132,10 +132,10 @@ def renew(endpoint: Endpoint) -> None:
 
 
 def renew_if_due(endpoint: Endpoint, now: Callable[[], datetime] = utc_now) -> str | None:
-    """Renew the certificate of a synchronous client once two thirds of its life are over.
+    """Renew the certificate of a synchronous client once two thirds of its lifetime have passed.
 
     Returns:
-        Why that failed, in a sentence; None if it did not, or while no coordinator answers.
+        A message if this failed; None otherwise, or while no coordinator answers.
 
     Raises:
         InvalidInputError: the identity is damaged.
@@ -144,7 +144,7 @@ def renew_if_due(endpoint: Endpoint, now: Callable[[], datetime] = utc_now) -> s
         return None
     try:
         renew(endpoint)
-    except CoordinatorUnreachableError:  # the next request says so
+    except CoordinatorUnreachableError:  # the next request reports this
         return None
     except RenewalError as error:
         certificate = require_identity(endpoint.folder).certificate
@@ -153,12 +153,12 @@ def renew_if_due(endpoint: Endpoint, now: Callable[[], datetime] = utc_now) -> s
 
 
 def renewal_request(identity: Identity) -> enrolment_pb2.RenewRequest:
-    """The request for a new certificate."""
+    """Create the request for a new certificate."""
     return enrolment_pb2.RenewRequest(request_pem=request_certificate(identity.key_pem))
 
 
 def refusal(error: Any) -> RenewalError:
-    """What a gRPC error says about a renewal."""
+    """Convert a gRPC error to an error of the renewal."""
     return RenewalError(plain_text(error.details() or error.code().name))
 
 
@@ -166,13 +166,13 @@ def store_renewed(folder: Path, identity: Identity, answer: enrolment_pb2.RenewR
     """Check and store a renewed certificate.
 
     Args:
-        folder: of the identity.
+        folder: the folder of the identity.
         identity: the identity that is renewed.
-        answer: the coordinator's.
+        answer: the coordinator's answer.
 
     Raises:
-        RenewalError: it is no certificate for the same key and owner, or it cannot be stored, or the folder has another
-            identity meanwhile.
+        RenewalError: the answer is not a certificate for the same key and owner, it cannot be stored, or the folder now
+            has another identity.
     """
     try:
         renewed = replace(
@@ -182,7 +182,7 @@ def store_renewed(folder: Path, identity: Identity, answer: enrolment_pb2.RenewR
             superlink=answer.superlink or identity.superlink,
         )
     except InvalidInputError as error:
-        raise RenewalError(f"the coordinator sent no usable certificate: {error}") from None
+        raise RenewalError(f"the coordinator did not send a usable certificate: {error}") from None
     if renewed.certificate.uri != identity.certificate.uri:
         raise RenewalError(f"the coordinator sent a certificate of another owner, {renewed.certificate.uri!r}")
     try:
@@ -194,7 +194,7 @@ def store_renewed(folder: Path, identity: Identity, answer: enrolment_pb2.RenewR
 
 
 def expiry_text(certificate: Certificate, now: datetime) -> str:
-    """Until when a certificate is valid, such as "expires on 2027-02-22, in 90 days"."""
+    """Describe when a certificate expires, such as "expires on 2027-02-22, in 90 days"."""
     days = certificate.remaining(now).total_seconds() / 86400
     if days < 0:
         return f"expired on {certificate.not_after:%Y-%m-%d}"

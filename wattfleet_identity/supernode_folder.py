@@ -1,8 +1,8 @@
-"""The folder with what a device's SuperNode needs: its key for Flower, the authorities to trust, and addresses.
+"""The folder of a device's SuperNode: its key for Flower, the authorities to trust, and addresses.
 
 The agent writes it, and the SuperNode, which runs as a normal user, reads it. Therefore the folder has the mode 750,
-its key the mode 640, and both the group `wattfleet`, which may also use the agent's socket. Without that group, only
-their owner may read them. The key proves the device to the SuperLink and to nobody else: the agent's own key stays
+its key the mode 640, and both have the group `wattfleet`, which may also use the agent's socket. Without that group,
+only their owner may read them. The key identifies the device only to the SuperLink; the agent's own key stays
 unreadable.
 """
 
@@ -28,12 +28,12 @@ _SHARED_FOLDER_MODE, _SHARED_KEY_MODE = 0o750, 0o640
 
 @dataclass(frozen=True)
 class SuperNodeFacts:
-    """What a SuperNode is told, besides keys.
+    """What a SuperNode needs in addition to keys.
 
     Attributes:
         device_id: the device.
-        superlink: host:port of Flower's SuperLink; empty if it is unknown.
-        agent_socket: the agent's socket; empty for the usual one.
+        superlink: host:port of Flower's SuperLink; empty if unknown.
+        agent_socket: the agent's socket; empty for the default one.
     """
 
     device_id: str
@@ -43,14 +43,14 @@ class SuperNodeFacts:
 
 @dataclass(frozen=True)
 class SuperNodeKey:
-    """A new key of a SuperNode: ECDSA P-384, as Flower's own documentation makes them."""
+    """A new key of a SuperNode: ECDSA P-384, as in Flower's own documentation."""
 
     private: bytes
     public: bytes
 
     @classmethod
     def create(cls) -> SuperNodeKey:
-        """Make a key; both halves are in OpenSSH's format."""
+        """Create a key pair in OpenSSH format."""
         key = ec.generate_private_key(ec.SECP384R1())
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -63,12 +63,12 @@ def write_supernode(folder: Path, key: SuperNodeKey, identity: Identity) -> None
     """Write the folder of a device that has just enrolled.
 
     Args:
-        folder: made if absent.
-        key: the key that the device enrolled with.
-        identity: the device's.
+        folder: the folder; created if absent.
+        key: the key with which the device enrolled.
+        identity: the device's identity.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     make_private_folder(folder)
     replace_file(folder / KEY, key.private, mode=SECRET_MODE)
@@ -77,16 +77,16 @@ def write_supernode(folder: Path, key: SuperNodeKey, identity: Identity) -> None
 
 
 def update_supernode(folder: Path, identity: Identity, agent_socket: str | None = None) -> None:
-    """Tell the SuperNode of a renewed identity, and share its folder; nothing is done if there is none.
+    """Write a renewed identity to the SuperNode's folder, and share the folder; does nothing if there is none.
 
     Args:
-        folder: the SuperNode's.
-        identity: the device's.
-        agent_socket: the agent's socket; None if it stays.
+        folder: the SuperNode's folder.
+        identity: the device's identity.
+        agent_socket: the agent's socket; None if it has not changed.
 
     Raises:
         InvalidInputError: the folder is damaged.
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     facts = read_facts(folder)
     if facts is None:
@@ -100,7 +100,7 @@ def update_supernode(folder: Path, identity: Identity, agent_socket: str | None 
 
 
 def read_facts(folder: Path) -> SuperNodeFacts | None:
-    """What the SuperNode is told; None if the folder has no key for it.
+    """Read what the SuperNode needs; None if the folder has no key for it.
 
     Raises:
         InvalidInputError: a file is missing or damaged, or this user may not read it.
@@ -129,7 +129,7 @@ def _write(folder: Path, facts: SuperNodeFacts, trusted_pem: bytes) -> None:
 
 
 def _share(folder: Path) -> None:
-    """Let the group read the folder, if there is one and this user may give it files."""
+    """Give the group access to the folder, if the group exists and this user may assign files to it."""
     try:
         group = grp.getgrnam(GROUP).gr_gid
         for path, mode in (

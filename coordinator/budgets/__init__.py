@@ -1,1 +1,1 @@
-"""The budgets in force, where they come from, and rounds in flight trimmed to them."""
+"""The budgets in force and their sources."""

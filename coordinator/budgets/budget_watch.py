@@ -157,14 +157,14 @@ class BudgetWatch:
         self._tasks = []
 
     async def _check_clock(self) -> None:
-        """Check all supplies again and again."""
+        """Check all supplies periodically."""
         while True:
             await self._sleep(self._check_s)
             for name in self._budgets:
                 self._update_safely(name)
 
     async def _query_forever(self, name: str, budget: PrometheusBudget) -> None:
-        """Run one query again and again; a query that hangs does not delay the others."""
+        """Run one query periodically; a query that hangs does not delay the others."""
         while True:
             await self._sleep(budget.every_s)
             await self._query_safely(name, budget)

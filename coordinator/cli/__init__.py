@@ -1,1 +1,1 @@
-"""What each of the operator's `wattfleet coordinator` commands does; `coordinator.cli.commands` names them."""
+"""The implementations of the operator's `wattfleet coordinator` commands; `coordinator.cli.commands` registers them."""

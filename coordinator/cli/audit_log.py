@@ -13,7 +13,7 @@ from wattfleet_io.console import print_json, print_line
 
 def audit_log(
     since: Annotated[
-        str | None, typer.Option(help="Only what was asked within this long, such as 7d. Default: all that is kept.")
+        str | None, typer.Option(help="List only requests of this last period, such as 7d. Default: all that are kept.")
     ] = None,
     json_: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator init` and `rotate-authority`: make the fleet's certificate authority, and replace it."""
+"""`wattfleet coordinator init` and `rotate-authority`: create the fleet's certificate authority, and replace it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_SHOWN = 20
 
 def init(
     identity: Annotated[
-        Path, typer.Option(help="Make the authority in this folder; `serve --identity` uses it.")
+        Path, typer.Option(help="Create the authority in this folder; `serve --identity` uses it.")
     ] = Path("wattfleet-identity"),
     host: Annotated[
         list[str] | None,
@@ -29,7 +29,7 @@ def init(
     fleet: Annotated[str | None, typer.Option(help="Name of the fleet. Default: a random one.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Make the fleet's certificate authority, and the identity of its first operator, on the coordinator's machine."""
+    """Create the fleet's certificate authority and the identity of its first operator, on the coordinator's machine."""
     from coordinator.identity.authority_folder import AuthorityFolder
     from coordinator.identity.first_operator import folder_of, make_operator
     from wattfleet.errors import InvalidInputError
@@ -59,14 +59,14 @@ def init(
 
 @app.command("begin", cls=ClientCommand)
 def begin(json_: JsonOption = False) -> None:
-    """Make a new authority. All machines trust it with their next renewal, which it issues."""
+    """Create a new authority. It issues all further certificates, and machines trust it after their next renewal."""
     from wattfleet.errors import WattfleetError
     from wattfleet_proto.v1 import identity_pb2
 
     with connected() as client:
         answer = client.administer("BeginRotation", identity_pb2.BeginRotationRequest())
         try:
-            renewed = client.renew_certificate()  # only commands renew it
+            renewed = client.renew_certificate()  # only commands renew this certificate
         except WattfleetError as error:
             renewed = ""
             print_line(f"warning: the certificate of this command could not be renewed: {error}", to_stderr=True)
@@ -85,7 +85,7 @@ def begin(json_: JsonOption = False) -> None:
 
 @app.command("finish", cls=ClientCommand)
 def finish(json_: JsonOption = False) -> None:
-    """Remove the old authority, once every certificate was renewed. Invites that are still open are closed."""
+    """Remove the old authority once every certificate was renewed. This closes invites that are still open."""
     from wattfleet_proto.v1 import identity_pb2
 
     with connected() as client:
@@ -94,4 +94,4 @@ def finish(json_: JsonOption = False) -> None:
         print_json({"finished": True})
     else:
         print_line("the old authority is removed; its certificates are no longer accepted")
-        print_line("invites that were open named it, and are closed: make new ones")
+        print_line("open invites referred to it and are closed: create new ones")

@@ -21,7 +21,7 @@ def browser_certificate(
         Path | None,
         typer.Option(
             envvar=IDENTITY_VARIABLE,
-            help="Take the key and the certificate in this folder, of an operator or a viewer. Default:"
+            help="Use the key and the certificate in this folder, of an operator or a viewer. Default:"
             " ./wattfleet-identity/operator or ~/.config/wattfleet/identity, if there is one.",
         ),
     ] = None,
@@ -34,7 +34,7 @@ def browser_certificate(
     from wattfleet_io.atomic_files import replace_file
 
     if os.path.lexists(file):
-        raise InvalidInputError(f"{file} is there already: remove it, or name another file")
+        raise InvalidInputError(f"{file} exists already: remove it, or name another file")
     folder = named_folder(identity, OPERATOR_FOLDER, USER_FOLDER)
     if folder is None:
         raise InvalidInputError("there is no identity: enrol with `wattfleet join`, or name a folder with --identity")
@@ -46,10 +46,11 @@ def browser_certificate(
     print_line(f"{file} has the certificate of {found.peer}, valid until {found.certificate.not_after:%Y-%m-%d}")
     print_line(f"password for the import: {password}")
     print_line(
-        f'Make a browser profile for the page alone. Import {file} there under "Your certificates", and'
+        f'Create a browser profile only for the page. Import {file} there under "Your certificates", and'
         f' {folder / TRUSTED} under "Authorities", to trust it for websites.'
     )
     print_line(
-        "Visit no other websites with it: whoever takes the key of the fleet's authority could pose as any of them."
+        "Do not visit other websites with it: anyone who steals the key of the fleet's authority could pose as any of "
+        "them."
     )
-    print_line(f"Then delete {file}: it has a private key.")
+    print_line(f"Then delete {file}, because it contains a private key.")

@@ -47,7 +47,7 @@ def show_budgets(watch: WatchOption = False, json_: JsonOption = False) -> None:
         show(content, _table, json_, watch)
 
 
-# So that a negative number reaches the coordinator, which explains what is wrong with it.
+# So that the coordinator receives a negative number, and explains what is wrong with it.
 @app.command("set", cls=ClientCommand, context_settings={"ignore_unknown_options": True})
 def set_budget(
     supply: SupplyArgument,
@@ -71,7 +71,7 @@ def set_budget(
 
 @app.command("clear", cls=ClientCommand)
 def clear_budget(supply: SupplyArgument, json_: JsonOption = False) -> None:
-    """End the override of SUPPLY; its configured budget takes effect again."""
+    """Clear the override of SUPPLY; its configured budget takes effect again."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected() as client:
@@ -80,10 +80,10 @@ def clear_budget(supply: SupplyArgument, json_: JsonOption = False) -> None:
 
 
 def seconds(span: str) -> float:
-    """The seconds of a duration such as 90s, 45m, 2h, 1d or 1h30m.
+    """Convert a duration such as 90s, 45m, 2h, 1d or 1h30m to seconds.
 
     Raises:
-        InvalidInputError: it is not a duration, or is zero.
+        InvalidInputError: the text is not a duration, or it is zero.
     """
     from wattfleet.errors import InvalidInputError
 
@@ -162,7 +162,7 @@ def _print_changed(answer: Any, json_: bool) -> None:
     if answer.trimmed_rounds:
         print_line(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed")
     if answer.told_devices:
-        print_line(f"{count_of(answer.told_devices, 'device')} told to draw less")
+        print_line(f"{count_of(answer.told_devices, 'device')} ordered to draw less")
     if content["set_aside_w"] > content["watts"] * (1 + 1e-9):
         is_told = bool(answer.told_devices)
         why = "until devices confirm, or their grants lapse" if is_told else "for idle and offline devices"

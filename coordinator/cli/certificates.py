@@ -1,4 +1,4 @@
-"""`wattfleet coordinator certificates`, `certificate` and `revoke`: who is in the fleet."""
+"""`wattfleet coordinator certificates`, `certificate` and `revoke`: list, issue and revoke certificates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def certificate(
     name: Annotated[str, typer.Argument(help="Name of the program or person that uses the certificate.")],
     out: Annotated[Path, typer.Option(help="Write the key and the certificate to this folder.")],
     role: Annotated[
-        str, typer.Option(allow_from_autoenv=False, help="What it may do: flower, superlink, operator or viewer.")
+        str,
+        typer.Option(
+            allow_from_autoenv=False, help="Role of the program or person: flower, superlink, operator or viewer."
+        ),
     ] = "viewer",
     lifetime: Annotated[
         str | None,
@@ -57,7 +60,7 @@ def certificate(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Make a certificate NAME on this machine, such as one of Prometheus."""
+    """Create a certificate for NAME on this machine, for example for Prometheus."""
     from wattfleet.errors import InvalidInputError
     from wattfleet_identity.certificates import new_key, request_certificate
     from wattfleet_identity.identity_folder import Identity, read_identity, write_identity
@@ -91,14 +94,14 @@ def certificate(
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME|SERIAL", help="Name of its owner, or its serial number.")],
     reason: Annotated[
-        str, typer.Option(allow_from_autoenv=False, help="Why, for the list of certificates. Default: none.")
+        str, typer.Option(allow_from_autoenv=False, help="Reason to show in the list of certificates. Default: none.")
     ] = "",
     role: Annotated[
         str | None,
         typer.Option(
             allow_from_autoenv=False,
             help="Revoke only the certificates of this role, such as device. Default: those of every role, after a"
-            " question if there are several and a terminal to ask on.",
+            " confirmation if there are several and the command runs on a terminal.",
             show_default=False,
         ),
     ] = None,
@@ -111,7 +114,7 @@ def revoke(
     request = identity_pb2.RevokeCertificatesRequest(name_or_serial=owner, reason=reason)
     with connected() as client:
         if role is None and sys.stdin.isatty():
-            _ask_about_roles(name, client.certificates())
+            _confirm_roles(name, client.certificates())
         answer = client.administer("RevokeCertificates", request)
     if json_:
         print_json([_content(each) for each in answer.certificates])
@@ -122,23 +125,23 @@ def revoke(
         print_line(f"{count_of(answer.ended_sessions, 'session')} ended")
 
 
-def _ask_about_roles(name: str, views: Sequence[identity_pb2.CertificateView]) -> None:
-    """Ask before the certificates of several roles are revoked, whose owners may have nothing to do with each other.
+def _confirm_roles(name: str, views: Sequence[identity_pb2.CertificateView]) -> None:
+    """Ask for confirmation if a name has certificates of several roles, whose owners may be unrelated.
 
     Raises:
-        typer.Exit: the answer is no; the exit code is 2.
+        typer.Exit: the user declines; the exit code is 2.
     """
     roles = sorted({each.role for each in views if each.name == name and not each.HasField("revoked_unix_s")})
     if len(roles) < 2:
         return
-    print_line(f"{name} is the name of certificates of several roles: {', '.join(roles)}", to_stderr=True)
+    print_line(f"{name} has certificates of several roles: {', '.join(roles)}", to_stderr=True)
     if not typer.confirm("Revoke all of them?", default=True, err=True):
-        print_line(f"nothing was revoked: repeat it with --role {' or --role '.join(roles)}", to_stderr=True)
+        print_line(f"nothing was revoked: repeat the command with --role {' or --role '.join(roles)}", to_stderr=True)
         raise typer.Exit(2)
 
 
 def _write_keys(folder: Path, views: Sequence[identity_pb2.CertificateView]) -> dict[str, Path]:
-    """Write the SuperNodes' public keys; returns the file of each device.
+    """Write the SuperNodes' public keys, and return the file of each device.
 
     Raises:
         InvalidInputError: the folder cannot be written.
@@ -151,7 +154,7 @@ def _write_keys(folder: Path, views: Sequence[identity_pb2.CertificateView]) -> 
     written: dict[str, Path] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for each in views:  # the newest of each device first
+        for each in views:  # the newest certificate of each device comes first
             if each.flower_public_key and not each.HasField("revoked_unix_s") and each.name not in written:
                 file = folder / f"{quote(each.name, safe='')}.pub"
                 replace_file(file, f"{each.flower_public_key} {quote(each.name)}\n".encode())
@@ -190,7 +193,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from coordinator.display.wording import moment
 
     if not found:
-        return Text("no certificates: a machine gets one with a line of `wattfleet coordinator invite`")
+        return Text("no certificates: a machine gets one with an invite from `wattfleet coordinator invite`")
     table = columns(("name", "role", "serial", "renewed", "expires", "revoked"))
     for each in found:
         renewed, expires = (moment(datetime.fromisoformat(each[name])) for name in ("renewed", "expires"))

@@ -1,4 +1,4 @@
-"""A connection to a running coordinator, as the operator's commands use it."""
+"""A connection to a running coordinator for the operator's commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _INVALID_REQUEST = (
 
 
 class RequestFailedError(WattfleetError):
-    """The coordinator could not carry a request out."""
+    """The coordinator could not carry out a request."""
 
 
 class RequestRefusedError(InvalidInputError):
@@ -52,7 +52,7 @@ class CoordinatorClient:
 
         Args:
             endpoint: the coordinator, and how to connect to it.
-            stream_timeout_s: timeout of an answer in several messages, seconds.
+            stream_timeout_s: timeout of a streamed answer, in seconds.
 
         Raises:
             InvalidInputError: the identity is damaged, or plaintext would leave this machine although it must not.
@@ -80,7 +80,7 @@ class CoordinatorClient:
         Raises:
             CoordinatorUnreachableError: nothing answers.
             RequestRefusedError: the request is invalid.
-            RequestFailedError: the coordinator failed, or cannot do it now.
+            RequestFailedError: the coordinator failed, or cannot carry out the request now.
         """
         with self._errors():
             return getattr(self._operator, method)(request, timeout=timeout_s)
@@ -91,7 +91,7 @@ class CoordinatorClient:
             return getattr(self._identity, method)(request, timeout=_ANSWER_TIMEOUT_S)
 
     def renew_certificate(self) -> str:
-        """Renew this client's own certificate, whether or not it is due; returns its owner, such as "operator anna".
+        """Renew this client's own certificate even if it is not due; return its owner, such as "operator anna".
 
         Raises:
             CoordinatorUnreachableError: nothing answers.
@@ -137,12 +137,12 @@ class CoordinatorClient:
         return [run for answer in answers for run in answer.runs]
 
     def rounds(self, run_id: str, with_devices: bool = True, with_times: bool = False) -> Iterator[view_pb2.RoundView]:
-        """The rounds of a run, in their order; errors as for `operate`."""
+        """The rounds of a run, in order; errors as for `operate`."""
         request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=with_times)
         return self._streamed(self._view.StreamRounds, request)
 
     def round(self, run_id: str, number: int) -> view_pb2.RoundView:
-        """One round of a run with everything about its devices.
+        """One round of a run with all values of its devices.
 
         Raises:
             RequestRefusedError: the run has no such round.
@@ -156,7 +156,7 @@ class CoordinatorClient:
         raise RequestRefusedError(f"run {run_id} has no round {number}")
 
     def deleted_runs(self, run_ids: Iterable[str], end: bool) -> Iterator[str]:
-        """Delete runs, and give the id of each that was deleted; errors as for `operate`."""
+        """Delete runs, and yield the id of each deleted run; errors as for `operate`."""
         request = operator_pb2.DeleteRunsRequest(run_ids=run_ids, end=end)
         return (answer.run_id for answer in self._streamed(self._operator.DeleteRuns, request))
 
@@ -176,8 +176,8 @@ class CoordinatorClient:
         code, details = error.code(), plain_text(error.details() or "")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._has_answered:
             return CoordinatorUnreachableError(f"the coordinator at {self._address} stopped answering")
-        # A coordinator that answers, but cannot do this now, uses the same status.
-        is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_there()
+        # A coordinator that answers but cannot carry out the request now uses the same status.
+        is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_reachable()
         if is_unavailable or code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return why_refused(self._endpoint) or CoordinatorUnreachableError(
                 f"no coordinator answers at {self._address}: start one with `wattfleet coordinator serve`, or name"
@@ -188,5 +188,5 @@ class CoordinatorClient:
         kind = RequestRefusedError if code in _INVALID_REQUEST else RequestFailedError
         return kind(details or code.name)
 
-    def _is_there(self) -> bool:
+    def _is_reachable(self) -> bool:
         return answers(self._view.GetFleet, view_pb2.GetFleetRequest(), _PROBE_TIMEOUT_S)

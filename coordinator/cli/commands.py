@@ -38,7 +38,7 @@ def group() -> None:
 
 
 class ServeCommand(SettingsCommand):
-    """`serve`, with an option for each setting that names one."""
+    """`serve`, with an option for each setting that has one."""
 
     model = "coordinator.settings:CoordinatorSettings"
     prefix = "WATTFLEET_COORDINATOR_"
@@ -88,7 +88,7 @@ def serve(ctx: typer.Context) -> None:
         served = ", ".join([f"coordinator serves {bound.address} ({security})", *further, *http])
         exposed = exposed_plaintext(settings, has_authority=bound.enrolment_address is not None)
         warning = f"{' and '.join(exposed)}: {PLAINTEXT_WARNING}"
-        if logs_json():  # where both outputs are read as one log, no line of it may be text
+        if logs_json():  # where both outputs are read as one log, every line must be JSON
             logging.getLogger(__name__).info("%s", served)
             if exposed:
                 logging.getLogger(__name__).warning("%s", warning)
@@ -103,7 +103,7 @@ def serve(ctx: typer.Context) -> None:
     asyncio.run(run_server(settings, on_ready))
 
 
-# `serve` first, then commands in the order in which an operator meets them.
+# `serve` first, then commands in the order in which an operator needs them.
 for command in (
     devices,
     device,

@@ -41,10 +41,10 @@ WorkloadOption = Annotated[
 ]
 _MIN_TEXT_WIDTH = 10
 _NO_DEVICES = (
-    "no devices yet: `wattfleet coordinator invite` prints the line with which a board enrols, and `wattfleet simulate`"
-    " tries a simulated fleet"
+    "no devices yet: enrol a board with `wattfleet coordinator invite`, or try a simulated fleet with `wattfleet "
+    "simulate`"
 )
-_NO_SUCH_DEVICE = "no device has this state and tag: leave --state and --tag out to list all"
+_NO_SUCH_DEVICE = "no device has this state and tag: leave out --state and --tag to list all"
 
 
 def devices(
@@ -155,7 +155,7 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
     line += f"; {left_out} left out because of their reports" if left_out else ""
 
     def table(more: Sequence[str]) -> Table:
-        """The fleet, with the given columns besides."""
+        """A table of the fleet with the given additional columns."""
         left = ("left",) if is_profiling else ()
         table = columns(("device", "board", "state"), ("since", "modes", *left, "idle W", "1 epoch"))
         for name in more:

@@ -21,11 +21,14 @@ def invite(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Id of the device. One that is enrolled under this id is replaced. Default: the device names itself."
+            help="Id of the device, which replaces any enrolled device of this id. Default: the device names itself."
         ),
     ] = None,
     role: Annotated[
-        str, typer.Option(allow_from_autoenv=False, help="What enrols: device, flower, superlink, operator or viewer.")
+        str,
+        typer.Option(
+            allow_from_autoenv=False, help="Role of the machine: device, flower, superlink, operator or viewer."
+        ),
     ] = "device",
     name: Annotated[
         str | None,
@@ -36,7 +39,7 @@ def invite(
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Give the device this tag. Repeatable. Default: none.")] = None,
     ttl: Annotated[str, typer.Option(help="Let the invite expire after this long, such as 30m or 2d.")] = "1h",
-    uses: Annotated[int, typer.Option(allow_from_autoenv=False, help="Let so many machines enrol with it.")] = 1,
+    uses: Annotated[int, typer.Option(allow_from_autoenv=False, help="Let this many machines enrol with it.")] = 1,
     json_: JsonOption = False,
 ) -> None:
     """Print a line with which a machine enrols. Whoever has the line can enrol, so keep it secret."""
@@ -86,7 +89,7 @@ def cancel_invite(
     if json_:
         print_json(_content(answer.invite))
     else:
-        print_line(f"{answer.invite.number}: nobody can enrol with it any more")
+        print_line(f"{answer.invite.number}: this invite can no longer be used")
 
 
 def _content(view: identity_pb2.InviteView) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from coordinator.display.wording import moment
 
     if not found:
-        return Text("no open invites: `wattfleet coordinator invite` makes one")
+        return Text("no open invites: create one with `wattfleet coordinator invite`")
     table = columns(("number", "role", "name"), ("uses",), ("expires", "made by"))
     for each in found:
         expires = moment(datetime.fromisoformat(each["expires"]))

@@ -24,7 +24,7 @@ def nodes(
     watch: WatchOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """List Flower's nodes with their devices, and what to mend where a node cannot train on its device."""
+    """List Flower's nodes with their devices, and what to fix if a node cannot train on its device."""
     from coordinator.display.view_values import node_values
 
     with connected() as client:
@@ -38,7 +38,7 @@ def nodes(
 
 
 def _current(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The nodes that were not replaced: a SuperNode that was restarted has a new node id."""
+    """Leave out nodes that were replaced: a SuperNode that was restarted has a new node id."""
 
     def age(node: dict[str, Any]) -> tuple[float, float]:
         return node["connected_unix_s"] or 0.0, node["bound_unix_s"] or 0.0
@@ -65,7 +65,7 @@ def _status(node: dict[str, Any]) -> str:
 
 
 def _remedy(node: dict[str, Any]) -> str | None:
-    """What is wrong and what to do; None if nothing is."""
+    """What is wrong and the remedy; None if nothing is wrong."""
     if node["pairing_problem"]:
         return str(node["pairing_problem"])
     return {"unknown device": _UNKNOWN, "not checked": _UNCHECKED}.get(_status(node))
@@ -82,8 +82,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     if not found:
         return Text(
-            "no Flower node has told its device yet: start the SuperNodes, each with its device-id, and a run"
-            " (docs/flower.md). Nodes are asked before its first plan"
+            "no Flower node has reported its device yet: start the SuperNodes, each with its device-id, and a run "
+            "(docs/flower.md). Nodes are queried before its first plan"
         )
     styles = {"paired": "green", "not checked": "dim"}
     table = columns(("device", "its agent", "pairing", "connected", "node"))
@@ -97,7 +97,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
             str(each["node_id"]),
         )
     mend = sum(each["status"] not in styles for each in found)
-    summary = f"{count_of(len(found), 'node')}: " + (f"{mend} to mend" if mend else "none to mend")
+    summary = f"{count_of(len(found), 'node')}: " + (f"{mend} to fix" if mend else "none to mend")
     problems = [
         Text(f"{each['device_id']}: {each['remedy']}", style="" if each["status"] in styles else "red")
         for each in found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coordinator.cli.client import CoordinatorClient
 
 _DEFAULT_ADDRESS = "127.0.0.1:7070"
-"""Equals `wattfleet_identity.endpoint.DEFAULT_ADDRESS`, which is slow to import for a default."""
+"""Equals `wattfleet_identity.endpoint.DEFAULT_ADDRESS`, whose module is too slow to import here."""
 
 _CONNECTION = "coordinator.cli.connection"
 _WARNING = f"{_CONNECTION}.warning"
@@ -46,7 +46,7 @@ def _connection_options() -> Iterator[click.Parameter]:
         type=str,
         envvar=COORDINATOR_VARIABLE,
         show_envvar=True,
-        help=f"Connect to the coordinator at this host:port. Default: that of the identity, else {_DEFAULT_ADDRESS}.",
+        help=f"Connect to the coordinator at this host:port. Default: the identity's, or else {_DEFAULT_ADDRESS}.",
         expose_value=False,
         callback=_note,
     )
@@ -65,7 +65,7 @@ def _connection_options() -> Iterator[click.Parameter]:
         is_flag=True,
         envvar=INSECURE_VARIABLE,
         show_envvar=True,
-        help="Connect in plaintext where there is no identity, also to another machine. Default: no.",
+        help="Connect in plaintext if there is no identity, even to another machine. Default: no.",
         expose_value=False,
         callback=_note,
     )
@@ -77,7 +77,7 @@ def _note(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def connected() -> CoordinatorClient:
-    """A connection to the coordinator that the options of a `ClientCommand` name.
+    """Connect to the coordinator that the options of a `ClientCommand` name.
 
     A certificate that is due is renewed first.
 
@@ -101,13 +101,13 @@ def connected() -> CoordinatorClient:
 
 
 def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], json_: bool, watch: bool) -> None:
-    """Print what a query finds, once or repeatedly.
+    """Print the result of a query, once or repeatedly.
 
     Args:
         content: runs the query; its result can be written as JSON.
         table: formats the result for people.
         json_: print JSON; while watching, one line for each query.
-        watch: refresh until Ctrl-C. A coordinator that answered at first and then goes away is waited for.
+        watch: refresh until Ctrl-C. If a coordinator answers at first and then disappears, the command waits for it.
     """
     console = terminal()
     found = content()
@@ -118,7 +118,7 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
             else:
                 warning = click.get_current_context().meta.get(_WARNING)
                 watch_in_place(console, found, content, table, warning)
-        except KeyboardInterrupt:  # the usual way to end it
+        except KeyboardInterrupt:  # the usual way to stop watching
             if not console.is_terminal and not json_:
                 console.line()  # the last table has no end of line there
     elif json_:

@@ -44,7 +44,7 @@ def plan(
         str | None, typer.Option(help="Preview with this client-selection policy. Default: the one in force.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(min=1, help="Devices that the --policy selects. Default: the policy's.")
+        int | None, typer.Option(min=1, help="Number of devices that --policy selects. Default: the policy's.")
     ] = None,
     deadline_s: Annotated[float | None, typer.Option(help="Deadline of the --policy, in seconds.")] = None,
     json_: JsonOption = False,
@@ -55,7 +55,7 @@ def plan(
     from wattfleet_proto.v1 import operator_pb2
 
     if not dry_run:
-        raise InvalidInputError("pass --dry-run: this command only previews a round; Flower's server starts it")
+        raise InvalidInputError("this command only previews a round, and Flower's server starts it: pass --dry-run")
     if epochs is not None and not 0 < epochs < float("inf"):
         raise InvalidInputError(f"--epochs must be above 0 and finite, not {epochs:g}")
     with connected() as client:

@@ -26,12 +26,12 @@ app.command(cls=ClientCommand)(sign)
 
 _CHUNK_BYTES = 64 * 1024
 _SHOWN_DIGITS = 12
-_PUBLISH_TIMEOUT_S = 150.0  # more than the coordinator allows for an upload and its check
+_PUBLISH_TIMEOUT_S = 150.0  # longer than the coordinator allows for an upload and its check
 
 
 @app.command("list", cls=ClientCommand)
 def list_references(json_: JsonOption = False) -> None:
-    """List the published reference predictors, and those in force."""
+    """List the published reference predictors, and which are in force."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected() as client:
@@ -94,7 +94,7 @@ def pin(
 ) -> None:
     """Make all agents transfer from the reference predictors DIGESTS.
 
-    Of several, each counts by how well it predicts the modes that a device has measured of a workload.
+    With several, each is weighted by how well it predicts the modes that a device has measured for a workload.
     """
     from wattfleet.errors import InvalidInputError
 
@@ -122,7 +122,7 @@ def _pinned(digests: Sequence[str], json_: bool) -> None:
     print_line(f"agents transfer from {', '.join(digest[:_SHOWN_DIGITS] for digest in in_force)}")
     if answer.ended_sessions:
         reconnects = "reconnects" if answer.ended_sessions == 1 else "reconnect"
-        print_line(f"{count_of(answer.ended_sessions, 'agent')} {reconnects} to learn of it")
+        print_line(f"{count_of(answer.ended_sessions, 'agent')} {reconnects} to fetch it")
 
 
 def _parts(artefact: Artefact) -> Iterator[operator_pb2.PublishReferenceRequest]:
@@ -153,7 +153,7 @@ def _print(content: Sequence[dict[str, Any]]) -> None:
     from coordinator.cli.output.layout import Fitting, Layout, columns
 
     def table(more: Sequence[str]) -> Table:
-        """The references, with the given columns besides."""
+        """A table of the references with the given additional columns."""
         table = columns(("digest", "workload", *more), ("devices",), ("status",))
         for each in content:
             status = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]

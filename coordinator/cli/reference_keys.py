@@ -1,4 +1,4 @@
-"""`wattfleet coordinator reference keys` and `sign`: the operator's signature of references."""
+"""`wattfleet coordinator reference keys` and `sign`: signing references as the operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HELP = "Create, replace and show the keys that sign references."
 
 app = typer.Typer(no_args_is_help=True, help=_HELP)
 
-KeysArgument = Annotated[Path, typer.Argument(help="Folder that `wattfleet coordinator reference keys init` made.")]
+KeysArgument = Annotated[Path, typer.Argument(help="Folder created by `wattfleet coordinator reference keys init`.")]
 KeyOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -32,7 +32,9 @@ KeyOption = Annotated[
 ]
 DaysOption = Annotated[
     float | None,
-    typer.Option("--days", help="Let the signature expire after so many days.", min=1, max=36_500, show_default=False),
+    typer.Option(
+        "--days", help="Let the signature expire after this many days.", min=1, max=36_500, show_default=False
+    ),
 ]
 _ONLINE = "online"
 
@@ -45,13 +47,15 @@ def group() -> None:
 @app.command("init", cls=ClientCommand)
 def init(
     out: Annotated[Path, typer.Option("--out", help="Create the keys in this folder.")],
-    root_keys: Annotated[int, typer.Option(help="Create so many root keys.", min=2, max=16)] = 2,
-    threshold: Annotated[int, typer.Option(help="Let so many root keys sign together.", min=1, max=15)] = 1,
+    root_keys: Annotated[int, typer.Option(help="Create this many root keys.", min=2, max=16)] = 2,
+    threshold: Annotated[
+        int, typer.Option(help="Require the signatures of this many root keys together.", min=1, max=15)
+    ] = 1,
     json_: JsonOption = False,
 ) -> None:
     """Create the keys that sign references, and have the coordinator serve the first metadata.
 
-    There are more root keys than have to sign together, so that a lost one can be replaced.
+    There are more root keys than have to sign together, so that a lost key can be replaced.
     """
     from coordinator.key_files import key_of_pem
     from coordinator.signing_folder import SigningFolder
@@ -63,7 +67,7 @@ def init(
         if served.root_version:
             raise InvalidInputError(
                 "the coordinator serves signed references already: use the folder with their keys, or give the"
-                " coordinator another --reference-metadata directory to begin anew"
+                " coordinator another --reference-metadata directory to start again"
             )
         folder = SigningFolder.create(out, key_of_pem(served.online_key), root_keys, threshold)
         _publish(client, folder)
@@ -83,7 +87,7 @@ def rotate(
         list[str] | None,
         typer.Option(
             allow_from_autoenv=False,
-            help="Replace this key: `targets`, `online` (by the coordinator's present key), or the first 6 or more"
+            help="Replace this key: `targets`, `online` (by the coordinator's current key), or the first 6 or more"
             " digits of a root key's id. It may be lost. Can be repeated.",
             show_default=False,
         ),
@@ -109,7 +113,7 @@ def rotate(
         return
     print_line(f"version {folder.root.version} of the root is served; it expires on {folder.root.expires.date()}")
     for path in old_files:
-        print_line(f"{path} is not trusted any more: delete it")
+        print_line(f"{path} is no longer trusted: delete it")
 
 
 @app.command("show")
@@ -124,7 +128,7 @@ def show(keys: KeysArgument, json_: JsonOption = False) -> None:
     for role, signed in (("root", folder.root), ("targets", folder.targets)):
         print_line(f"{role}: version {signed.version}, expires on {signed.expires.date()}")
         for keyid, is_here in folder.keys_of(role):
-            print_line(f"  key {keyid[:12]}{'' if is_here else ', whose private key is not here'}")
+            print_line(f"  key {keyid[:12]}{'' if is_here else ', whose private key is missing'}")
     for digest in folder.digests:
         print_line(f"signed: {digest}")
 
@@ -138,7 +142,7 @@ def sign(
         list[str] | None,
         typer.Option(
             allow_from_autoenv=False,
-            help="Sign no more the reference with this digest; can be repeated.",
+            help="Stop signing the reference with this digest; can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -146,9 +150,9 @@ def sign(
     days: DaysOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Sign the reference predictors in DIRECTORIES, besides those that are signed already.
+    """Sign the reference predictors in DIRECTORIES, in addition to those signed already.
 
-    Without any, the signature is renewed before it expires.
+    Without any, only renew the signature.
     """
     from wattfleet.prediction import read_artefact
 

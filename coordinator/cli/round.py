@@ -71,7 +71,7 @@ def _title(content: dict[str, Any]) -> Text:
 
 def _totals(content: dict[str, Any]) -> list[str]:
     if content["unplanned"]:
-        return ["trained without a plan, since the coordinator was away: no budget was kept"]
+        return ["trained without a plan, because the coordinator was away: no budget was kept"]
     watts, seconds, joules = (content[key] for key in ("observed_site_w", "observed_s", "training_j"))
     lines = [
         f"power   {number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
@@ -123,7 +123,7 @@ def _selected(content: dict[str, Any]) -> Table:
 
 
 def _change(each: dict[str, Any]) -> str:
-    """What a trim made of a device's assignment."""
+    """Describe how a trim changed a device's assignment."""
     from wattfleet.modes import PowerMode
 
     return f"first {PowerMode(**each['first']['mode']).label()}" if each["became"] == "other mode" else each["became"]

@@ -70,9 +70,7 @@ def _table(content: dict[str, Any]) -> RenderableType:
     if content["error"]:
         lines.append(Text(content["error"], style="red"))
     if not content["rounds"]:
-        next_step = (
-            "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` says what the next one would be"
-        )
+        next_step = "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` previews the next one"
         return Group(*lines, Text(f"no rounds yet{next_step}"))
     names = sorted({name for each in content["rounds"] for name in each["metrics"]}, key=metric_order)
     layouts = [partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1)]
@@ -90,7 +88,7 @@ def _table(content: dict[str, Any]) -> RenderableType:
 def _with_metrics(
     rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int, has_energy: bool = True
 ) -> Layout:
-    """The rounds with the first `count` of their metrics, and with their energy."""
+    """A table of the rounds with the first `count` of their metrics, and with their energy."""
     from rich.text import Text
 
     from coordinator.cli.output.layout import Layout, columns
@@ -124,7 +122,7 @@ def _with_metrics(
 
 
 def _devices(each: dict[str, Any]) -> Text:
-    """How many devices took part, and how many of them were late."""
+    """Describe how many devices took part, and how many of them were late."""
     from rich.text import Text
 
     failed, late, devices = len(each["failed"]), len(each["late"]), each["devices"]
@@ -133,7 +131,7 @@ def _devices(each: dict[str, Any]) -> Text:
 
 
 def _trim(each: dict[str, Any]) -> Text:
-    """How a round was planned again in flight: its budget fell, or its devices' duties left less time."""
+    """Describe how a round was trimmed in flight, because its budget fell or its devices' duties left less time."""
     from rich.text import Text
 
     changes = [

@@ -1,4 +1,4 @@
-"""Runs as people name them: by the beginning of Flower's id."""
+"""Finds runs by the beginning of Flower's id, as people name them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RUN_HELP = "Flower's id of the run, or its beginning"
 
 
 def run_id_of(known: Iterable[str], given: str) -> str:
-    """The id of the run that is meant.
+    """Find the id of the run that a user named.
 
     Args:
         known: the ids of all runs, oldest first.
-        given: an id, or the beginning of a single one.
+        given: an id, or the unique beginning of one.
 
     Raises:
-        InvalidInputError: there is no such run, or there are several.
+        InvalidInputError: no run matches, or several do.
     """
     ids: Sequence[str] = list(known)
     if given in ids:
@@ -41,6 +41,6 @@ def run_id_of(known: Iterable[str], given: str) -> str:
 
 
 def run_ids_of(client: CoordinatorClient, given: Iterable[str]) -> list[str]:
-    """The ids of the runs that are meant, each once; errors as for `run_id_of`."""
+    """Find the ids of the runs that a user named, without duplicates; errors as for `run_id_of`."""
     known = [each.run_id for each in client.runs()]
     return list(dict.fromkeys(run_id_of(known, each) for each in given))

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator runs`: all runs, and what each has cost."""
+"""`wattfleet coordinator runs`: all runs, and the cost of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def runs(
     watch: WatchOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """List runs, the newest last: what each trains, how far it is, and what it has cost."""
+    """List runs, the newest last, with their workload, progress and cost."""
     with connected() as client:
         show(lambda: newest_runs(client, limit), _table, json_, watch)
 
@@ -36,7 +36,7 @@ def newest_runs(client: CoordinatorClient, limit: int) -> dict[str, Any]:
     """The newest runs with the totals of their rounds.
 
     Returns:
-        `runs`: a dictionary for each run, the newest last; `older`: how many are left out.
+        `runs`: a dictionary for each run, the newest last; `older`: the number of runs that are left out.
     """
     from coordinator.display.run_totals import run_totals
 

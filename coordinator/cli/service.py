@@ -35,8 +35,8 @@ def install(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="Install these settings, as `serve --config` reads them. Default: those of the other options, else"
-            " those that are installed.",
+            help="Install these settings, as `serve --config` reads them. Default: those of the other options, or else"
+            " the installed ones.",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +78,7 @@ def uninstall(
 def _settings(
     site_budget_w: float | None, address: str | None, config: Path | None, root: Path
 ) -> tuple[str, CoordinatorSettings]:
-    """The settings file to install, and what it says.
+    """The settings file to install, and its settings.
 
     Raises:
         InvalidInputError: no settings are named, they contradict each other, or they cannot be used.
@@ -94,7 +94,9 @@ def _settings(
     if site_budget_w is not None:
         content, source = settings_text(site_budget_w, address).encode(), installed
     elif address is not None:
-        raise InvalidInputError("--address needs --site-budget-w, too; change one that is installed in its file")
+        raise InvalidInputError(
+            "--address also needs --site-budget-w; change an installed address in the settings file"
+        )
     else:
         source = config or installed
         try:

@@ -37,7 +37,7 @@ ConfigOption = Annotated[
 
 @app.command()
 def check(store: StoreOption = None, config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Check that the store holds what was written to it. A coordinator may be using it."""
+    """Check that the store contains what was written to it. A coordinator may be using it."""
     from coordinator.store.backups import check_file
 
     path = _file(store, config, "check it with pg_amcheck")
@@ -71,11 +71,11 @@ def backup(
 
 @app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="File that `store backup` wrote.")],
+    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="File written by `store backup`.")],
     store: StoreOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Check the file BACKUP, and put a copy in the store's place. Stop the coordinator first."""
+    """Check the file BACKUP, and replace the store by a copy of it. Stop the coordinator first."""
     from coordinator.store.backups import restore_file
 
     path = _file(store, config, "restore it with pg_restore", must_exist=False)
@@ -88,16 +88,16 @@ def restore(
 
 
 def _file(store: str | None, config: Path | None, instead: str, must_exist: bool = True) -> Path:
-    """The SQLite file of the store.
+    """The path of the store's SQLite file.
 
     Args:
         store: its location as given; None for that of the settings.
-        config: the settings file; None for the one of the environment.
+        config: the settings file; None for that of the environment.
         instead: what to do if the store is PostgreSQL.
         must_exist: whether the file has to exist.
 
     Raises:
-        InvalidInputError: the store is PostgreSQL, or there is no such file.
+        InvalidInputError: the store is PostgreSQL, or the file does not exist.
     """
     from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
     from coordinator.store.database import database_url, display_name
@@ -129,7 +129,7 @@ def _require_file(path: Path) -> None:
 
 @contextmanager
 def _typed(path: Path) -> Iterator[None]:
-    """Name the store in errors of the system and of SQLite."""
+    """Convert errors of the system and of SQLite to errors that name the store."""
     from coordinator.store.database import typed_opening_errors
 
     with typed_opening_errors(str(path)):

@@ -1,4 +1,4 @@
-"""What `--watch` shows: a table that is drawn again and again, and scrolls where the terminal is too low for it."""
+"""The display of `--watch`: a table that is redrawn repeatedly, and scrolls if it is higher than the terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 WATCHED_EVERY_S = 2.0
 _LOWEST = 4
-"""Lines of the lowest terminal in which something is shown."""
+"""The fewest lines of a terminal in which something is shown."""
 
 
 class Viewport:
-    """A part of something that is higher than the terminal, below it a line with the time and with what is cut.
+    """The visible part of content that is higher than the terminal, above a line with the time and the visible range.
 
     Attributes:
-        top: lines above the part.
+        top: the number of lines above the visible part.
         content: what is shown.
     """
 
@@ -30,7 +30,7 @@ class Viewport:
 
         Args:
             content: what is shown at first.
-            now: the local time.
+            now: returns the local time.
         """
         self.top = 0
         self.content = content
@@ -39,7 +39,7 @@ class Viewport:
         self._lines = 0
 
     def press(self, key: str) -> None:
-        """Scroll, if the key says so; the next drawing keeps it within the content."""
+        """Scroll if the key is a scroll key; the next drawing keeps the position within the content."""
         self.top = {
             "up": self.top - 1,
             "down": self.top + 1,
@@ -50,7 +50,7 @@ class Viewport:
         }.get(key, self.top)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the part and the line below it."""
+        """Draw the visible part and the line below it."""
         from rich.segment import SegmentLines
         from rich.text import Text
 
@@ -68,10 +68,10 @@ class Viewport:
 
 
 def watch_as_json(found: Any, content: Callable[[], Any]) -> None:
-    """Print what a query finds every two seconds, one line each; errors of the connection go to standard error.
+    """Print the result of a query every two seconds, one line each; connection errors go to standard error.
 
     Args:
-        found: what it has found already.
+        found: the first result.
         content: runs the query.
     """
     from coordinator.cli.client import RequestFailedError
@@ -93,12 +93,12 @@ def watch_in_place(
     table: Callable[[Any], RenderableType],
     warning: str | None = None,
 ) -> None:
-    """Draw what a query finds every two seconds, until Ctrl-C or q.
+    """Draw the result of a query every two seconds, until Ctrl-C or q.
 
     Args:
         console: where it is drawn.
-        found: what it has found already.
-        content: runs the query. While the coordinator is away, the last answer stays, with the error below it.
+        found: the first result.
+        content: runs the query. While the coordinator is away, the last result stays, with the error below it.
         table: formats the result.
         warning: stays above the table.
     """

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator workloads` and `profile`: what devices train, and measuring it ahead of a run."""
+"""`wattfleet coordinator workloads` and `profile`: list workloads, and measure one ahead of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = ("id:", "tag:", "site:")
 
 
 def workloads(watch: WatchOption = False, json_: JsonOption = False) -> None:
-    """List the workloads of runs and devices: who has a prediction, what was measured, and when it was used."""
+    """List the workloads of runs and devices: which have predictions and measurements, and when they were used."""
     from coordinator.display.view_values import known_workload_values
 
     with connected() as client:
@@ -65,9 +65,9 @@ def profile(
     if json_:
         print_json({"device_ids": list(answer.device_ids), "not_told": not_told})
         return
-    print_line(f"{count_of(len(answer.device_ids), 'device')} told to measure {workload}")
+    print_line(f"{count_of(len(answer.device_ids), 'device')} ordered to measure {workload}")
     if not_told:
-        terminal().print(grouped(((each, f"not told: {reason}") for each, reason in not_told.items()), "yellow"))
+        terminal().print(grouped(((each, f"not ordered: {reason}") for each, reason in not_told.items()), "yellow"))
 
 
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
@@ -79,8 +79,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     if not found:
         return Text(
-            "no workloads yet: a run states its workload when it starts, and `wattfleet coordinator profile` orders"
-            " one to be measured ahead"
+            "no workloads yet: start a run, which states its workload, or measure one ahead with `wattfleet "
+            "coordinator profile`"
         )
     table = columns(("task",), ("devices", "measured", "modes", "live runs"), ("last run",))
     table.add_column("workload", overflow="fold")

@@ -1,1 +1,1 @@
-"""What commands and the page show alike: values of views by name, and numbers, watts and times as people read them."""
+"""Display code shared by commands and page: values of views by name, and formatted numbers, watts and times."""

@@ -1,4 +1,4 @@
-"""How a list of devices is ordered, and words for how far each is."""
+"""The order of a list of devices, and texts about the state and progress of each."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ TROUBLES = ("hot", "throttled", "over budget")
 """What can be wrong with a device that takes part in rounds."""
 
 THROTTLED_WITHIN_S = 600.0
-"""So long a board counts as throttled after it has throttled itself, as in the alert `WattfleetThrottling`."""
+"""Seconds for which a board counts as throttled after throttling itself, as in the alert `WattfleetThrottling`."""
 
 
 def troubles(device: Values, now_unix_s: float) -> list[str]:
     """Which of `TROUBLES` a device has.
 
-    It is over budget if its last observed training drew more watts than the plan allowed it, until that training's run
-    ends: then nothing is left to do for this run.
+    It is over budget if its last observed training drew more watts than the plan allowed, until that training's run
+    ends.
     """
     sample, throttled_unix_s = device["sample"], device["throttled_unix_s"]
     celsius = None if sample is None else sample["temperature_c"]
     has = {
         "hot": celsius is not None and celsius >= HOT_C,
         "throttled": throttled_unix_s is not None and now_unix_s - throttled_unix_s < THROTTLED_WITHIN_S,
-        "over budget": device["is_observed_run_live"] and drew_too_much(device),
+        "over budget": device["is_observed_run_live"] and exceeded_allowed_watts(device),
     }
     return [name for name in TROUBLES if has[name]]
 
 
-def drew_too_much(device: Values) -> bool:
-    """Whether a device's last observed training drew more watts than the plan allowed it, in whichever run."""
+def exceeded_allowed_watts(device: Values) -> bool:
+    """Whether a device's last observed training drew more watts than the plan allowed, in any run."""
     limit_w = device["observed_limit_w"]
     return limit_w is not None and device["observed_w"] > limit_w
 
@@ -55,7 +55,7 @@ def last_training(device: Values) -> str:
 
 
 def worst_first(devices: Iterable[Values], now_unix_s: float) -> list[Values]:
-    """Devices in the order in which somebody has to look at them.
+    """Sort devices by how urgently they need attention.
 
     First those that are offline, left out because of their reports, degraded, or have `troubles`; then by state in the
     order of `STATES`. Within each, drained devices come first, and then the slower ones.
@@ -84,7 +84,7 @@ def worst_first(devices: Iterable[Values], now_unix_s: float) -> list[Values]:
 
 
 def in_state_for(content: Values, now_unix_s: float) -> str:
-    """How long a device has been in its state; since its last report if it was offline when the coordinator began."""
+    """The time that a device has been in its state; since its last report if offline when the coordinator started."""
     since = content["state_since_unix_s"]
     if since is None and content["state"] == "offline":
         since = content["last_seen_unix_s"]
@@ -92,9 +92,9 @@ def in_state_for(content: Values, now_unix_s: float) -> str:
 
 
 def live_line(sample: Values | None) -> str:
-    """What a board's sensors said last, in one line."""
+    """The latest readings of a board's sensors, in one line."""
     if sample is None:
-        return "unknown: it is offline, or its agent is older"
+        return "unknown: it is offline, or its agent is too old to report it"
     from wattfleet.modes import PowerMode
 
     parts: tuple[tuple[str, Callable[[Any], str]], ...] = (
@@ -108,12 +108,12 @@ def live_line(sample: Values | None) -> str:
 
 
 def profiling_left(content: Values) -> str:
-    """About how long profiling still takes at most; "overdue" once it takes longer than that."""
+    """Return the longest time that profiling is expected to take still, or "overdue" once it has passed."""
     left_s = content["profiling_left_s"]
     return "-" if left_s is None else "overdue" if left_s == 0 else f"≤ {age(left_s)}"
 
 
 def measured_modes(content: Values) -> str:
-    """The measured modes; while the device profiles, of how many."""
+    """The number of measured modes; while the device is profiling, also the number to measure."""
     of = f" of {content['target_modes']:,}" if content["state"] == "profiling" and content["target_modes"] else ""
     return f"{content['profiled_modes']:,}{of}"

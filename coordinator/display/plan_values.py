@@ -9,7 +9,7 @@ from wattfleet_proto.v1 import operator_pb2
 
 
 def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:
-    """A previewed round: its totals, and each device with its mode and the reason why it was selected or not."""
+    """A previewed round's values: its totals, and each device with its mode and the reason of its decision."""
     found = plan_from_message(answer.plan, answer.epochs)
     parts = {assignment.device_id: assignment for assignment in found.assignments}
     return {

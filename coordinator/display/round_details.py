@@ -1,4 +1,4 @@
-"""One round in full: who trained, in which mode and why, and how it ended for each device."""
+"""One round in full: each device with its mode, the reason for its selection, and its outcome."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RoundPart:
 
     Attributes:
         first: its assignment as first planned.
-        now: the one in force; None if a trim has stopped the device.
+        now: the assignment in force; None if a trim has stopped the device.
         node_id: its Flower node.
         reason: why it was selected.
-        seen: what was observed of its training; None if nothing was.
-        result: what the app reported of it; None until the round is over, and of a device that was sent nothing.
+        seen: the observation of its training; None if there is none.
+        result: the app's report about it; None until the round is over, and for a device that was sent nothing.
     """
 
     first: Assignment
@@ -38,7 +38,7 @@ class RoundPart:
 
     @property
     def became(self) -> str | None:
-        """What a trim made of the assignment: "stopped" or "other mode"; None if neither."""
+        """How a trim changed the assignment: "stopped" or "other mode"; None if it did not."""
         if self.now is None:
             return "stopped"
         return "other mode" if self.now.mode != self.first.mode else None
@@ -101,7 +101,7 @@ def round_details(view: view_pb2.RoundView) -> Values:
 
 
 def slowest_first(selected: Iterable[Values]) -> list[Values]:
-    """The selected devices of `round_details` in the order in which they hold up the round."""
+    """The selected devices of `round_details`, those that delay the round most first."""
     return sorted(selected, key=lambda each: -max(each["predicted_s"], each["observed_s"] or 0.0))
 
 
@@ -134,7 +134,7 @@ def _planned(part: Assignment) -> Values:
 
 
 def _observed(part: RoundPart) -> Values:
-    """What was observed of a training; as everywhere, its warm-up counts as predicted."""
+    """The observed values of a training; as everywhere, its warm-up counts as predicted."""
     if part.seen is None:
         return {"observed_w": None, "observed_s": None, "training_j": None}
     seconds, watts = part.last.training_s(part.seen.epoch_s), part.seen.power_w
@@ -142,7 +142,7 @@ def _observed(part: RoundPart) -> Values:
 
 
 def _outcome(result: planning_pb2.DeviceResult | None, is_over: bool) -> Values:
-    """How a training ended: `outcome` in a word, and why it failed."""
+    """How a training ended: `outcome` as one word, and the reason of a failure."""
     if result is None:
         return {"outcome": "not sent" if is_over else "running", "failure": None, "share": None, "loss": None}
     word = "failed" if result.failure else "late" if result.late else "trained" if result.share >= 1 else "in part"

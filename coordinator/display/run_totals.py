@@ -1,4 +1,4 @@
-"""What a run has come to: its rounds, their time, failures and joules, and those over their budget."""
+"""The totals of a run: its rounds, their time, failures and joules, and the rounds over their budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_totals(view: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> 
 
 
 def is_over_budget(round_: Values) -> bool:
-    """Whether a round drew more watts than the budget in force at its end; of one with `round_values`."""
+    """Whether a round, given as `round_values`, drew more watts than the budget in force at its end."""
     observed_w, trimmed_w = round_["observed_site_w"], round_["trimmed_site_budget_w"]
     budget_w = round_["site_budget_w"] if trimmed_w is None else trimmed_w
     return observed_w is not None and budget_w is not None and observed_w > budget_w

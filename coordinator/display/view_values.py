@@ -23,7 +23,7 @@ _SAMPLE = tuple(each.name for each in fields(BoardSample))
 
 
 def known(message: Any, name: str) -> Any:
-    """A field of a message; None if it is not set."""
+    """Get a field of a message; None if it is not set."""
     return getattr(message, name) if message.HasField(name) else None
 
 
@@ -73,9 +73,9 @@ def device_values(view: view_pb2.DeviceView) -> Values:
 
 
 def sample_values(message: session_pb2.BoardSample) -> Values:
-    """What a board's sensors said; None is what the board does not report."""
+    """The readings of a board's sensors; None for values that the board does not report."""
     sample = board_sample_from_message(message)
-    # Not `asdict`, which copies each value deeply: this is done for every device of a snapshot.
+    # Not `asdict`, which deep-copies each value, because this runs for every device of a snapshot.
     values = {name: getattr(sample, name) for name in _SAMPLE}
     return {**values, "mode": None if sample.mode is None else sample.mode._asdict()}
 
@@ -133,7 +133,7 @@ def preset_values(view: view_pb2.DeviceView) -> list[Values]:
 
 
 def workload_values(message: power_pb2.Workload) -> Values:
-    """A workload's name and what is known of it."""
+    """A workload's name and its known facts."""
     workload = workload_from_message(message)
     facts = workload.facts
     return {
@@ -164,7 +164,7 @@ def device_workload_values(message: view_pb2.DeviceWorkload) -> Values:
 
 
 def known_workload_values(view: view_pb2.WorkloadView) -> Values:
-    """A workload's values, with the devices and runs that know it."""
+    """A workload's values, with its devices and runs."""
     return {
         **workload_values(view.workload),
         "devices": view.device_count,
@@ -192,7 +192,7 @@ def run_values(view: view_pb2.RunView) -> Values:
 
 
 def round_values(view: view_pb2.RoundView) -> Values:
-    """A round's totals, as first planned and as trimmed; without a plan there are no planned ones."""
+    """A round's totals, as first planned and as trimmed; a round without a plan has no planned totals."""
     is_trimmed = view.plan.HasField("first_planned")
     first = view.plan.first_planned if is_trimmed else view.plan
     unplanned = view.unplanned

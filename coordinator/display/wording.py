@@ -1,4 +1,4 @@
-"""Numbers, watts and times as people read them."""
+"""Formats numbers, watts and times for people."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from datetime import datetime, timezone
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number in a table; a dash if it is unknown."""
+    """Format a number for a table; a dash if it is unknown."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def watts(value: float) -> str:
-    """Watts in a sentence, such as "40 W" or "5.5 W"."""
+    """Format watts for a sentence, such as "40 W" or "5.5 W"."""
     return f"{value:,.1f}".removesuffix(".0") + " W"
 
 
 def moment(when: datetime) -> str:
-    """A local time; with the date unless it is today."""
+    """Format a local time, with the date unless it is today."""
     local, now = when.astimezone(), datetime.now().astimezone()
     if local.date() == now.date():
         return local.strftime("%H:%M:%S")
@@ -24,12 +24,12 @@ def moment(when: datetime) -> str:
 
 
 def moment_of(unix_s: float | None) -> str:
-    """As `moment`, of seconds since 1970; a dash if they are unknown."""
+    """Format seconds since 1970 as `moment` does; a dash if they are unknown."""
     return "-" if unix_s is None else moment(datetime.fromtimestamp(unix_s, timezone.utc))
 
 
 def age(seconds: float) -> str:
-    """How long something has lasted, roughly: "45 s", "12 min", "3 h" or "2 days"."""
+    """Format a rough duration: "45 s", "12 min", "3 h" or "2 days"."""
     if seconds < 100:
         return f"{max(0.0, seconds):.0f} s"
     if seconds < 100 * 60:

@@ -90,7 +90,7 @@ ROLES: Mapping[str, frozenset[Role]] = MappingProxyType(
         **_OF_METHODS,
     }
 )
-"""The roles that may call each RPC, by its full name. A missing RPC may be called by nobody."""
+"""The roles that may call each RPC, by its full name. Nobody may call an RPC that is missing here."""
 
 WITHOUT_CERTIFICATE = frozenset(
     {
@@ -107,7 +107,7 @@ _NEVER_IN_PLAINTEXT = frozenset(
         "/wattfleet.v1.SuperLinkService/ListSuperNodes",
     }
 )
-"""The RPCs that need a certificate even while a fleet moves over: what they give away is of use afterwards."""
+"""RPCs that need a certificate even while a fleet moves to certificates: their answers remain useful afterwards."""
 
 STREAMS = frozenset(
     {
@@ -127,14 +127,14 @@ STREAMS = frozenset(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     }
 )
-"""The RPCs with a stream of messages. They may last, and end with the caller's certificate."""
+"""The streaming RPCs. They may last long, and end with the caller's certificate."""
 
 
 class Access:
     """Lets callers use the RPCs of their role.
 
     Attributes:
-        certificates: says whether a caller's certificate is valid.
+        certificates: checks whether a caller's certificate is valid.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ class Access:
         """Guard one address.
 
         Args:
-            certificates: says whether a caller's certificate is valid.
+            certificates: checks whether a caller's certificate is valid.
             roles: the roles that this address serves.
-            plaintext_roles: what a caller without TLS may be; None where every caller has TLS.
-            calls: ends calls whose certificate becomes invalid; None for a guard of its own.
+            plaintext_roles: the roles of a caller without TLS; None if every caller has TLS.
+            calls: ends calls whose certificate becomes invalid; None creates a new one.
         """
         self.certificates = certificates
         self._roles = roles
@@ -159,12 +159,12 @@ class Access:
 
     @contextmanager
     def admitted(self, method: str, context: Any) -> Iterator[None]:
-        """Check a caller before its call, and while it lasts.
+        """Check a caller before and during its call.
 
         Raises:
             AccessDeniedError: its role may not call the method, or not at this address.
-            InvalidCertificateError: its certificate has expired, was revoked, or is of another fleet.
-            UnknownPeerError: its certificate names no peer.
+            InvalidCertificateError: its certificate has expired, was revoked, or belongs to another fleet.
+            UnknownPeerError: its certificate does not name a peer.
         """
         certificate = certificate_of(context)
         allowed = ROLES.get(method, frozenset())
@@ -184,7 +184,9 @@ class Access:
             if method in _NEVER_IN_PLAINTEXT or not allowed & self._plaintext_roles:
                 raise AccessDeniedError(f"{method} needs a certificate: use the address with TLS")
         elif method not in WITHOUT_CERTIFICATE:
-            raise AccessDeniedError(f"{method} needs a certificate: use the other address, after enrolling")
+            raise AccessDeniedError(
+                f"{method} needs a certificate: enrol this machine first, then use the main address"
+            )
         if certificate is None or method not in STREAMS:
             yield
             return

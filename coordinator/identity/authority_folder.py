@@ -1,12 +1,12 @@
 """The folder with the keys of the fleet's authority and of the coordinator's own server.
 
-`authority.key` and `authority.pem` sign; `trusted.pem` has every authority whose certificates are accepted.
-`server.key` and `server.pem` are the coordinator's. Each certificate of the server has a key of its own; while both are
-replaced, `server.key` has the keys of the old and of the new one.
+`authority.key` and `authority.pem` sign certificates; `trusted.pem` has every authority whose certificates are
+accepted. `server.key` and `server.pem` are the coordinator's. Each certificate of the server has its own key; while
+both are replaced, `server.key` has the old and the new key.
 
-While the authority is being replaced, `next.key` and `next.pem` are those of the new one, which issues the certificates
-of all peers. That of the server is still issued by the old one, since some peers do not know the new one yet. After
-every single write, the folder can be read and the replacement be continued.
+While the authority is being replaced, `next.key` and `next.pem` belong to the new one, which issues the certificates of
+all peers. The old authority still issues the server's certificate, because some peers do not know the new one yet.
+After every single write, the folder can be read and the replacement can be continued.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class AuthorityFolder:
     """The authority and the server's certificate, as read from a folder.
 
     Attributes:
-        folder: where they are.
-        authority: signs the server's certificate, and unless it is being replaced, all others.
+        folder: its path.
+        authority: signs the server's certificate and, unless it is being replaced, all others.
         trusted_pem: the authorities whose certificates are accepted.
         server_key_pem: the server's key.
         server_pem: the server's certificate.
-        successor: the authority that replaces it; None most of the time.
+        successor: the authority that replaces it; None if it is not being replaced.
     """
 
     folder: Path
@@ -66,27 +66,27 @@ class AuthorityFolder:
 
     @classmethod
     def exists(cls, folder: Path) -> bool:
-        """Whether an authority was made in a folder."""
+        """Whether a folder contains an authority."""
         return (folder / AUTHORITY).exists()
 
     @classmethod
     def create(cls, folder: Path, hosts: Sequence[str], now: datetime, fleet: str | None = None) -> AuthorityFolder:
-        """Make an authority and a server's certificate.
+        """Create an authority and a server's certificate.
 
         Args:
-            folder: where; made if absent.
+            folder: the path; created if absent.
             hosts: names and addresses of this machine, for clients that check them, such as Prometheus.
             now: the time.
             fleet: the fleet's name; None for a random one.
 
         Raises:
-            InvalidInputError: there is an authority already, the folder cannot be written, or a host is no DNS name and
-                no IP address.
+            InvalidInputError: there is an authority already, the folder cannot be written, or a host is neither a DNS
+                name nor an IP address.
         """
         if cls.exists(folder):
             raise InvalidInputError(
-                f"{folder} has an authority already: every machine that it enrolled would have to enrol again with"
-                " another one. To replace it without a gap, use `wattfleet coordinator rotate-authority`"
+                f"{folder} has an authority already: with a new one, every machine would have to enrol again. To "
+                "replace it without a gap, use `wattfleet coordinator rotate-authority`"
             )
         authority = CertificateAuthority.create(fleet or f"fleet-{secrets.token_hex(4)}", now)
         key_pem = new_key()
@@ -97,7 +97,7 @@ class AuthorityFolder:
             replace_file(folder / SERVER, server_pem)
             replace_file(folder / AUTHORITY_KEY, authority.key_pem, mode=SECRET_MODE)
             replace_file(folder / TRUSTED, authority.certificate_pem)
-            # Last: without it, the folder has no authority.
+            # Written last: without it, the folder has no authority.
             replace_file(folder / AUTHORITY, authority.certificate_pem)
         except OSError as error:
             raise InvalidInputError(f"cannot write to {folder}: {error.strerror}") from None
@@ -119,14 +119,14 @@ class AuthorityFolder:
             successor = _successor(folder)
         except OSError as error:
             raise InvalidInputError(
-                f"cannot read {error.filename}: {error.strerror}. Restore the folder {folder} from a backup, or make a"
-                " new authority with `wattfleet coordinator init`; then every machine has to enrol again"
+                f"cannot read {error.filename}: {error.strerror}. Restore the folder {folder} from a backup, or create "
+                "a new authority with `wattfleet coordinator init`; every machine then has to enrol again"
             ) from None
         read_certificates(trusted)
         server_key = next((each for each in _keys_in(server_key) if matches(each, server)), b"")
         if not server_key:
             raise InvalidInputError(f"{folder / SERVER_KEY} is not the key of {folder / SERVER}: restore both")
-        if successor is not None and key == successor.key_pem:  # the replacement was interrupted at its end
+        if successor is not None and key == successor.key_pem:  # the replacement was interrupted before its last step
             certificate, successor = successor.certificate_pem, None
         return cls(folder, CertificateAuthority(key, certificate), trusted, server_key, server, successor)
 
@@ -137,54 +137,54 @@ class AuthorityFolder:
 
     @property
     def server(self) -> Certificate:
-        """What the server's certificate says."""
+        """The contents of the server's certificate."""
         return Certificate.from_pem(self.server_pem)
 
     @property
     def server_tls(self) -> ServerTls:
-        """What the server proves itself with over HTTPS, and whom it trusts."""
+        """The server's key and certificate for HTTPS, and the authorities that it trusts."""
         return ServerTls(self.server_key_pem, self.server_pem, self.trusted_pem)
 
     def with_new_server(self, now: datetime) -> AuthorityFolder:
         """Issue the server's next certificate, for a new key and the same hosts.
 
         Raises:
-            OSError: it cannot be written; the current one stays.
+            OSError: the folder cannot be written; the current certificate stays.
         """
         return self._with_server_of(self.authority, now)
 
     def begin_rotation(self, now: datetime) -> AuthorityFolder:
-        """Make the authority's successor, which issues the certificates of all peers from now on.
+        """Create the authority's successor, which then issues the certificates of all peers.
 
-        Peers trust it once they have renewed, so that the server's certificate stays with the old one until then.
+        Peers trust it once they have renewed, so the old authority issues the server's certificate until then.
 
         Raises:
             RotationError: there is a successor already.
-            OSError: it cannot be written; the authority stays.
+            OSError: the folder cannot be written; the authority stays.
         """
         if self.successor is not None:
             raise RotationError(
-                "the authority is being replaced already: `wattfleet coordinator rotate-authority finish` ends it, once"
-                " all certificates were renewed"
+                "the authority is being replaced already: finish this with `wattfleet coordinator rotate-authority "
+                "finish` once all certificates were renewed"
             )
-        self._tidy()
+        self._complete_replacement()
         successor = CertificateAuthority.create(self.authority.fleet, now)
         trusted_pem = self.trusted_pem + successor.certificate_pem
         replace_file(self.folder / NEXT_KEY, successor.key_pem, mode=SECRET_MODE)
         replace_file(self.folder / TRUSTED, trusted_pem)
-        replace_file(self.folder / NEXT, successor.certificate_pem)  # last: without it, there is no successor
+        replace_file(self.folder / NEXT, successor.certificate_pem)  # written last: without it, there is no successor
         return replace(self, trusted_pem=trusted_pem, successor=successor)
 
     def finish_rotation(self, now: datetime) -> AuthorityFolder:
-        """Put the successor in the authority's place, whose certificates are not accepted from now on.
+        """Replace the authority by its successor; certificates of the old authority are then no longer accepted.
 
         Raises:
             RotationError: there is no successor.
-            OSError: it cannot be written; repeat it.
+            OSError: the folder cannot be written; repeat the call.
         """
         if self.successor is None:
             raise RotationError(
-                "the authority is not being replaced: `wattfleet coordinator rotate-authority begin` begins it"
+                "the authority is not being replaced: begin with `wattfleet coordinator rotate-authority begin`"
             )
         new = self.successor
         served = self._with_server_of(new, now)
@@ -193,7 +193,7 @@ class AuthorityFolder:
         replace_file(self.folder / TRUSTED, trusted_pem)
         replace_file(self.folder / AUTHORITY_KEY, new.key_pem, mode=SECRET_MODE)
         finished = replace(served, authority=new, trusted_pem=trusted_pem, successor=None)
-        finished._tidy()  # noqa: SLF001 - an instance of this class
+        finished._complete_replacement()  # noqa: SLF001 - an instance of this class
         return finished
 
     def own_identity(self, role: Role, name: str, coordinator: str, lifetime: timedelta, now: datetime) -> Identity:
@@ -212,8 +212,8 @@ class AuthorityFolder:
             replace_file(self.folder / SERVER_KEY, key_pem, mode=SECRET_MODE)
         return replace(self, server_key_pem=key_pem, server_pem=server_pem)
 
-    def _tidy(self) -> None:
-        """Complete what an interrupted replacement has left."""
+    def _complete_replacement(self) -> None:
+        """Complete an interrupted replacement."""
         replace_file(self.folder / AUTHORITY, self.authority.certificate_pem)
         for name in (NEXT, NEXT_KEY):
             if (self.folder / name).exists():
@@ -224,16 +224,16 @@ class AuthorityFolder:
 
 
 def _keys_in(pem: bytes) -> list[bytes]:
-    """The private keys of a file, each in PEM; its content as it is if there are none."""
+    """The private keys in a file, each as PEM; the whole content if there are none."""
     return [each + b"\n" for each in _KEY.findall(pem)] or [pem]
 
 
 def _successor(folder: Path) -> CertificateAuthority | None:
-    """The authority that replaces the one of a folder; None without one.
+    """Read the authority that replaces the current one of a folder; None without one.
 
     Raises:
         InvalidInputError: others may read its key, or the files do not belong together.
-        OSError: they cannot be read.
+        OSError: the files cannot be read.
     """
     if not (folder / NEXT).exists():
         return None

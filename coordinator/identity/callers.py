@@ -1,4 +1,4 @@
-"""Who calls an RPC, by the certificate of the connection."""
+"""The caller of an RPC, according to the certificate of the connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _read = lru_cache(maxsize=4096)(Certificate.from_pem)
 
 
 def certificate_of(context: Any) -> Certificate | None:
-    """The certificate that a caller's connection began with, verified by TLS; None without one.
+    """The certificate of a caller's connection, verified by TLS; None without one.
 
     Args:
         context: gRPC's context of the call.

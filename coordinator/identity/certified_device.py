@@ -1,4 +1,4 @@
-"""Whether the agent that begins a session is the device of its certificate."""
+"""Checks that the agent that begins a session is the device of its certificate."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from wattfleet_proto.v1 import session_pb2
 def require_own(
     hello: session_pb2.Hello, certificate: Certificate | None, has_certificate: Callable[[str], bool]
 ) -> None:
-    """Make sure that a device is the one that its certificate names.
+    """Check that a device is the one that its certificate names.
 
     Args:
         hello: the session's first message.
-        certificate: that of the connection; None on plaintext.
-        has_certificate: whether a device, by its id, has a valid certificate.
+        certificate: the certificate of the connection; None on plaintext.
+        has_certificate: returns whether the device with an id has a valid certificate.
 
     Raises:
-        ForeignDeviceError: the certificate is that of another device, or the device has one and does not use it.
+        ForeignDeviceError: the certificate belongs to another device, or the device has one and does not use it.
     """
     if certificate is None:
         if has_certificate(hello.device_id):

@@ -1,4 +1,4 @@
-"""The identity of the fleet's first operator, which is made with the authority: nobody could invite one yet."""
+"""The identity of the fleet's first operator. It is created with the authority, because nobody can invite one yet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LIFETIME = timedelta(days=365)
 
 
 def folder_of(authority: Path) -> Path:
-    """Where the operator's identity is, beside an authority."""
+    """The folder of the operator's identity, next to that of the authority."""
     return authority / "operator"
 
 
 def make_operator(authority: AuthorityFolder, coordinator: str, now: datetime) -> bool:
-    """Make the operator's identity, unless there is one that can be used; returns whether it was made.
+    """Create the operator's identity unless there is a usable one, and return whether it was created.
 
     Args:
         authority: issues the certificate.
@@ -29,8 +29,8 @@ def make_operator(authority: AuthorityFolder, coordinator: str, now: datetime) -
         now: the time.
 
     Raises:
-        InvalidInputError: there is one that cannot be read.
-        OSError: it cannot be written.
+        InvalidInputError: there is an identity that cannot be read.
+        OSError: the identity cannot be written.
     """
     folder = folder_of(authority.folder)
     if is_complete(folder) and (found := read_identity(folder)) is not None and now < found.certificate.not_after:
@@ -40,10 +40,10 @@ def make_operator(authority: AuthorityFolder, coordinator: str, now: datetime) -
 
 
 def adopted(authority: AuthorityFolder, identities: Identities, now: datetime) -> list[CertificateRecord]:
-    """Note the operator's certificate, which was issued before there was a store; returns what is to be stored.
+    """Record the operator's certificate, which was issued before there was a store; return the records to store.
 
     Raises:
-        InvalidInputError: it cannot be read.
+        InvalidInputError: the identity cannot be read.
     """
     identity = read_identity(folder_of(authority.folder))
     if identity is None:

@@ -1,4 +1,4 @@
-"""The calls in progress that last, and the certificates that they began with: TLS checks those at handshakes only."""
+"""Long calls in progress and their certificates, which TLS checks only at handshakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wattfleet_identity.certificate_check import InvalidCertificateError
 from wattfleet_identity.certificates import Certificate
 
 Check = Callable[[Certificate], None]
-"""Raises an `InvalidCertificateError` if a certificate is not valid any more."""
+"""Raises an `InvalidCertificateError` if a certificate is no longer valid."""
 
 
 class LiveCalls:
@@ -23,23 +23,23 @@ class LiveCalls:
 
     @contextmanager
     def holding(self, certificate: Certificate, require_valid: Check) -> Iterator[None]:
-        """Count a call of the current task while it lasts.
+        """Register a call of the current task while it is in progress.
 
         Args:
-            certificate: that of the caller.
+            certificate: the caller's certificate.
             require_valid: checks it.
 
         Raises:
-            InvalidCertificateError: it became invalid during the call.
+            InvalidCertificateError: the certificate became invalid during the call.
         """
         task = asyncio.current_task()
-        assert task is not None, "a handler is a task"
+        assert task is not None, "a handler runs in a task"
         self._calls[task] = certificate, require_valid
         try:
             yield
         except asyncio.CancelledError:
             if (why := self._ended.get(task)) is None:
-                raise  # the caller has gone
+                raise  # the caller has disconnected
             task.uncancel()
             raise why from None
         finally:
@@ -47,7 +47,7 @@ class LiveCalls:
             self._ended.pop(task, None)
 
     def end_invalid(self) -> int:
-        """End the calls whose certificate is not valid any more; returns how many end."""
+        """End the calls whose certificate is no longer valid, and return their number."""
         before = len(self._ended)
         for task, (certificate, require_valid) in self._calls.items():
             if task in self._ended:
@@ -60,7 +60,7 @@ class LiveCalls:
         return len(self._ended) - before
 
     async def keep_ending(self, every_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """End the calls whose certificate expires or is revoked, until cancelled."""
+        """End calls whose certificate expires or is revoked, until cancelled."""
         while True:
             await sleep(every_s)
             self.end_invalid()

@@ -1,7 +1,7 @@
 """The server's TLS credentials, whose certificate changes without a restart.
 
-gRPC asks for the configuration at every handshake. A process with such credentials must not fork: gRPC's threads hold
-locks that the child would wait for. Children are started by `exec` (`wattfleet_io/child_process.py`).
+gRPC requests the configuration at every handshake. A process with such credentials must not fork, because gRPC's
+threads hold locks that the child would wait for. Children are started with `exec` (`wattfleet_io/child_process.py`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _CHECK_S = 3600.0
 
 
 class ServerCredentials:
-    """The credentials of all addresses with TLS, and the folder that they come from."""
+    """The credentials of all addresses with TLS, and the folder from which they are read."""
 
     def __init__(self, folder: AuthorityFolder, now: Callable[[], datetime] = utc_now) -> None:
         """Use a folder's certificate.
 
         Args:
             folder: the authority and the server's certificate.
-            now: the time.
+            now: returns the time.
         """
         self.folder = folder
         self._now = now
@@ -44,22 +44,22 @@ class ServerCredentials:
         return self._credentials(require=False)
 
     def replace(self, folder: AuthorityFolder) -> None:
-        """Use another certificate, or other authorities, from the next handshake on."""
+        """Use another certificate or other authorities, beginning with the next handshake."""
         self.folder = folder
 
     def read_again(self) -> None:
-        """Use what the folder has now.
+        """Read the folder again, and use its current contents.
 
         Raises:
-            InvalidInputError: it is damaged.
+            InvalidInputError: the folder is damaged.
         """
         self.replace(AuthorityFolder.open(self.folder.folder))
 
     def renew_if_due(self) -> bool:
-        """Issue the next certificate if two thirds of the current one's life are over; returns whether it did.
+        """Issue the next certificate after two thirds of the current one's validity; return whether one was issued.
 
         Raises:
-            OSError: it cannot be written; the current one stays in use.
+            OSError: the folder cannot be written; the current certificate stays in use.
         """
         server = self.folder.server
         if self._now() < server.renew_at(server.not_after - SERVER_LIFETIME):
@@ -75,7 +75,7 @@ class ServerCredentials:
                     _log.info("the coordinator's certificate was renewed")
             except OSError as error:
                 _log.warning(
-                    "the coordinator's certificate cannot be renewed: %s. It expires on %s; mend the folder %s",
+                    "the coordinator's certificate cannot be renewed: %s. It expires on %s; repair the folder %s",
                     error.strerror,
                     f"{self.folder.server.not_after:%Y-%m-%d}",
                     self.folder.folder,
@@ -86,14 +86,14 @@ class ServerCredentials:
         used = self.folder
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
-            """The configuration for a handshake; None for that of the handshake before, which spares building it."""
+            """The configuration for a handshake; None if that of the previous handshake is still right."""
             nonlocal used
             if self.folder is used:
                 return None
             used = self.folder
             return _configuration(used, require)
 
-        fetch: Any = changed  # the stubs forget that it may return None
+        fetch: Any = changed  # the stubs omit that it may return None
         return grpc.dynamic_ssl_server_credentials(_configuration(used, require), fetch, require)
 
 

@@ -1,1 +1,1 @@
-"""What Prometheus reads of a coordinator, and the server of `/metrics`."""
+"""The coordinator's metrics for Prometheus, and the server of `/metrics`."""

@@ -1,4 +1,4 @@
-"""Single devices, as metric families: what they are, may draw, and were predicted and observed to do."""
+"""Metric families of individual devices: properties, grants, predictions and observations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def device_families(fleet: Fleet, devices: Sequence[DeviceRecord], live_runs: Se
 
     Args:
         fleet: the fleet.
-        devices: those of its devices that are exported one by one.
+        devices: the devices that are exported individually.
         live_runs: ids of the runs that have not ended.
     """
     ids = [device.device_id for device in devices]
@@ -40,7 +40,7 @@ def device_families(fleet: Fleet, devices: Sequence[DeviceRecord], live_runs: Se
 
 
 def _state_families(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[GaugeMetricFamily]:
-    """What each device is, where it is, and what it is doing."""
+    """The properties, the supply and the state of each device."""
     info = GaugeMetricFamily(
         "wattfleet_device_info",
         "Always 1; the labels say what the device is. Each tag has a comma before and after it",
@@ -83,7 +83,7 @@ def _state_families(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[G
 
 
 def _place_of(fleet: Fleet, device_id: str) -> tuple[str, str]:
-    """The site and the supply that a device is behind; empty if the site file does not tell."""
+    """The site and the supply that a device is behind; empty if the site file does not place it."""
     try:
         supply = fleet.operator.supply_of(device_id)
     except InvalidInputError:
@@ -92,7 +92,7 @@ def _place_of(fleet: Fleet, device_id: str) -> tuple[str, str]:
 
 
 def _grant_families(grants: Grants, device_ids: Sequence[str]) -> Iterator[GaugeMetricFamily]:
-    """What devices may draw beyond idling, and what they have confirmed."""
+    """The watts that devices may draw beyond idle power, and the watts that they have confirmed."""
     granted = GaugeMetricFamily(
         "wattfleet_device_granted_watts", "Watts that the device's newest grant allows", labels=["device"]
     )
@@ -118,7 +118,7 @@ def _grant_families(grants: Grants, device_ids: Sequence[str]) -> Iterator[Gauge
 def _result_families(newest: LatestResults, ids: Sequence[str], live_runs: Set[str]) -> Iterator[GaugeMetricFamily]:
     """The watts planned in each device's newest round, and predictions and observations of its last observed one.
 
-    They end with the run.
+    They disappear when the run ends.
     """
     families = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
@@ -144,7 +144,7 @@ def _result_families(newest: LatestResults, ids: Sequence[str], live_runs: Set[s
 
 
 def _live_families(samples: LiveSamples, devices: Sequence[DeviceRecord]) -> Iterator[Metric]:
-    """What the boards' sensors said last; each sensor that a board does not have has no sample."""
+    """The latest sensor readings of the boards; a sensor that a board lacks has no sample."""
     gauges = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
         for name, text in (

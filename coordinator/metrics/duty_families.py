@@ -1,4 +1,4 @@
-"""How devices answer the requests of their duties, as metric families."""
+"""Metric families of how devices answer the requests of their duties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wattfleet.duties import LATENCY_LIMITS_MS
 
 
 def duty_families(duties: KeptDuties, device_ids: Sequence[str]) -> Iterator[Metric]:
-    """How devices answer their requests; the counters begin anew with a device's agent."""
+    """The families; counters restart with a device's agent."""
     latency = HistogramMetricFamily(
         "wattfleet_duty_latency_seconds", "Seconds from a request's arrival to its answer", labels=["device"]
     )

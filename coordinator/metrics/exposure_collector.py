@@ -1,4 +1,4 @@
-"""How many of a coordinator's addresses are exposed, as a metric family."""
+"""The metric family with the number of a coordinator's exposed addresses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prometheus_client.registry import Collector
 
 
 class ExposureCollector(Collector):
-    """Exports how many of a coordinator's own addresses other machines reach in plaintext."""
+    """Exports how many of a coordinator's addresses other machines can reach in plaintext."""
 
     def __init__(self, exposed: int) -> None:
-        """Note their number."""
+        """Export the given number of addresses."""
         self._exposed = exposed
 
     def collect(self) -> Iterator[Metric]:
-        """One family."""
+        """The family."""
         yield GaugeMetricFamily(
             "wattfleet_exposed_plaintext_addresses",
             "Addresses of the coordinator that other machines reach without TLS",

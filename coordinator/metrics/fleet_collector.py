@@ -32,7 +32,7 @@ class FleetCollector(Collector):
 
         Args:
             fleet: the fleet.
-            single_devices: patterns such as `tag:lab` of the devices that are exported one by one; empty for all.
+            single_devices: patterns such as `tag:lab` of the devices that are exported individually; empty for all.
             now_s: the clock by which rounds are planned.
 
         Raises:
@@ -73,7 +73,7 @@ class FleetCollector(Collector):
         yield unplanned
 
     def _exported(self, devices: Sequence[DeviceRecord]) -> list[DeviceRecord]:
-        """The devices that are exported one by one."""
+        """The devices that are exported individually."""
         if not self._single.include:
             return list(devices)
         selected = set(self._fleet.operator.matching(self._single))
@@ -81,7 +81,7 @@ class FleetCollector(Collector):
 
 
 def _live_totals(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[GaugeMetricFamily]:
-    """What all boards draw now, as far as they report it."""
+    """The watts that all boards draw now, as far as they report them."""
     reported = [
         sample.power_w
         for device in devices
@@ -95,7 +95,7 @@ def _live_totals(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[Gaug
 
 
 def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[GaugeMetricFamily]:
-    """Each supply's budget in force, the watts that the newest round set aside behind it, and those reserved now."""
+    """Each supply's budget in force, the watts that the newest round reserved behind it, and those reserved now."""
     power = GaugeMetricFamily(
         "wattfleet_supply_power_watts",
         "Power behind each supply in watts, including idle devices",

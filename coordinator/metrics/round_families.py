@@ -1,4 +1,4 @@
-"""Rounds, as metric families: the newest ones as gauges, and all of this process as counters and histograms."""
+"""Metric families of rounds: gauges of the newest rounds, and counters and histograms of all rounds of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.state.rounds.latest_results import LatestResults
 from coordinator.state.rounds.round_statistics import RoundStatistics
 
 _NAMED_RUNS = 20
-"""Live runs that have a label of their own: each label is a time series in Prometheus."""
+"""The most live runs with their own label, because each label is a time series in Prometheus."""
 
 _OTHER_RUNS = "other"
 
@@ -20,7 +20,7 @@ _OTHER_RUNS = "other"
 def round_families(
     rounds: Sequence[RoundRecord], newest: LatestResults, site_budget_w: float, live_runs: Set[str]
 ) -> Iterator[GaugeMetricFamily]:
-    """The newest planned, the newest observed and the newest evaluated round; they end with their run."""
+    """The newest planned, observed and evaluated rounds; they disappear when their run ends."""
     number = GaugeMetricFamily("wattfleet_round_number", "Number of the newest planned round")
     duration = GaugeMetricFamily(
         "wattfleet_round_duration_seconds",
@@ -38,7 +38,7 @@ def round_families(
         site.add_metric(["planned"], rounds[-1].plan.planned_w)
     if (seen := newest.observed_round) is not None and seen.run_id in live_runs:
         site.add_metric(["observed"], seen.site_w)
-        # The plan and the budget may have changed since, so those of the observed round are exported beside it.
+        # The plan and the budget may have changed since, so those of the observed round are exported as well.
         site.add_metric(["planned_then"], seen.planned_w)
         site.add_metric(["allowed_then"], seen.allowed_w)
         duration.add_metric(["observed"], seen.duration_s)
@@ -49,10 +49,10 @@ def round_families(
 
 
 def in_flight_family(rounds: Sequence[RoundRecord], since_s: Mapping[str, float], now_s: float) -> GaugeMetricFamily:
-    """How long each run's oldest round in flight has lasted, beside the prediction for this very round.
+    """The duration so far of each run's oldest round in flight, with the prediction for the same round.
 
     Args:
-        rounds: of live runs, oldest first.
+        rounds: the rounds of live runs, oldest first.
         since_s: when each round in flight was planned, by plan id.
         now_s: the time now, of the same clock.
     """
@@ -72,7 +72,7 @@ def in_flight_family(rounds: Sequence[RoundRecord], since_s: Mapping[str, float]
 
 
 def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -> Iterator[Metric]:
-    """What the rounds since the start came to.
+    """Counters and histograms of the rounds since the start.
 
     Args:
         statistics: the counts.
@@ -119,7 +119,7 @@ def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -
 
 
 def _run_family(run_j: Mapping[str, float], live_runs: Sequence[str]) -> GaugeMetricFamily | CounterMetricFamily:
-    """The joules of each live run; those of the oldest have one label together."""
+    """The joules of each live run; the oldest runs share one label."""
     family = CounterMetricFamily(
         "wattfleet_run_energy_joules", "Observed joules of the trainings of a run that has not ended", labels=["run"]
     )

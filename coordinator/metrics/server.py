@@ -27,16 +27,16 @@ def metrics_served(
     figures: ServiceFigures | None = None,
     expiries: Callable[[], Mapping[str, datetime]] = dict,
 ) -> AbstractContextManager[int]:
-    """Serve `/metrics` from a thread until the context is left, which gives the port; port 0 takes a free one.
+    """Serve `/metrics` from a thread until the context is left, and yield the port; port 0 picks a free one.
 
     Args:
-        fleet: what is exported.
+        fleet: the fleet to export.
         host: the address to listen on.
         port: the port.
         settings: limits on the connections.
-        guard: who may read, over HTTPS; None lets everybody read over HTTP.
+        guard: who may read over HTTPS; None lets everybody read over HTTP.
         exposed: addresses of the coordinator that other machines reach in plaintext.
-        figures: how the coordinator itself does; None exports zeros.
+        figures: measurements of the coordinator itself; None exports zeros.
         expiries: when the certificate of each role expires first.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The coordinator itself, as metric families: its version, latencies, store and certificates."""
+"""Metric families of the coordinator itself: version, latencies, store and certificates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from wattfleet_io.build_metric import build_family
 
 
 class ServiceCollector(Collector):
-    """Exports how a coordinator does."""
+    """Exports measurements of the coordinator itself."""
 
     def __init__(self, figures: ServiceFigures, expiries: Callable[[], Mapping[str, datetime]] = dict) -> None:
         """Read from one coordinator.
 
         Args:
-            figures: its latencies.
+            figures: its measurements.
             expiries: when the certificate of each role expires first.
         """
         self._figures = figures

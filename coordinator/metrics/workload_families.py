@@ -1,4 +1,4 @@
-"""The workloads of live runs, as metric families."""
+"""Metric families of the workloads of live runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.workload_fronts import EVERY_WORKLOAD
 
 _NAMED_WORKLOADS = 20
-"""Workloads of live runs that have a label of their own: each label is a time series in Prometheus."""
+"""The most workloads with their own label, because each label is a time series in Prometheus."""
 
 _OTHER_WORKLOADS = "other"
 
 
 def workload_families(fleet: Fleet) -> Iterator[GaugeMetricFamily]:
-    """The workloads of live runs, those of the newest runs first; others have one label together."""
+    """The families of live runs' workloads; beyond the limit, those of the oldest runs share one label."""
     runs = GaugeMetricFamily("wattfleet_workload_runs", "Number of runs that have not ended", labels=["workload"])
     predicted = GaugeMetricFamily(
         "wattfleet_workload_devices", "Number of devices with a prediction for the workload", labels=["workload"]

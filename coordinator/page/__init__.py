@@ -1,1 +1,1 @@
-"""The coordinator's web page: HTML and server-sent events of what the commands show, from the same queries."""
+"""The coordinator's web page: shows the results of the commands' queries as HTML and server-sent events."""

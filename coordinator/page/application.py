@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 class _SecurityHeaders:
-    """Adds the headers that keep everything but the page's own files out."""
+    """Adds headers that let a browser load only the page's own files."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,10 +50,10 @@ class _SecurityHeaders:
 
 
 def page_application(hosts: Sequence[str], has_authority: bool) -> Starlette:
-    """The application; its `state.snapshots` is set by whoever serves it.
+    """Create the application; its server sets `state.snapshots`.
 
     Args:
-        hosts: the names that requests may use for the coordinator; another site's name would let that site read.
+        hosts: the host names that requests may use; otherwise, another site could read the page under its own name.
         has_authority: whether operators have certificates.
     """
     app = Starlette(

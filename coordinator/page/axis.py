@@ -15,8 +15,8 @@ def round_values(most: float, about: int) -> list[float]:
     """Values for an axis from 0: multiples of 1, 2 or 5 times a power of ten.
 
     Args:
-        most: where the axis ends; above 0.
-        about: the number of steps that is wanted at most.
+        most: the end of the axis; above 0.
+        about: the approximate upper limit of the number of steps.
     """
     step, decimals = _step(most, about)
     values = (round(k * step, decimals) for k in range(about + 1))

@@ -1,4 +1,4 @@
-"""One device: its front with presets and the mode in force, and how its rounds went."""
+"""The page of one device: its front with presets and the mode in force, and its rounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _DeviceRound:
     """A device's part in one round.
 
     Attributes:
-        number: of the round.
+        number: the number of the round.
         part: the values of its training; None if it was not selected.
         reason: why it was selected or not; None if the round did not consider it.
     """
@@ -47,7 +47,7 @@ class _DeviceRound:
 
 
 async def device(request: Request) -> Response:
-    """The page of one device."""
+    """Answer with the page of one device."""
     device_id = request.path_params["device_id"]
     snapshots: Snapshots = request.app.state.snapshots
     queries: Queries = snapshots.queries
@@ -75,13 +75,13 @@ async def device(request: Request) -> Response:
 
 
 def _histories(rounds: Sequence[_DeviceRound]) -> list[HistoryPlot]:
-    """Predicted and observed seconds and watts over rounds; nothing without a round in which it was selected."""
+    """The plots of predicted and observed seconds and watts over rounds; empty if the device was never selected."""
     parts = [(each.number, each.part) for each in reversed(rounds) if each.part is not None]
     return [HistoryPlot.seconds(parts), HistoryPlot.watts(parts)] if parts else []
 
 
 def _bounds(device: Values, front: Sequence[Values] | None, rounds: Sequence[_DeviceRound]) -> list[str]:
-    """What keeps the device from its fastest mode, or out of rounds."""
+    """The reasons that keep the device from its fastest mode, or out of rounds."""
     found = []
     if device["drained"]:
         found.append("It is drained, so that no round selects it.")
@@ -104,12 +104,12 @@ def _bounds(device: Values, front: Sequence[Values] | None, rounds: Sequence[_De
                 f" {watts(fastest['planned_w'])}."
             )
         elif newest.part["became"] != "stopped":
-            found.append(f"In round {newest.number}, nothing bound it: it had the watts of its fastest mode.")
+            found.append(f"In round {newest.number}, nothing limited it: it had the watts of its fastest mode.")
     return found
 
 
 def _mode_in_force(rounds: Sequence[_DeviceRound], run_prefix: str, plan_id: str) -> Values | None:
-    """The mode of the round whose grant is in force; None if it is not among these."""
+    """The mode of the round whose grant is in force; None if that round is not among the given ones."""
     for each in rounds:
         if each.part is not None and plan_id == f"{run_prefix}{each.number}":
             mode: Values = each.part["mode"]
@@ -118,7 +118,7 @@ def _mode_in_force(rounds: Sequence[_DeviceRound], run_prefix: str, plan_id: str
 
 
 async def _newest_rounds(queries: Queries, device_id: str) -> tuple[str | None, list[_DeviceRound]]:
-    """The newest run, and the device's part in its newest rounds, the newest first."""
+    """The newest run, and the device's part in its newest rounds, newest first."""
     runs = await queries.runs()
     if not runs:
         return None, []
@@ -129,7 +129,7 @@ async def _newest_rounds(queries: Queries, device_id: str) -> tuple[str | None, 
 
 
 def _part_of(view: view_pb2.RoundView) -> _DeviceRound:
-    """The part of the one device that a view is of."""
+    """The part of the only device in a view."""
     details = round_details(view)
     part = next(iter(details["selected"]), None)
     considered = [part, *details["not_selected"]] if part else details["not_selected"]
@@ -137,7 +137,7 @@ def _part_of(view: view_pb2.RoundView) -> _DeviceRound:
 
 
 def _presets_on(front: Sequence[Values], board: str) -> list[Values]:
-    """The presets of a board that are modes of a front, for agents that report none."""
+    """The presets of a board that are modes of a front, for agents that do not report presets."""
     modes = {PowerMode(**each["mode"]): each for each in front}
     return [
         {**modes[mode], "preset": name, "is_measured": False}

@@ -1,4 +1,4 @@
-"""Draws a page from its template in a thread, so that viewers do not wait for each other."""
+"""Renders a page from its template in a thread, so that viewers do not wait for each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from coordinator.display.device_words import (
     THROTTLED_WITHIN_S,
-    drew_too_much,
+    exceeded_allowed_watts,
     in_state_for,
     last_training,
     live_line,
@@ -33,7 +33,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def _time_of(unix_s: float | None) -> str | Markup:
-    """A time for people, in the coordinator's zone, and for machines."""
+    """Format a time for people, in the coordinator's time zone, and for machines."""
     if unix_s is None:
         return "-"
     when = datetime.fromtimestamp(unix_s, timezone.utc)
@@ -70,7 +70,7 @@ def _environment() -> Environment:
         left=profiling_left,
         live=live_line,
         last_training=last_training,
-        drew_too_much=drew_too_much,
+        exceeded_allowed_watts=exceeded_allowed_watts,
     )
     found.globals.update(
         mode_legend=MODE_LEGEND.replace("mode", "Mode", 1), hot_c=HOT_C, throttled_within=age(THROTTLED_WITHIN_S)
@@ -82,13 +82,13 @@ _ENVIRONMENT = _environment()
 
 
 async def drawn(request: Request, template: str, content: Mapping[str, Any], status: int = 200) -> Response:
-    """A page.
+    """Render a page.
 
     Args:
-        request: what is answered.
-        template: name of its template.
+        request: the request to answer.
+        template: name of the page's template.
         content: the template's values.
-        status: of the answer.
+        status: the HTTP status of the answer.
     """
     section = "/" + request.url.path.strip("/").partition("/")[0]
     text = await asyncio.to_thread(_ENVIRONMENT.get_template(template).render, section=section, **content)

@@ -1,4 +1,4 @@
-"""What has happened: changes of devices and runs since the coordinator started, and the audit log."""
+"""The page of events: changes of devices and runs since the coordinator started, and the audit log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AUDIT_ENTRIES = 200
 
 
 async def events(request: Request) -> Response:
-    """The page of events; the audit log is for operators, as it is for the commands."""
+    """Answer with the page of events; as with the commands, the audit log is only for operators."""
     snapshots: Snapshots = request.app.state.snapshots
     await snapshots.newest()
     may_read = role_of(request) is Role.OPERATOR if request.app.state.has_authority else True

@@ -1,4 +1,4 @@
-"""What the page says when something fails: in its own layout, or as JSON where a script asked."""
+"""Error answers of the page: in its own layout, or as JSON if a script sent the request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ASKED_BY_SCRIPTS = ("/watts.json", "/updates")
 
 
 class UnexpectedErrors:
-    """Answers errors that nothing else handles: the log has the traceback, and the viewer the id to find it by."""
+    """Answers unexpected errors: the log gets the traceback, and the viewer an id to find it."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Guard an application.
@@ -49,14 +49,14 @@ class UnexpectedErrors:
 
 
 def noted(error: Exception, what: str) -> str:
-    """Write an unexpected error to the log.
+    """Log an unexpected error.
 
     Args:
         error: the error.
         what: the part of the page that cannot be shown.
 
     Returns:
-        The id that the line carries.
+        The id in the log line.
     """
     error_id = secrets.token_hex(4)
     _log.error("error %s: the page cannot show %r", error_id, what, exc_info=error)
@@ -64,22 +64,22 @@ def noted(error: Exception, what: str) -> str:
 
 
 def unexpected_text(error_id: str) -> str:
-    """What a viewer is told of an unexpected error.
+    """The text about an unexpected error for a viewer.
 
     Args:
-        error_id: the id that its line in the log carries.
+        error_id: the id in its log line.
     """
     return f"Look for error {error_id} in the coordinator's log."
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """Answer somebody who may not read the page any more.
+    """Answer a viewer who may no longer read the page.
 
     Args:
-        request: what is refused.
-        error: why.
+        request: the refused request.
+        error: the reason.
     """
-    return await _answer(request, "You may not read this any more", str(error), 403)
+    return await _answer(request, "You may no longer read this", str(error), 403)
 
 
 async def _unexpected(request: Request, error_id: str) -> Response:
@@ -120,4 +120,4 @@ EXPECTED: dict[type[Exception], ExceptionHandler] = {
     WattfleetError: _failed,
     HTTPException: _no_page,
 }
-"""What answers the errors that are no fault of the page."""
+"""The handlers of errors that are not faults of the page."""

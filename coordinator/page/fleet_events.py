@@ -1,4 +1,4 @@
-"""What has happened in the fleet since the coordinator started, found by comparing snapshots."""
+"""Events in the fleet since the coordinator started, found by comparing snapshots."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FINE = ("profiling", "enrolled", "training", "ready")
 
 @dataclass(frozen=True)
 class FleetEvent:
-    """One thing that happened.
+    """One event.
 
     Attributes:
-        at_unix_s: when it was seen, up to a few seconds after it happened.
+        at_unix_s: when it was seen, up to a few seconds after it happened; seconds since 1970.
         subject: a device's or run's id.
         path: the subject's page.
         text: what happened.
-        is_bad: whether somebody should look.
+        is_bad: whether it needs attention.
     """
 
     at_unix_s: float
@@ -34,10 +34,10 @@ class FleetEvent:
 
 @dataclass
 class EventLog:
-    """The newest events, the newest first.
+    """The newest events.
 
     Attributes:
-        events: these events.
+        events: the events, newest first.
     """
 
     events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
@@ -45,10 +45,10 @@ class EventLog:
     _runs: dict[str, bool] = field(default_factory=dict)
 
     def compare(self, at_unix_s: float, devices: Sequence[Values], runs: Sequence[Values]) -> None:
-        """Note what differs from the time before; the first time, nothing is an event.
+        """Record what differs from the previous call; the first call records nothing.
 
         Args:
-            at_unix_s: when.
+            at_unix_s: the time.
             devices: the values of all devices.
             runs: the values of all runs.
         """

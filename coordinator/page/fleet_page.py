@@ -1,4 +1,4 @@
-"""The fleet at a glance: its devices, the worst first, and the site's watts."""
+"""The page of the fleet: its devices, worst first, and the site's watts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ORDERS = {
     "epoch": "slowest first",
     "name": "by name",
 }
-"""How the list can be ordered."""
+"""The possible orders of the list."""
 
 
 @dataclass(frozen=True)
 class DeviceFilter:
-    """Which devices are listed, and in which order.
+    """The selection and the order of the listed devices.
 
     Attributes:
         text: part of an id, board or detail.
@@ -52,7 +52,7 @@ class DeviceFilter:
 
     @classmethod
     def of(cls, request: Request) -> DeviceFilter:
-        """What a request asks for; an order that there is not counts as none."""
+        """Read the filter from a request; an unknown order counts as none."""
         asked = request.query_params
         text, state, supply, tag, order = (
             asked.get(name, "").strip() for name in ("text", "state", "supply", "tag", "order")
@@ -70,22 +70,22 @@ class DeviceFilter:
         )
 
     def listed(self, devices: Sequence[Values], now_unix_s: float) -> list[Values]:
-        """The devices to list, in their order."""
+        """The devices to list, in order."""
         found = worst_first([each for each in devices if self.keeps(each, now_unix_s)], now_unix_s)
         return sorted(found, key=_KEYS[self.order]) if self.order else found
 
     def query(self, page: int) -> str:
-        """The query of one page of the list."""
+        """The URL query of one page of the list."""
         asked = {name: text for name, text in asdict(self).items() if text}
         return "?" + urlencode({**asked, **({"page": page} if page > 1 else {})})
 
     def ordered_by(self, order: str) -> str:
-        """The query of the same devices in another order."""
+        """The URL query of the same devices in another order."""
         return replace(self, order=order).query(1)
 
 
 async def fleet(request: Request) -> Response:
-    """The page of the whole fleet."""
+    """Answer with the page of the whole fleet."""
     snapshots: Snapshots = request.app.state.snapshots
     snapshot, wanted = await snapshots.newest(), DeviceFilter.of(request)
     page = page_of(await asyncio.to_thread(wanted.listed, snapshot.devices, snapshot.at_unix_s), request)
@@ -111,7 +111,7 @@ async def watts_history(request: Request) -> Response:
 
 
 def _labels(device: Values, now_unix_s: float) -> list[str]:
-    """The words by which a device can be chosen: its state, its exclusions and its troubles."""
+    """The labels with which a device can be selected: its state, its exclusions and its troubles."""
     exclusions = (device["left_out"] is not None, bool(device["drained"]))
     return [
         str(device["state"]),
@@ -121,14 +121,14 @@ def _labels(device: Values, now_unix_s: float) -> list[str]:
 
 
 def _counts(snapshot: Snapshot) -> dict[str, int]:
-    """How many devices have each label, those that need somebody first."""
+    """The number of devices with each label, those that need attention first."""
     counted = Counter(label for each in snapshot.devices for label in _labels(each, snapshot.at_unix_s))
     order = (*STATES[:2], EXCLUSIONS[0], *TROUBLES, *STATES[2:], EXCLUSIONS[1])
     return {label: counted[label] for label in order if counted[label]}
 
 
 def _descending(value: Callable[[Values], float | None]) -> Callable[[Values], float]:
-    """A key that puts the largest values first, and unknown ones last."""
+    """A sort key that puts the largest values first, and unknown values last."""
 
     def key(device: Values) -> float:
         found = value(device)
@@ -142,7 +142,7 @@ def _sensed(name: str) -> Callable[[Values], float | None]:
 
 
 def _over_limit(device: Values) -> float | None:
-    """The watts of a device's last training by those that the plan allowed it."""
+    """The watts of a device's last training divided by those that the plan allowed."""
     return None if device["observed_limit_w"] is None else device["observed_w"] / device["observed_limit_w"]
 
 

@@ -23,7 +23,7 @@ class FrontPoint:
         x: seconds per epoch, on a logarithmic scale.
         y: watts.
         is_in_force: whether the device trains in it now.
-        text: what the point says.
+        text: the point's label.
     """
 
     x: float
@@ -37,10 +37,10 @@ class PresetMark:
     """One of the board's presets, which need not be on the front.
 
     Attributes:
-        point: where it is.
-        names: of the presets that are this mode.
-        is_measured: whether the device has measured it; else it is predicted.
-        is_left: whether the names are left of the point, since there is no room on the right.
+        point: its position.
+        names: the names of the presets that are this mode.
+        is_measured: whether the device has measured it; otherwise it is predicted.
+        is_left: whether the names are to the left of the point, because there is no room on the right.
     """
 
     point: FrontPoint
@@ -58,8 +58,8 @@ class FrontPlot:
         presets: the presets of the board.
         x_ticks: positions and seconds.
         y_ticks: positions and watts.
-        width: of the drawing.
-        height: of the drawing.
+        width: the width of the drawing.
+        height: the height of the drawing.
     """
 
     points: Sequence[FrontPoint]
@@ -75,7 +75,7 @@ class FrontPlot:
 
         Args:
             front: its modes.
-            presets: the board's presets, with predictions as those of the front.
+            presets: the board's presets, with predictions in the form of the front's.
             in_force: the mode in which the device trains; None if it does not.
         """
         drawn = [*front, *presets]

@@ -1,4 +1,4 @@
-"""A device's newest rounds as a drawing: what was predicted, allowed and observed in each."""
+"""A device's newest rounds as a drawing: predicted, allowed and observed values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class HistoryPoint:
 
     Attributes:
         round: its number.
-        x: its place.
+        x: its position.
         half: half the width of its marks.
-        predicted: height of what was predicted.
-        observed: height of what was observed; None if nothing was.
-        allowed: height of what the plan allowed; None where it allows no certain value.
+        predicted: height of the predicted value.
+        observed: height of the observed value; None if there is none.
+        allowed: height of the value that the plan allowed; None if the plan set no limit.
         is_over: whether more was observed than allowed.
-        text: what the round says.
+        text: the label of the round.
     """
 
     round: int
@@ -48,9 +48,9 @@ class HistoryPlot:
         unit: of the vertical axis.
         points: the rounds in which the device was selected, the oldest first.
         ticks: heights and values of the vertical axis.
-        width: of the drawing.
-        height: of the drawing.
-        left: where the axis ends.
+        width: the width of the drawing.
+        height: the height of the drawing.
+        left: the position of the axis.
     """
 
     title: str

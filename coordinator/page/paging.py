@@ -16,10 +16,10 @@ class ListPage:
     """One page of a list.
 
     Attributes:
-        rows: what is on it.
-        number: of the page, from 1.
+        rows: its rows.
+        number: the number of the page, from 1.
         pages: number of pages.
-        total: rows of the whole list.
+        total: number of rows of the whole list.
     """
 
     rows: Sequence[Any]
@@ -29,7 +29,7 @@ class ListPage:
 
 
 def page_of(rows: Sequence[Any], request: Request) -> ListPage:
-    """The page of a list that a request asks for; the nearest one if there is no such page."""
+    """The page of a list that a request names; the nearest one if that page does not exist."""
     asked = request.query_params.get("page", "1")
     pages = max(1, -(-len(rows) // _ROWS))
     number = min(max(int(asked), 1), pages) if asked.isdecimal() and len(asked) < 10 else 1

@@ -20,9 +20,9 @@ class Queries:
     """Reads the fleet from another thread's event loop; errors are those of the services.
 
     Attributes:
-        viewer: answers what a fleet holds.
-        operator: answers what is planned and allowed.
-        identity: answers what operators changed.
+        viewer: answers queries about the fleet.
+        operator: answers queries about what is planned and allowed.
+        identity: lists what operators changed.
         loop: the coordinator's event loop, the only one in which the fleet may be read.
     """
 

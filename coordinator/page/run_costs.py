@@ -1,4 +1,4 @@
-"""What runs have come to, kept of those that have ended, so that their rounds are read once."""
+"""The totals of runs; those of ended runs are cached, so that their rounds are read only once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RunCosts:
     """The totals of runs."""
 
     def __init__(self, queries: Queries) -> None:
-        """Know no run.
+        """Start without any run.
 
         Args:
             queries: read the fleet.

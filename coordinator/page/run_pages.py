@@ -1,4 +1,4 @@
-"""Runs, and one run with its rounds: who trained, in which mode, and what was predicted and observed."""
+"""The pages of runs: all runs, and one run with its rounds, devices, modes, and predicted and observed values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wattfleet_proto.metric_names import metric_order
 
 
 async def runs(request: Request) -> Response:
-    """The page of all runs, newest first, with what each has cost."""
+    """Answer with the page of all runs, newest first, with the cost of each."""
     snapshots: Snapshots = request.app.state.snapshots
     page = page_of((await snapshots.queries.runs())[::-1], request)
     rows = []
@@ -34,13 +34,13 @@ async def runs(request: Request) -> Response:
 
 
 async def run(request: Request) -> Response:
-    """The page of one run, with one of its rounds in full: the newest, unless another is asked for."""
+    """Answer with the page of one run, with one of its rounds in full: the newest, unless the request names another."""
     run_id, asked = request.path_params["run_id"], request.query_params.get("round", "")
     snapshots: Snapshots = request.app.state.snapshots
     queries: Queries = snapshots.queries
     views = await queries.rounds(run_id)
     found = next((each for each in await queries.runs() if each.run_id == run_id), None)
-    rounds = [_with_judgement(round_values(view)) for view in reversed(views)]
+    rounds = [_with_over_budget(round_values(view)) for view in reversed(views)]
     content = {
         "run": None if found is None else run_totals(found, views),
         "run_id": run_id,
@@ -56,7 +56,7 @@ async def run(request: Request) -> Response:
         devices = [] if view.unplanned else slowest_first(details["selected"])
         reasons = Counter(each["reason"] for each in details["not_selected"])
         content["shown"] = {
-            **_with_judgement(details),
+            **_with_over_budget(details),
             "device_page": page_of(devices, request),
             "not_selected": reasons.most_common(),
             "timeline": Timeline.of(devices, details),
@@ -64,5 +64,5 @@ async def run(request: Request) -> Response:
     return await drawn(request, "run.html", content)
 
 
-def _with_judgement(round_: Values) -> Values:
+def _with_over_budget(round_: Values) -> Values:
     return {**round_, "over_budget": is_over_budget(round_)}

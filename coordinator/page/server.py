@@ -1,4 +1,4 @@
-"""Serves the web page from a thread with an event loop of its own: drawing it must not delay sessions."""
+"""Serves the web page from a thread with its own event loop, because rendering must not delay sessions."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class PageServer:
         access: HttpAccess | None = None,
         has_authority: bool = False,
     ) -> None:
-        """Serve until `close`; port 0 takes a free port.
+        """Serve until `close`; port 0 picks a free port.
 
         Args:
             queries: read the fleet.
             host: the address to listen on.
             port: the port.
-            access: who may read, over HTTPS; None lets everybody read over HTTP.
-            has_authority: whether operators have certificates; without one, the audit log is then not shown.
+            access: who may read over HTTPS; None lets everybody read over HTTP.
+            has_authority: whether operators have certificates; if so, only they can see the audit log.
 
         Raises:
             InvalidInputError: the address is in use or does not exist.
@@ -79,11 +79,11 @@ class PageServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving: open streams of updates end."""
+        """Stop serving; open streams of updates end."""
         self._server.should_exit = True
 
     def join(self) -> None:
-        """Wait until it has stopped; the coordinator's event loop has to go on meanwhile."""
+        """Wait until the server has stopped; the coordinator's event loop has to run meanwhile."""
         self._thread.join(_STOP_S)
 
     async def _serve(self) -> None:

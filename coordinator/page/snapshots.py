@@ -28,13 +28,13 @@ _WATCHED_S = 1.0
 _UNWATCHED_S = 5.0
 _STALE_S = 1.5
 _MAX_SHARE = 0.1
-"""The share of time that snapshots of a large fleet may take: after one that took a second, ten seconds pass."""
+"""The share of time that snapshots may take: after one of a large fleet that took a second, ten seconds pass."""
 
 _KEPT_SAMPLES = 900
 
 _LIVE = ("sample", "profiling_left_s")
 _LIVE_S = 5.0
-"""Pages are brought up to date this often for values that always change."""
+"""Seconds between two updates of pages for values that always change."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Watts:
     """The whole site's watts at one time.
 
     Attributes:
-        at_unix_s: when.
-        budget_w: what is allowed.
-        set_aside_w: what is reserved for trainings and idle devices.
-        drawn_w: what boards measure now; of boards without a reading, the watts of the last training while they train,
-            else their idle watts.
+        at_unix_s: the time, seconds since 1970.
+        budget_w: the budget.
+        set_aside_w: the watts reserved for trainings and idle devices.
+        drawn_w: the watts that boards measure now; for a board without a reading, the watts of its last training while
+            it trains, or else its idle watts.
         measured: number of devices whose boards have a reading.
     """
 
@@ -59,13 +59,13 @@ class Watts:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the page shows of the fleet.
+    """The fleet's values that the page shows.
 
     Attributes:
-        at_unix_s: when it was taken.
+        at_unix_s: when it was taken, seconds since 1970.
         devices: the values of all devices, by id.
         runs: the values of all runs, oldest first.
-        watts: of the whole site.
+        watts: the watts of the whole site.
         policy: name of the client-selection policy.
         version: changes with what pages show.
     """
@@ -79,21 +79,21 @@ class Snapshot:
 
     @property
     def states(self) -> Counter[str]:
-        """How many devices are in each state."""
+        """The number of devices in each state."""
         return Counter(each["state"] for each in self.devices)
 
 
 @dataclass
 class Snapshots:
-    """Takes snapshots for as long as it is kept going, often only while somebody watches.
+    """Takes snapshots while `keep` runs, at short intervals only while somebody watches.
 
     Attributes:
         queries: read the fleet.
-        run_costs: what runs have come to.
-        events: what has happened since the coordinator started.
+        run_costs: the totals of runs.
+        events: the events since the coordinator started.
         history: the site's watts, oldest first.
-        viewers: open streams of updates.
-        failure: why the newest snapshot is not of now; None if it is.
+        viewers: the number of open streams of updates.
+        failure: why the newest snapshot is out of date; None if it is not.
     """
 
     queries: Queries
@@ -114,7 +114,7 @@ class Snapshots:
         """Take snapshots until cancelled."""
         while True:
             began_s = time.monotonic()
-            self._watched.clear()  # whoever asks from now on wants the next one
+            self._watched.clear()  # requests from now on need the next snapshot
             try:
                 await self._take()
             except Exception as error:
@@ -128,10 +128,10 @@ class Snapshots:
                     pass
 
     async def newest(self) -> Snapshot:
-        """The newest snapshot; waits for the first one. Whoever asks is about to watch.
+        """The newest snapshot; waits for the first one. Also wakes `keep`, because the caller is about to watch.
 
         Raises:
-            WattfleetError: there is none; the text says why.
+            WattfleetError: there is no snapshot; the message states the reason.
         """
         self._watched.set()
         async with self._taken:
@@ -139,12 +139,12 @@ class Snapshots:
         if self._newest is None:
             raise WattfleetError(self.failure)
         if time.time() - self._newest.at_unix_s > _STALE_S:
-            with suppress(TimeoutError, asyncio.TimeoutError):  # of a large fleet, the stale one has to do
+            with suppress(TimeoutError, asyncio.TimeoutError):  # for a large fleet, the stale one has to suffice
                 return await asyncio.wait_for(self.after(self._newest), _STALE_S)
         return self._newest
 
     async def after(self, snapshot: Snapshot | None) -> Snapshot:
-        """The next snapshot after another."""
+        """Wait for the next snapshot after the given one."""
         self._watched.set()
         async with self._taken:
             await self._taken.wait_for(lambda: self._newest is not None and self._newest is not snapshot)
@@ -162,7 +162,7 @@ class Snapshots:
             self._taken.notify_all()
 
     async def _note(self, error: Exception) -> None:
-        """Let viewers know that snapshots fail, and the log once for each place that fails."""
+        """Report to viewers that snapshots fail, and log each failing place once."""
         failed_at, before = _place_of(error), self._failed_at
         async with self._taken:
             if isinstance(error, WattfleetError):
@@ -176,7 +176,7 @@ class Snapshots:
 
 
 def _place_of(error: Exception) -> tuple[type[Exception], str, int]:
-    """An error's type, file and line: its text may vary each time, for example with a count or an address."""
+    """An error's type, file and line, because its text may vary each time, for example with a count or an address."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     return type(error), frame.f_code.co_filename, line
 
@@ -203,10 +203,10 @@ def _snapshot(
 
 
 def _version_of(devices: Sequence[Values], *others: Sequence[Values], at_unix_s: float) -> str:
-    """A short text that differs if any value does; values that always change count every `_LIVE_S` seconds only."""
+    """A short text that changes with any value; values that always change count only every `_LIVE_S` seconds."""
     digest = hashlib.blake2b(digest_size=8)
     is_live = False
-    for device in devices:  # one by one: other threads wait while JSON is written
+    for device in devices:  # one at a time, because other threads wait while JSON is written
         is_live = is_live or any(device[name] is not None for name in _LIVE)
         digest.update(json.dumps({**device, **dict.fromkeys(_LIVE)}, default=str).encode())
     for each in chain(*others):
@@ -215,7 +215,7 @@ def _version_of(devices: Sequence[Values], *others: Sequence[Values], at_unix_s:
 
 
 def _measured_w(device: Values) -> float | None:
-    """What a device's board draws now by its own sensors; None if it does not say."""
+    """The watts that a device's board draws now according to its own sensors; None if it does not report them."""
     watts: float | None = None if device["sample"] is None else device["sample"]["power_w"]
     return watts
 

@@ -23,8 +23,8 @@ class TimelineRow:
         y: the top of its row.
         predicted: width of the predicted bar.
         actual: width of the observed bar; None if there is no observation.
-        is_failed: whether the device failed, or was late.
-        text: what both bars say.
+        is_failed: whether the device failed or was late.
+        text: the label of both bars.
     """
 
     device_id: str
@@ -40,10 +40,10 @@ class Timeline:
     """The drawing.
 
     Attributes:
-        rows: the slowest devices, the slowest first.
+        rows: the slowest devices, slowest first.
         hidden: number of devices without a row.
-        width: of the drawing.
-        height: of the drawing.
+        width: the width of the drawing.
+        height: the height of the drawing.
         left: where bars begin.
         ticks: positions and seconds of the time axis.
         mark: position of the predicted end of the round.

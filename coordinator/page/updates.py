@@ -1,4 +1,4 @@
-"""Server-sent events: the site's watts with every snapshot, when pages have changed, and why they cannot be."""
+"""Server-sent events: the site's watts with every snapshot, changes of pages, and why updates fail."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAX_VIEWERS = 40
 
 
 async def updates(request: Request) -> Response:
-    """A stream of updates, until the viewer leaves or may not read any more, or the coordinator stops."""
+    """Answer with updates until the viewer leaves or may no longer read, or the coordinator stops."""
     snapshots: Snapshots = request.app.state.snapshots
     if snapshots.viewers >= _MAX_VIEWERS:
-        text = f"{_MAX_VIEWERS} viewers are brought up to date already: close a page, or reload this one by hand"
+        text = f"{_MAX_VIEWERS} viewers already receive updates, which is the limit: close one, or reload by hand"
         return JSONResponse({"error": "Too many viewers", "detail": text}, status_code=503)
     return StreamingResponse(_stream(request, snapshots), media_type="text/event-stream")
 

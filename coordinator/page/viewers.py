@@ -20,15 +20,15 @@ from wattfleet_identity.peers import Role
 _log = logging.getLogger(__name__)
 
 _ROLE = "wattfleet.role"
-"""The key of a request's scope with a function that returns the caller's role, or raises if the caller may not read any
-more; it is absent where callers need no certificate."""
+"""The key of a request's scope with a function that returns the caller's role, or raises if the caller may no longer
+read; it is absent if callers need no certificate."""
 
 
 def protocol_for(access: HttpAccess) -> type[H11Protocol]:
-    """The HTTP protocol whose connections are closed unless the caller may read.
+    """Create an HTTP protocol that closes connections of callers who may not read.
 
     Args:
-        access: says who may read.
+        access: checks who may read.
     """
 
     class ViewersProtocol(H11Protocol):
@@ -51,10 +51,10 @@ def protocol_for(access: HttpAccess) -> type[H11Protocol]:
 
 
 def role_of(request: Request) -> Role | None:
-    """The caller's role; None where callers need no certificate.
+    """The caller's role; None if callers need no certificate.
 
     Raises:
-        WattfleetError: the caller may not read any more.
+        WattfleetError: the caller may no longer read.
     """
     role: Callable[[], Role] | None = request.scope.get(_ROLE)
     return None if role is None else role()
@@ -83,7 +83,7 @@ class StillViewers:
 
 
 def context_of(access: HttpAccess) -> ssl.SSLContext:
-    """TLS whose handshakes always use the newest certificate of the coordinator."""
+    """A TLS context whose handshakes always use the newest certificate of the coordinator."""
     context = access.context()
 
     def renewed(connection: Any, name: str | None, used: ssl.SSLContext) -> None:

@@ -1,4 +1,4 @@
-"""What the next round would be with another budget or policy, by the dry run of `plan --dry-run`; nothing changes."""
+"""The page of the next round with another budget or policy, from the same dry run as `plan --dry-run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wattfleet_proto.v1 import operator_pb2
 
 
 async def what_if(request: Request) -> Response:
-    """The page of the next round, as it is and as it would be."""
+    """Answer with the page of the next round, as it is and as it would be."""
     snapshots: Snapshots = request.app.state.snapshots
     snapshot = await snapshots.newest()
     asked = {
@@ -49,10 +49,10 @@ async def what_if(request: Request) -> Response:
 
 
 def _request_of(asked: dict[str, str]) -> operator_pb2.PreviewPlanRequest:
-    """The request of a filled form.
+    """Convert a filled form to a request.
 
     Raises:
-        InvalidInputError: a number is none.
+        InvalidInputError: a field is not a valid number.
     """
     clients = _number_in(asked["clients"], "the number of devices")
     if clients is not None and clients != int(clients):
@@ -83,7 +83,7 @@ def _selected_first(plan: Values) -> list[Values]:
 
 
 def _changes(now: Values, then: Values) -> list[Values]:
-    """Who drops out, who comes in and who gets another mode or limit, with the reason, those that drop out first."""
+    """The devices that drop out, join, or get another mode or limit, with reasons; those dropping out come first."""
     planned_before = {each["device_id"]: each for each in now["devices"]}
     found: list[tuple[int, str, Values, Values | None]] = []
     for each in then["devices"]:

@@ -1,1 +1,1 @@
-"""The fleet together with its store: what the services read and change, and what keeps both in step."""
+"""The fleet together with its store, which the services read and change, and the code that keeps both consistent."""

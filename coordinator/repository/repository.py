@@ -1,4 +1,4 @@
-"""The fleet and its store in one place: load what is missing in memory, save what has changed."""
+"""The fleet and its store in one place: loads what is missing in memory, and saves what has changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wattfleet.planning import History
 
 
 class FleetRepository:
-    """What the services share: the fleet in memory, and the store behind it.
+    """The fleet in memory and the store behind it, shared by the services.
 
     A change has two steps: a method of the fleet returns the changed record, and `save` returns once it is on disk.
 
@@ -34,7 +34,7 @@ class FleetRepository:
         Args:
             fleet: the fleet.
             writer: writes to its store, and reads from it.
-            settings: time between two evictions of rounds from memory.
+            settings: the time between two evictions of rounds from memory.
         """
         self.fleet = fleet
         self._writer = writer
@@ -47,7 +47,7 @@ class FleetRepository:
         """Save records in one transaction, and return once they are on disk.
 
         Raises:
-            UnstorableRecordError: the database cannot store them; they are not tried again.
+            UnstorableRecordError: the database cannot store the records; this is not retried.
         """
         await self._writer.save(*self._with_grants(records))
 
@@ -55,10 +55,10 @@ class FleetRepository:
         """Save records, retrying while the store is unavailable, and return once they are on disk.
 
         Args:
-            records: the newest of each thing, since they replace those that wait.
+            records: the newest records, because they replace waiting records with the same keys.
 
         Raises:
-            UnstorableRecordError: the database cannot store them; they are not tried again.
+            UnstorableRecordError: the database cannot store the records; this is not retried.
         """
         await self._writer.save_until_stored(*self._with_grants(records))
 
@@ -67,13 +67,13 @@ class FleetRepository:
         self._writer.save_soon(*self._with_grants(records))
 
     def _with_grants(self, records: Sequence[StoredRecord]) -> list[StoredRecord]:
-        """Records, and what has to be stored about grants no later than these."""
+        """Add the records about grants that must be stored together with the given records."""
         return [*records, *self.fleet.rounds.grants.unstored.take()]
 
     # --- load ---------------------------------------------------------------------------------------------------
 
     async def load_round(self, plan_id: str) -> None:
-        """Load a round into the fleet's cache if it is missing there; an unknown one stays unknown."""
+        """Load a round into the fleet's cache if it is missing there; does nothing for an unknown round."""
 
         async def read() -> None:
             if (record := await self._writer.round_of(plan_id)) is not None:
@@ -83,7 +83,7 @@ class FleetRepository:
             await self._reads.once(("round", plan_id), read)
 
     async def load_history(self, run_id: str) -> None:
-        """Load the history of a run into the fleet's cache, which the run's next plan needs."""
+        """Load a run's history, which its next plan needs, into the fleet's cache."""
 
         async def read() -> None:
             self.fleet.rounds.cache.restore_history(run_id, await self._writer.history_of(run_id))
@@ -101,24 +101,24 @@ class FleetRepository:
                 await self.load_round(plan_id)
 
     async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
-        """The rounds of a run, oldest first; those in the store only are read one by one and not cached."""
+        """Yield the rounds of a run, oldest first; those only in the store are read one by one and not cached."""
         cached = {record.plan_id: record for record in self.fleet.rounds.cache.of_run(run_id)}
         if self.fleet.rounds.cache.is_archived(run_id):
             async for record in self._writer.rounds_of(run_id):
-                yield cached.pop(record.plan_id, record)  # the cached one may be newer
+                yield cached.pop(record.plan_id, record)  # the cached round may be newer
         for record in cached.values():
             yield record
 
     async def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """One round without a plan; None if there is no such round."""
+        """Get one round without a plan; None if it does not exist."""
         return await self._writer.unplanned_of(run_id, number)
 
     async def times(self, of: TimesOf) -> dict[str, Times]:
-        """When things happened, by id, as far as it is on disk (see `Store.times`)."""
+        """The times of events by id, as stored on disk (see `Store.times`)."""
         return await self._writer.times(of)
 
     async def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
-        """The newest entries of the audit log, as far as they are on disk (see `Store.audit_entries`)."""
+        """The newest entries of the audit log that are on disk (see `Store.audit_entries`)."""
         return await self._writer.audit_entries(since, limit)
 
     # --- remove -------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class FleetRepository:
     def evict_rounds(self) -> None:
         """Remove rounds from the cache that are stored and were not used for some time."""
         unsaved = self._writer.unsaved_rounds()
-        # Keep what a task has just loaded and is about to use, and what a history in loading is completed from.
+        # Keep rounds that a task has just loaded and is about to use, and rounds that complete a history being loaded.
         self.fleet.rounds.cache.evict(
             [
                 plan_id
@@ -138,22 +138,22 @@ class FleetRepository:
         )
 
     async def keep_evicting(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Evict rounds again and again, until cancelled."""
+        """Evict rounds periodically, until cancelled."""
         while True:
             await sleep(self._evict_s)
             self.evict_rounds()
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a run that has ended, with its rounds, from the store and from memory."""
-        await self.save(self.fleet.flower.run(run_id))  # and what still waits for the store
+        await self.save(self.fleet.flower.run(run_id))  # and all records that still wait for the store
         await self._writer.delete_run(run_id)
         self.fleet.flower.remove_runs([run_id])
         self.fleet.unplanned.remove_runs([run_id])
 
     async def delete_old_runs(self, older_than: timedelta) -> AsyncIterator[str]:
-        """Delete the runs that ended longer ago, or were left alone since; yields the id of each.
+        """Delete runs that ended, or were last changed, longer ago than the given time; yield the id of each.
 
-        Runs with devices in flight stay.
+        Runs with devices in flight are kept.
         """
         in_flight = {record.run_id for record in self.fleet.rounds.in_flight()}
         async for run_id in self._writer.delete_old_runs(older_than, in_flight):

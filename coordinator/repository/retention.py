@@ -26,7 +26,7 @@ async def delete_old_runs_daily(
     Args:
         repository: the fleet and its store.
         keep: how long a run is kept after its end, or after its last round if it never ended.
-        sleep: waits for some seconds.
+        sleep: waits for the given seconds.
 
     Raises:
         NotOwnerError: another coordinator has taken the store over.
@@ -49,13 +49,13 @@ async def drop_expired_hourly(
     now: Callable[[], datetime] = utc_now,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Drop what has expired of identities, from memory and from the store, at once and every hour, until cancelled.
+    """Drop expired identity records from memory and from the store, now and every hour, until cancelled.
 
     Args:
         repository: the fleet and its store.
         identities: invites and certificates.
-        now: the time.
-        sleep: waits for some seconds.
+        now: returns the time.
+        sleep: waits for the given seconds.
     """
     while True:
         repository.save_soon(identities.expire(now()))

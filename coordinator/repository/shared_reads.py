@@ -1,4 +1,4 @@
-"""Reads from the store that are in progress, each shared by all tasks that ask for the same thing."""
+"""Reads from the store that are in progress, each shared by all tasks that need the same data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Key = tuple[str, str]
 
 
 class SharedReads:
-    """Each read runs once for all who ask, and continues to its end when they are cancelled.
+    """Each read runs once for all waiting tasks, and continues to its end if they are cancelled.
 
-    Reading a large run's history takes longer than Flower's server waits for an answer: its retry finds the result.
+    Reading a large run's history may take longer than a Flower server waits for an answer; its retry then finds the
+    result.
     """
 
     def __init__(self) -> None:
@@ -23,14 +24,14 @@ class SharedReads:
         self._waiting: Counter[Key] = Counter()
 
     def __contains__(self, key: object) -> bool:
-        """Whether something is being read, or was read for a task that has not continued yet."""
+        """Whether a key is being read, or was read for a task that has not continued yet."""
         return key in self._tasks or key in self._waiting
 
     async def once(self, key: Key, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Read something, or wait for the read in progress.
+        """Start a read, or wait for the same read in progress.
 
         Args:
-            key: what is read.
+            key: kind and id of what is read.
             read: reads it from the store into the fleet.
         """
         task = self._tasks.get(key)
@@ -52,6 +53,6 @@ class SharedReads:
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Mark a read's error as retrieved: if all waiting tasks were cancelled, nobody else does."""
+    """Mark a read's error as retrieved, because no task does so if all waiting tasks were cancelled."""
     if not task.cancelled():
         task.exception()

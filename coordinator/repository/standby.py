@@ -30,12 +30,12 @@ async def open_store(
         location: path of an SQLite file, or a database's URL.
         settings: whether to wait while another coordinator uses it or its database does not answer, and how often to
             try.
-        sleep: waits for some seconds.
-        open_now: opens it, or fails at once; None for `Store`.
+        sleep: waits for the given seconds.
+        open_now: opens the store, or fails at once; None for `Store`.
 
     Raises:
-        InvalidInputError: it cannot be used as a store.
-        StoreInUseError: another coordinator uses it.
+        InvalidInputError: the location cannot be used as a store.
+        StoreInUseError: another coordinator uses the store.
         StoreUnavailableError: the database does not answer.
     """
     open_now = open_now or partial(Store, settings=settings, clock=BootClock.of_system())
@@ -46,7 +46,7 @@ async def open_store(
         except (StoreInUseError, StoreUnavailableError) as error:
             if not settings.standby:
                 raise
-            # Once per kind of error: texts may differ from attempt to attempt.
+            # Log once per kind of error, because the messages may differ between attempts.
             if logged != type(error).__name__:
                 logged = type(error).__name__
                 _log.info("standby: %s", error)

@@ -1,4 +1,4 @@
-"""Group commit: the records of many concurrent tasks are stored in few transactions."""
+"""Group commit: stores the records of many concurrent tasks in few transactions."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class RecordStore(Protocol):
         ...
 
     def round_of(self, plan_id: str) -> RoundRecord | None:
-        """One round."""
+        """Get one round; None if it is not stored."""
         ...
 
     def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """One round without a plan."""
+        """Get one round without a plan; None if it is not stored."""
         ...
 
     def plan_ids_of(self, run_id: str) -> list[str]:
@@ -63,19 +63,19 @@ class RecordStore(Protocol):
         ...
 
     def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
-        """Delete some rounds of old runs."""
+        """Delete some rounds of old runs; return the completely deleted runs, None if nothing was left to delete."""
         ...
 
     def delete_some_of(self, run_id: str) -> bool:
-        """Delete some rounds of one run."""
+        """Delete some rounds of one run; return whether it is now deleted completely."""
         ...
 
     def require_owner(self) -> None:
-        """Make sure that no other coordinator has taken the store over."""
+        """Check that no other coordinator has taken the store over."""
         ...
 
     def times(self, of: TimesOf) -> dict[str, Times]:
-        """When things happened."""
+        """The times of events, by id."""
         ...
 
     def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
@@ -84,7 +84,7 @@ class RecordStore(Protocol):
 
 
 def _key(record: StoredRecord) -> _Key:
-    """What a record describes: a newer record with the same key replaces it."""
+    """A record's key: a newer record with the same key replaces it."""
     if isinstance(record, DeviceRecord | DeviceOverrides | ForgottenDevice | GivenUpTraining):
         return (type(record), record.device_id)
     if isinstance(record, NodeRecord):
@@ -111,7 +111,7 @@ def _key(record: StoredRecord) -> _Key:
 
 
 def _without_forgotten(waiting: dict[_Key, StoredRecord], newer: Iterable[StoredRecord]) -> dict[_Key, StoredRecord]:
-    """The waiting records that still matter after newer ones, which may say that a device was forgotten."""
+    """Drop waiting records about devices that newer records remove."""
     forgotten = {record.device_id for record in newer if isinstance(record, ForgottenDevice)}
     if not forgotten:
         return waiting
@@ -147,7 +147,7 @@ class Writer:
     acknowledged. At most one record per key waits.
 
     Attributes:
-        ownership_lost: set once another coordinator has taken the store over; nothing is stored from then on.
+        ownership_lost: set once another coordinator has taken the store over; nothing is stored after that.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class Writer:
 
         Args:
             store: the store.
-            sleep: waits for some seconds.
-            settings: when a failed write is retried, and ownership checked.
-            figures: take how long transactions last, and whether they fail.
+            sleep: waits for the given seconds.
+            settings: when a failed write is retried, and when ownership is checked.
+            figures: records how long transactions last, and whether they fail.
         """
         self.ownership_lost = asyncio.Event()
         self._store = store
@@ -186,7 +186,7 @@ class Writer:
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: this attempt failed; the records wait for the next one.
-            UnstorableRecordError: the database cannot store them; they are not tried again.
+            UnstorableRecordError: the database cannot store the records; this is not retried.
         """
         await self._enqueue(records, retries=False)
 
@@ -194,11 +194,11 @@ class Writer:
         """Store records, retrying while the store is unavailable, and return once they are on disk.
 
         Args:
-            records: the newest of each thing, since they replace those that wait.
+            records: the newest records, because they replace waiting records with the same keys.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
-            UnstorableRecordError: the database cannot store them; they are not tried again.
+            UnstorableRecordError: the database cannot store the records; this is not retried.
         """
         await self._enqueue(records, retries=True)
 
@@ -218,12 +218,12 @@ class Writer:
             self._writing = asyncio.create_task(self._write_all())
 
     def unsaved_rounds(self) -> set[str]:
-        """Plan ids of rounds that are not completely on disk yet."""
+        """The plan ids of rounds that are not completely on disk yet."""
         waiting = (*self._pending.values(), *self._in_transaction.values())
         return {record.plan_id for record in waiting if isinstance(record, (RoundRecord, RoundObservation))}
 
     async def round_of(self, plan_id: str) -> RoundRecord | None:
-        """One round from disk (see `Store.round_of`).
+        """Read one round from disk (see `Store.round_of`).
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -232,7 +232,7 @@ class Writer:
         return await self._as_owner(lambda: self._store.round_of(plan_id), self._reader)
 
     async def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """One round without a plan from disk (see `Store.unplanned_of`).
+        """Read one round without a plan from disk (see `Store.unplanned_of`).
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -241,7 +241,7 @@ class Writer:
         return await self._as_owner(lambda: self._store.unplanned_of(run_id, number), self._reader)
 
     async def times(self, of: TimesOf) -> dict[str, Times]:
-        """When things happened, by id, as far as it is on disk (see `Store.times`).
+        """The times of events by id, as stored on disk (see `Store.times`).
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -259,7 +259,7 @@ class Writer:
         return await self._as_owner(lambda: self._store.audit_entries(since, limit), self._reader)
 
     async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
-        """The rounds of a run that are on disk, oldest first, read one at a time.
+        """Yield the rounds of a run that are on disk, oldest first, read one at a time.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -280,11 +280,11 @@ class Writer:
         return await self._as_owner(lambda: self._store.history_of(run_id), self._reader)
 
     async def delete_old_runs(self, older_than: timedelta, except_runs: Collection[str] = ()) -> AsyncIterator[str]:
-        """Delete old runs from the store in short transactions (see `Store.delete_some`); yields the id of each.
+        """Delete old runs from the store in short transactions (see `Store.delete_some`); yield the id of each.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the next one could not be deleted.
+            StoreUnavailableError: the next run could not be deleted.
         """
         while (some := await self._as_owner(lambda: self._store.delete_some(older_than, except_runs))) is not None:
             for run_id in some:
@@ -295,7 +295,7 @@ class Writer:
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: it could not be deleted completely.
+            StoreUnavailableError: the run could not be deleted completely.
         """
         while not await self._as_owner(lambda: self._store.delete_some_of(run_id)):
             pass
@@ -311,17 +311,19 @@ class Writer:
         return plan_ids[-1] if plan_ids else None
 
     async def watch_owner(self) -> None:
-        """Check again and again that this coordinator owns the store, until another one does.
+        """Check periodically that this coordinator owns the store, until another one does.
 
-        A coordinator that stores nothing would not notice otherwise, and continue to send orders to agents.
+        Otherwise, a coordinator that stores nothing would not notice, and would continue to send orders to agents.
         """
         while not self.ownership_lost.is_set():
             await self._sleep(self._settings.owner_check_s)
-            with suppress(NotOwnerError, StoreUnavailableError):  # the first sets `ownership_lost`, the second may pass
+            with suppress(
+                NotOwnerError, StoreUnavailableError
+            ):  # the former sets `ownership_lost`, the latter may be temporary
                 await self._as_owner(self._store.require_owner)
 
     async def close(self) -> None:
-        """Store what still waits, in one attempt, and end the threads; the store stays open."""
+        """Store the records that still wait, in one attempt, and end the threads; the store stays open."""
         self._is_closing.set()
         if self._writing is not None:
             await self._writing
@@ -329,7 +331,7 @@ class Writer:
         self._reader.shutdown()
 
     async def _write_all(self) -> None:
-        """Write until nothing waits."""
+        """Write until no record waits."""
         while self._pending:
             await self._write_once()
             if self._pending and self._is_failing:
@@ -348,7 +350,7 @@ class Writer:
         await asyncio.gather(*waits, return_exceptions=True)
 
     async def _write_once(self) -> None:
-        """Store all that waits in one transaction."""
+        """Store all waiting records in one transaction."""
         batch, self._pending = self._pending, {}
         self._in_transaction = batch
         waiters, self._waiters = self._waiters, []
@@ -394,14 +396,14 @@ class Writer:
         except (NotOwnerError, StoreUnavailableError):
             raise
         except Exception as error:
-            # The boundary of the writer: an error in one record must not keep the others from being stored.
+            # The error boundary of the writer: an error in one record must not prevent storing the others.
             if len(records) == 1:
                 return {records[0][0]: error}
         half = len(records) // 2
         return self._save(records[:half]) | self._save(records[half:])
 
     async def _as_owner(self, work: Callable[[], _Result], thread: ThreadPoolExecutor | None = None) -> _Result:
-        """Run work in a thread, by default the writing one; note if another coordinator owns the store."""
+        """Run work in a thread, by default the writing thread; record if another coordinator owns the store."""
         try:
             return await asyncio.get_running_loop().run_in_executor(thread or self._thread, work)
         except NotOwnerError:

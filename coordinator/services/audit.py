@@ -1,4 +1,4 @@
-"""The audit log: who asked for which change, when, and what came of it."""
+"""The audit log: who requested which change, when, and with which outcome."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _SECRETS = frozenset({"token", "run_token", "line"})
 _LONGEST_VALUE, _LONGEST_SUMMARY = 100, 400
 _MAX_LISTED = 10
 _DENIED_AT_ONCE, _DENIED_PER_S = 10, 1 / 600
-"""Denied requests of one caller that are noted: a flood of them must not push other entries out of the log."""
+"""The most denied requests of one caller that are logged, so that a flood cannot push other entries out."""
 
 
 def is_audited(method: str) -> bool:
-    """Whether an RPC, by its full name, is one that may change something, or that issues a certificate of a server."""
+    """Whether an RPC, given its full name, may change something or issues a server's certificate."""
     return method.startswith(_AUDITED) and method.rpartition("/")[2] not in _CHANGE_NOTHING
 
 
 def name_of_caller(context: Any, certificate_of: CertificateOf) -> str:
-    """Who calls, for people: the owner of the certificate, or where a call without one comes from."""
+    """The caller's name for display: the owner of the certificate, or the host of a call without one."""
     certificate = certificate_of(context)
     if certificate is not None:
         return str(certificate.peer)
@@ -65,7 +65,7 @@ def name_of_caller(context: Any, certificate_of: CertificateOf) -> str:
 
 
 def summary_of(message: Message) -> str:
-    """A message's fields in a line, without secrets and contents of files."""
+    """Summarise a message's fields in one line, without secrets and file contents."""
     parts = []
     for field, value in message.ListFields():
         if field.name in _SECRETS:
@@ -80,20 +80,20 @@ def summary_of(message: Message) -> str:
 
 
 class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
-    """Notes every request that `is_audited`.
+    """Logs every request that `is_audited`.
 
-    It belongs after the error boundary, whose domain errors it sees, and after the limits on requests.
+    Place it after the error boundary, so that it sees domain errors, and after the limits on requests.
     """
 
     def __init__(
         self, repository: FleetRepository, certificate_of: CertificateOf, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """Note in a store.
+        """Log to a store.
 
         Args:
             repository: the fleet and its store.
-            certificate_of: the caller's certificate.
-            now: the time.
+            certificate_of: returns the caller's certificate.
+            now: returns the time.
         """
         self._repository = repository
         self._certificate_of = certificate_of
@@ -101,7 +101,7 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
         self._denied = HostRates(_DENIED_PER_S, _DENIED_AT_ONCE)
 
     def denied(self, method: str, context: Any, why: str) -> None:
-        """Note that a peer asked for a change which its role may not make, unless it has done so often."""
+        """Log that a peer requested a change that its role may not make, up to a limit per peer."""
         certificate = self._certificate_of(context)
         if certificate is None or not is_audited(method):
             return
@@ -114,7 +114,7 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap a method's handler, if it may change something."""
+        """Wrap a method's handler if the method is audited."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or not is_audited(method):
@@ -128,7 +128,7 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
     def _answering(self, method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         async def noted(request: Any, context: Any) -> Any:
             async with self._noted(method, context) as summary:
-                # Of a stream of messages, only the answer says what it was about.
+                # For a stream of messages, only the response shows what it was about.
                 if isinstance(request, Message):
                     summary.append(summary_of(request))
                 answer = await inner(request, context)
@@ -149,7 +149,7 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
 
     @asynccontextmanager
     async def _noted(self, method: str, context: Any) -> AsyncIterator[list[str]]:
-        """Note a request once it is answered; yields a list for its summary."""
+        """Log a request once it is answered. Yields a list to which the caller appends its summary."""
         caller, summary = name_of_caller(context, self._certificate_of), list[str]()
         try:
             yield summary
@@ -159,8 +159,8 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
             raise
         try:
             await self._repository.save(self._entry(caller, method, summary, ""))
-        except StoreUnavailableError as error:  # it waits for the next attempt, and the change has been made
-            _log.warning("an entry of the audit log waits for the store: %s", error)
+        except StoreUnavailableError as error:  # the entry waits for the next attempt; the change has been made
+            _log.warning("an entry of the audit log waits until the store is available: %s", error)
 
     def _entry(self, caller: str, method: str, summary: list[str], outcome: str) -> AuditEntry:
         return AuditEntry(

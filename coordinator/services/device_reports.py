@@ -1,4 +1,4 @@
-"""Takes what agents report in their sessions, and has it change the fleet's state."""
+"""Applies the reports of agents' sessions to the fleet's state."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceReports:
-    """Takes the reports of all sessions.
+    """Applies the reports of all sessions.
 
     Args:
         repository: the fleet and its store.
-        orders: is told of measured modes and renewed grants, as further orders may follow.
-        state_times: notes since when devices are in their states.
-        now_s: the clock of the grants.
+        orders: is notified of measured modes and renewed grants, because further orders may follow.
+        state_times: records since when devices are in their states.
+        now_s: the clock of the grants, in seconds.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class DeviceReports:
         self._now_s = now_s
 
     async def take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
-        """Take one report.
+        """Apply one report.
 
         Returns:
-            The record to store before the report is acknowledged, even if nothing has changed; None for none.
+            The record to store before the report is acknowledged, even if nothing has changed; None if there is nothing
+            to store.
 
         Raises:
-            ImplausibleError: the report is refused; it says something that no device can do.
+            ImplausibleError: the report is refused, because its values are impossible for the device.
             InvalidInputError: the message is malformed.
         """
         body = request.WhichOneof("body")
@@ -121,7 +122,7 @@ class DeviceReports:
         return None  # a lease, or a message of a newer agent
 
     def take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
-        """Take the figures of a lease, and a device's word on which grant is in force.
+        """Apply a lease: the device's figures, and which grant it reports as in force.
 
         Returns:
             Whether this grant is renewed.
@@ -129,7 +130,7 @@ class DeviceReports:
         self._take_duty(device_id, lease)
         self._take_sample(device_id, lease)
         grants = self._fleet.rounds.grants
-        # From now on, as the device counts from before it sent this lease.
+        # The lifetime counts from now; the device counts it from before it sent this lease.
         grants.renew(device_id, self._now_s())
         phase = phase_from_message(lease.phase) if lease.grant_id else GrantPhase.OVER
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase, self._now_s())
@@ -138,31 +139,31 @@ class DeviceReports:
         return is_renewed
 
     def _take_duty(self, device_id: str, lease: session_pb2.Lease) -> None:
-        """Take how a device keeps its duty; figures that no device can have are left out."""
+        """Record how well a device keeps its duty; impossible figures are left out."""
         try:
             kept = kept_duty_from_message(lease.duty) if lease.HasField("duty") else None
         except InvalidInputError as error:
             _log.debug("%s: %s", device_id, error)
             return
         if self._fleet.duties.report(device_id, kept):
-            self._fleet.rounds.is_trim_due = True  # its front beside the duty may have arrived before
+            self._fleet.rounds.is_trim_due = True  # its front beside the duty may have arrived earlier
 
     def _take_sample(self, device_id: str, lease: session_pb2.Lease) -> None:
-        """Take what a board's sensors said; agents before protocol 2.7 send no sample."""
+        """Record a sample of a board's sensors; agents before protocol 2.7 send none."""
         if not lease.HasField("sample"):
             return
         try:
             if self._fleet.samples.report(device_id, board_sample_from_message(lease.sample)):
                 self._state_times.note_throttling(device_id)
         except InvalidInputError as error:
-            _log.debug("%s: a sample is left out: %s", device_id, error)
+            _log.debug("%s: a sample is dropped: %s", device_id, error)
 
     def _take_presets(self, record: DeviceRecord, report: session_pb2.FrontReport) -> None:
-        """Take what a front's report says of the board's presets."""
+        """Record the board's presets from the report of a front."""
         try:
             presets = presets_from_messages(report.presets)
         except InvalidInputError as error:
-            _log.debug("%s: its presets are left out: %s", record.device_id, error)
+            _log.debug("%s: its presets are dropped: %s", record.device_id, error)
             presets = ()
         name = record.fronts[-1].name
         self._fleet.presets.report(record.device_id, name, presets, [each.name for each in record.fronts])

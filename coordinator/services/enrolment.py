@@ -40,9 +40,9 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         Args:
             repository: the fleet and its store.
             issuing: issues certificates.
-            certificate_of: the caller's certificate.
+            certificate_of: returns the caller's certificate.
             end_invalid_sessions: ends the sessions whose certificates are no longer valid; returns how many.
-            now_s: a clock, in seconds, that limits wrong tokens.
+            now_s: the clock of the limit on wrong tokens, in seconds.
         """
         self._repository = repository
         self._issuing = issuing
@@ -54,13 +54,13 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def GetAuthority(  # noqa: N802 - named by the protocol
         self, request: enrolment_pb2.GetAuthorityRequest, context: Any
     ) -> enrolment_pb2.GetAuthorityResponse:
-        """Give the certificate of the authority that signs the server's."""
+        """Return the certificate of the authority that signs the server's certificate."""
         return enrolment_pb2.GetAuthorityResponse(authority_pem=self._issuing.holder.folder.authority.certificate_pem)
 
     async def Join(  # noqa: N802 - named by the protocol
         self, request: enrolment_pb2.JoinRequest, context: Any
     ) -> enrolment_pb2.JoinResponse:
-        """Enrol a machine; its certificate is on disk before it is handed out."""
+        """Enrol a machine; its certificate is on disk before it is sent."""
         host = host_of(context.peer())
         wrong = self._wrong_tokens.of(host, self._now_s())
         if wrong.is_empty(self._now_s()):
@@ -81,7 +81,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         placed = self._repository.fleet.operator.place(peer.name, invite.site, invite.tags)
         try:
             await self._repository.save(invite, *admission.replaced, record, *placed)
-        except BaseException:  # also if the machine has gone away meanwhile
+        except BaseException:  # also if the machine has disconnected meanwhile
             self._repository.save_soon(*identities.take_back(admission, record, now))
             raise
         identities.admitted(admission)
@@ -98,17 +98,17 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def Renew(  # noqa: N802 - named by the protocol
         self, request: enrolment_pb2.RenewRequest, context: Any
     ) -> enrolment_pb2.RenewResponse:
-        """Issue the caller's next certificate, for as long as the one before was issued for."""
+        """Issue the caller's next certificate, with the lifetime of the previous one."""
         certificate, identities = self._certificate_of(context), self._issuing.identities
         if certificate is None:
             raise InvalidInputError("there is no certificate to renew: enrol this machine first")
         record = identities.find(certificate.serial)
         if record is None:
             raise InvalidInputError(
-                f"this coordinator has not issued the certificate of {certificate.peer}, or was restored from an older"
-                " backup: renew it with its own authority, or enrol again"
+                f"this coordinator did not issue the certificate of {certificate.peer}, or was restored from an older "
+                "backup: renew it with the authority that issued it, or enrol again"
             )
-        # Those of other roles may have been given another lifetime, which a renewal must not lengthen.
+        # Other roles may have a certificate with another lifetime, which a renewal must not extend.
         is_device = certificate.peer.role is Role.DEVICE
         lifetime = self._issuing.lifetime if is_device else record.not_after - record.issued_at
         identities.require_renewable(certificate.peer, lifetime, self._issuing.now())

@@ -47,13 +47,13 @@ STATUS: StatusTable = {
     InvalidCertificateError: grpc.StatusCode.UNAUTHENTICATED,
     UnknownPeerError: grpc.StatusCode.UNAUTHENTICATED,
     QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    # Commands take UNAVAILABLE and DEADLINE_EXCEEDED for a coordinator that does not answer.
+    # Commands treat UNAVAILABLE and DEADLINE_EXCEEDED as a coordinator that does not answer.
     UploadTimeoutError: grpc.StatusCode.ABORTED,
     UncheckedReferenceError: grpc.StatusCode.ABORTED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,
-    # As for a missing method: a retry cannot succeed.
+    # As with a missing method, a retry cannot succeed.
     ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,
     DamagedStoreError: grpc.StatusCode.DATA_LOSS,
     StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,

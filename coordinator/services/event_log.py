@@ -1,4 +1,4 @@
-"""The lines of the log about devices, runs and rounds: what each is doing, at which cost, and how it ended."""
+"""The log lines about devices, runs and rounds: what each is doing, its cost, and how it ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def log_offline(device: DeviceRecord) -> None:
 
 
 def log_state(before: DeviceRecord, after: DeviceRecord) -> None:
-    """Log what a device reports: a new state at the level info, progress within a state at the level debug."""
+    """Log a device's report: a new state at level info, progress within a state at level debug."""
     level = logging.WARNING if after.state is DeviceState.DEGRADED else logging.INFO
     _log.log(
         logging.DEBUG if after.state is before.state else level,
@@ -43,7 +43,7 @@ def log_state(before: DeviceRecord, after: DeviceRecord) -> None:
 
 
 def log_run_started(run: RunRecord) -> None:
-    """Log that a run has started, or goes on after its server was restarted."""
+    """Log that a run has started, or continues after its server was restarted."""
     _log.info(
         "run %s has started: %s, %s, workload %s",
         run.run_id,
@@ -73,7 +73,7 @@ def log_cannot_plan(run_id: str, number: int, reason: str) -> None:
 
 
 def log_planned(record: RoundRecord) -> None:
-    """Log a round that was planned just now."""
+    """Log a round that was just planned."""
     plan = record.plan
     _log.info(
         "round %s is planned: %s of %s, %.1f of %.1f W, %s",
@@ -96,7 +96,7 @@ def log_planned(record: RoundRecord) -> None:
 
 
 def log_trimmed(record: RoundRecord) -> None:
-    """Log a round in flight that was planned again, such as after its budget fell."""
+    """Log a round in flight that was trimmed, for example after its budget fell."""
     plan = record.plan
     _log.info(
         "round %s is trimmed to %.1f of %.1f W: %s in another mode, %s stopped",

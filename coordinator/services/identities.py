@@ -26,7 +26,7 @@ _LONGEST_S = LIFETIME.total_seconds()
 
 
 class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
-    """Translates between the operator's commands and who may be in the fleet."""
+    """Translates between the operator's commands and the fleet's invites and certificates."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         Args:
             repository: the fleet and its store.
             issuing: issues certificates; None without an authority.
-            certificate_of: the caller's certificate.
+            certificate_of: returns the caller's certificate.
             end_invalid_sessions: ends the sessions whose certificates are no longer valid; returns how many.
         """
         self._repository = repository
@@ -51,12 +51,12 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def Invite(  # noqa: N802 - named by the protocol
         self, request: identity_pb2.InviteRequest, context: Any
     ) -> identity_pb2.InviteResponse:
-        """Let machines enrol."""
+        """Create an invite, so that machines can enrol."""
         if not 0 < request.ttl_s <= _LONGEST_S:
             raise InvalidInputError(f"an invite cannot be used for {request.ttl_s:g} s: change --ttl")
         if request.site:
             self._repository.fleet.operator.require_supply(request.site)
-        role, ttl = role_named(request.role), timedelta(seconds=request.ttl_s)
+        role, ttl = role_by_name(request.role), timedelta(seconds=request.ttl_s)
         terms = Terms(role, request.name, request.site, frozenset(request.tags), request.uses, ttl)
         token, now = new_token(), self._issuing.now()
         record = self._identities.invite(token, terms, name_of_caller(context, self._certificate_of), now)
@@ -93,7 +93,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         self, request: identity_pb2.IssueCertificateRequest, context: Any
     ) -> identity_pb2.IssueCertificateResponse:
         """Issue a certificate to a program."""
-        role = role_named(request.role)
+        role = role_by_name(request.role)
         if role is Role.DEVICE:
             raise InvalidInputError("a device enrols with an invite: use `wattfleet coordinator invite`")
         require_name("a name", request.name)
@@ -117,7 +117,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     ) -> identity_pb2.RevokeCertificatesResponse:
         """Revoke certificates, and end the sessions that began with them."""
         revoked = self._identities.revoke(request.name_or_serial, request.reason, self._issuing.now())
-        # Before they are stored: nobody who was revoked should stay until a store is available again.
+        # End the sessions before storing: a revoked peer must not stay connected until the store is available again.
         ended = self._end_invalid_sessions()
         await self._repository.save(*revoked)
         return identity_pb2.RevokeCertificatesResponse(certificates=map(_certificate, revoked), ended_sessions=ended)
@@ -125,7 +125,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def BeginRotation(  # noqa: N802 - named by the protocol
         self, request: identity_pb2.BeginRotationRequest, context: Any
     ) -> identity_pb2.BeginRotationResponse:
-        """Make a new authority."""
+        """Create a new authority."""
         holder, now = self._issuing.holder, self._issuing.now()
         try:
             holder.replace(holder.folder.begin_rotation(now))
@@ -136,7 +136,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def FinishRotation(  # noqa: N802 - named by the protocol
         self, request: identity_pb2.FinishRotationRequest, context: Any
     ) -> identity_pb2.FinishRotationResponse:
-        """Remove the old authority, once every certificate was renewed. Open invites name it, and are closed."""
+        """Remove the old authority once every certificate was renewed, and close open invites, which refer to it."""
         holder, now = self._issuing.holder, self._issuing.now()
         if holder.folder.successor is not None and (missing := self._to_renew(now)):
             raise RotationError(
@@ -160,7 +160,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
             try:
                 since = datetime.fromtimestamp(request.since_unix_s, timezone.utc)
             except (OverflowError, OSError, ValueError):
-                raise InvalidInputError(f"{request.since_unix_s:g} is no time: change --since") from None
+                raise InvalidInputError(f"{request.since_unix_s:g} is not a valid time: change --since") from None
         found = await self._repository.audit_entries(since, _MAX_AUDIT_ENTRIES)
         for start in range(0, len(found), _PER_MESSAGE):
             entries = [
@@ -177,10 +177,10 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
 
     @property
     def _issuing(self) -> Issuing:
-        """What issues certificates.
+        """The issuer of certificates.
 
         Raises:
-            InvalidInputError: there is no authority.
+            InvalidInputError: the coordinator has no authority.
         """
         if self._issuing_or_none is None:
             raise InvalidInputError(
@@ -197,11 +197,11 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         return self._identities.not_issued_by(self._issuing.holder.folder.issuer.fingerprint.hex(), now)
 
 
-def role_named(name: str) -> Role:
-    """A role by its name.
+def role_by_name(name: str) -> Role:
+    """Get a role by its name.
 
     Raises:
-        InvalidInputError: there is none of this name.
+        InvalidInputError: there is no role of this name.
     """
     try:
         return Role(name)
@@ -210,7 +210,7 @@ def role_named(name: str) -> Role:
 
 
 def _unwritable(error: OSError) -> RotationError:
-    return RotationError(f"the identity folder cannot be written: {error.strerror}. Mend it, and repeat the command")
+    return RotationError(f"the identity folder cannot be written: {error.strerror}. Fix this, and repeat the command")
 
 
 def _invite(record: InviteRecord) -> identity_pb2.InviteView:

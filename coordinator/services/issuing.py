@@ -1,4 +1,4 @@
-"""Issues certificates to peers, with the authority that is in force, and notes them."""
+"""Issues certificates to peers with the authority in force, and records them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wattfleet_identity.peers import Peer, Role
 from wattfleet_io.clock import utc_now
 
 CertificateOf = Callable[[Any], Certificate | None]
-"""The certificate that the caller of an RPC proves itself with, from gRPC's context; None without one."""
+"""Returns the certificate of an RPC's caller, given gRPC's context; None without one."""
 
 MAX_FLOWER_KEY_BYTES = 4096
 
@@ -30,7 +30,7 @@ class AuthorityHolder(Protocol):
     folder: AuthorityFolder
 
     def replace(self, folder: AuthorityFolder) -> None:
-        """Put another state of the folder in force."""
+        """Put another state of the identity folder in force."""
         ...
 
 
@@ -42,7 +42,7 @@ class PublicAddresses:
         enrolment: for machines that have no certificate yet.
         coordinator: for devices and Flower apps.
         operators: for operators and viewers.
-        superlink: of Flower's SuperLink; empty if it is unknown.
+        superlink: for Flower's SuperLink; empty if unknown.
     """
 
     enrolment: str
@@ -59,11 +59,11 @@ class Issuing:
     """Issues certificates.
 
     Attributes:
-        identities: notes what is issued.
+        identities: records what is issued.
         holder: the authority in force.
-        lifetime: of a certificate.
-        addresses: gives what enrolled machines are told.
-        now: the time.
+        lifetime: the lifetime of a certificate.
+        addresses: returns the addresses that enrolled machines receive.
+        now: returns the time.
     """
 
     def __init__(
@@ -77,11 +77,12 @@ class Issuing:
         """Issue with an authority.
 
         Args:
-            identities: notes what is issued.
+            identities: records what is issued.
             holder: the authority in force.
-            addresses: gives what enrolled machines are told; ports are known once the server has started.
-            lifetime: of a certificate.
-            now: the time.
+            addresses: returns the addresses that enrolled machines receive; ports are known once the server has
+                started.
+            lifetime: the lifetime of a certificate.
+            now: returns the time.
         """
         self.identities = identities
         self.holder = holder
@@ -92,13 +93,13 @@ class Issuing:
     def issue(
         self, request_pem: bytes, peer: Peer, flower_key: str = "", lifetime: timedelta | None = None
     ) -> tuple[bytes, CertificateRecord]:
-        """Issue a certificate; returns it as PEM, and what is to be stored of it.
+        """Issue a certificate, and return it as PEM with the record to store.
 
         Args:
             request_pem: the certificate request.
             peer: the owner.
             flower_key: the public key of the device's SuperNode.
-            lifetime: None for the usual one.
+            lifetime: its lifetime; None for the default.
 
         Raises:
             InvalidInputError: the request cannot be used.
@@ -113,13 +114,13 @@ class Issuing:
 
 
 def openssh_line(public_key: bytes) -> str:
-    """A SuperNode's public key as a line of OpenSSH; empty without one.
+    """Convert a SuperNode's public key to OpenSSH format; empty if there is no key.
 
     Args:
-        public_key: OpenSSH or PEM.
+        public_key: the key in OpenSSH or PEM format.
 
     Raises:
-        InvalidInputError: it is no public key that Flower accepts.
+        InvalidInputError: Flower does not accept the key.
     """
     if not public_key:
         return ""
@@ -135,6 +136,6 @@ def openssh_line(public_key: bytes) -> str:
     except (ValueError, TypeError, UnicodeError) as error:
         del error
         raise InvalidInputError(
-            "the SuperNode's public key is no ECDSA key of OpenSSH: make one with `ssh-keygen -t ecdsa -b 384`"
+            "the SuperNode's public key is not an OpenSSH ECDSA key: make one with `ssh-keygen -t ecdsa -b 384`"
         ) from None
     return encoded.decode()

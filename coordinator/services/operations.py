@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.errors import QuotaExceededError, UnknownRecordError
-from coordinator.references import ReferenceShelf, check_published
+from coordinator.references import ServedReferences, check_published
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
 from coordinator.services.reference_uploads import ReferenceUploads
@@ -45,7 +45,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         repository: FleetRepository,
         planning: RoundPlanning,
         budgets: BudgetWatch,
-        references: ReferenceShelf,
+        references: ServedReferences,
         reconnect_all: Callable[[str], int],
         leases: Leases,
         orders: Orders,
@@ -63,9 +63,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             reconnect_all: ends all sessions for the given reason, so that agents reconnect; returns their number.
             leases: the sessions' leases.
             orders: sends devices their grants.
-            settings: for how long budgets may be overridden.
-            metadata: the signed metadata of references; None where they are not signed.
-            revoke: revokes the certificates of devices that are forgotten; returns what is to be stored.
+            settings: how long budgets may be overridden.
+            metadata: the signed metadata of references; None if they are not signed.
+            revoke: revokes the certificates of forgotten devices; returns the records to store.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -117,7 +117,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def SetBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.SetBudgetRequest, context: Any
     ) -> operator_pb2.SetBudgetResponse:
-        """Set a supply's watts in place of its own source."""
+        """Override the watts of a supply's configured source."""
         until = None
         if request.HasField("for_s"):
             max_days = self._settings.max_override_days
@@ -133,14 +133,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def ClearBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ClearBudgetRequest, context: Any
     ) -> operator_pb2.ClearBudgetResponse:
-        """Return a supply to its own source."""
+        """Clear a supply's override, so that its configured source applies again."""
         budget, trimmed = await self._override(request.supply, None)
         return operator_pb2.ClearBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
 
     async def TagDevices(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.TagDevicesRequest, context: Any
     ) -> operator_pb2.TagDevicesResponse:
-        """Add and remove tags beside those of the site file."""
+        """Add tags to those of the site file, or remove added ones."""
         changed = self._fleet.operator.tag(request.device_ids, set(request.add), set(request.remove))
         await self._repository.save(*changed)
         return operator_pb2.TagDevicesResponse(devices=_overrides(changed))
@@ -178,7 +178,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 # The agent of a degraded device would drop the order.
                 reason = f"it is {device.state.value}: repeat the command when it is ready"
             elif not self._orders.knows_workloads(device_id):
-                reason = "its agent is older than this command: update it"
+                reason = "its agent is too old for this command: update it"
             else:
                 try:
                     self._orders.order_profile(device_id, order)
@@ -211,7 +211,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             if not request.end:
                 self._fleet.require_ended(run.run_id)
         ended = self._fleet.flower.finish_runs([run.run_id for run in runs if not run.finished], _ENDED)
-        self._orders.send_due()  # trainings that have not begun are called off
+        self._orders.send_due()  # trainings that have not begun are cancelled
         await self._repository.save(*ended)
         self._fleet.require_unused([run.run_id for run in runs])
         for run in runs:
@@ -222,7 +222,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.ListReferencesRequest, context: Any
     ) -> operator_pb2.ListReferencesResponse:
         """List the references that agents can fetch."""
-        # A device counts once for each reference that a front of it derives from.
+        # A device counts once for each reference that any of its fronts derives from.
         used = [
             digest
             for device in self._fleet.agents.devices.values()
@@ -273,7 +273,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.PinReferenceResponse:
         """Pin the references that agents transfer from."""
         if request.further_digests and not request.digest:
-            raise InvalidInputError("the digest is empty, but there are further ones: give all digests, or none")
+            raise InvalidInputError("the first digest is empty, but others are given: give all digests, or none")
         before = self._references.in_force
         changed = self._references.pin([request.digest, *request.further_digests] if request.digest else [])
         now, ended = self._references.in_force, 0
@@ -302,7 +302,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def PublishMetadata(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PublishMetadataRequest, context: Any
     ) -> operator_pb2.PublishMetadataResponse:
-        """Serve what the operator has signed."""
+        """Accept signed metadata from the operator, and serve it."""
         metadata = self._metadata
         await asyncio.to_thread(metadata.publish, request.roots, request.targets)
         root, targets = metadata.root, metadata.targets
@@ -320,7 +320,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         return self._signed
 
     async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:
-        """Put an override in force; returns the budget's status, and how many rounds in flight were trimmed."""
+        """Put an override in force; return the budget's status, and how many rounds in flight were trimmed."""
         rounds = self._fleet.rounds
         unfinished = [record for record in rounds.records.values() if record.wall_s is None]
         status = self._budgets.override(supply, override)
@@ -360,15 +360,15 @@ def _overrides(overrides: Sequence[DeviceOverrides]) -> list[operator_pb2.Device
 
 
 def _what_if(request: operator_pb2.PreviewPlanRequest) -> WhatIf:
-    """What a preview assumes.
+    """The assumptions of a preview.
 
     Raises:
-        InvalidInputError: the policy is unknown, or does not take, lacks or cannot use an option.
+        InvalidInputError: the policy is unknown, or an option is missing, unknown or invalid for it.
     """
     clients = request.clients if request.HasField("clients") else None
     deadline_s = request.deadline_s if request.HasField("deadline_s") else None
     if not request.policy and (clients is not None or deadline_s is not None):
-        raise InvalidInputError("a number of devices or a deadline is an option of a policy: name the policy, too")
+        raise InvalidInputError("a number of devices or a deadline is an option of a policy: name the policy as well")
     return WhatIf(
         request.site_budget_w if request.HasField("site_budget_w") else None,
         policy_named(request.policy, count=clients, deadline_s=deadline_s) if request.policy else None,

@@ -1,4 +1,4 @@
-"""What the coordinator tells devices by itself: their grants, the workloads of live runs, and what to measure."""
+"""Messages that the coordinator sends to devices on its own: grants, workloads of live runs, and what to measure."""
 
 from __future__ import annotations
 
@@ -23,42 +23,43 @@ from wattfleet_proto.v1 import session_pb2
 _log = logging.getLogger(__name__)
 
 _SENT_AT_ONCE = 5
-"""Grants that are sent in one step of the event loop; leases of other devices are answered between two steps."""
+"""Grants sent in one step of the event loop; leases of other devices are answered between two steps."""
 
 MAX_UNSENT_ORDERS = 32
-"""Orders to measure, each of another workload, that may wait for a device to read them. Agents keep as many."""
+"""The most orders to measure, each of a different workload, that may wait to be read; agents keep the same number."""
 
 _SHARE_AFTER_S = 1.0
-"""Measured modes are passed on so long after a report: by then, most devices of a round have reported theirs."""
+"""Seconds from a report until measured modes are passed on; most devices of a round have reported by then."""
 
 _PAUSE_S, _SPREAD_S = 0.005, 3.0
-"""Pauses between steps that begin trainings: each device confirms at once, and others need answers as well.
+"""Seconds between steps that begin trainings: each device confirms at once, and others need answers as well.
 
-A thousand devices are told in a second. For more than 3,000 the pauses are shorter, so that ten thousand are told
-before their agents stop waiting for their grants (`grant_timeout_s`, 10 s). A busy event loop makes them longer.
+A thousand devices receive their grants in a second. For more than 3,000 devices the pauses are shorter, so that ten
+thousand receive theirs before their agents stop waiting (`grant_timeout_s`, 10 s). A busy event loop makes the pauses
+longer.
 """
 
 
 class ResponseStream:
-    """The responses to one device: its gRPC stream takes one at a time, as fast as the device reads."""
+    """The responses to one device; its gRPC stream accepts one at a time, as fast as the device reads."""
 
     def __init__(self, write: Callable[[session_pb2.SessionResponse], Awaitable[None]]) -> None:
         """Write to a gRPC stream."""
         self._write = write
         self._lock = asyncio.Lock()
-        # By kind of order, and the workload that is to be measured.
+        # By kind of order, and the workload to measure.
         self._waiting: dict[tuple[str, str], session_pb2.SessionResponse] = {}
         self._sending: asyncio.Task[None] | None = None
 
     async def write(self, response: session_pb2.SessionResponse) -> None:
-        """Write a response after those before it."""
+        """Write a response after all earlier ones."""
         async with self._lock:
             await self._write(response)
 
     def send_soon(self, response: session_pb2.SessionResponse) -> None:
-        """Write an order in the background; it replaces one of its kind that a slow reader has not taken yet.
+        """Write an order in the background; it replaces an unsent order of its kind.
 
-        Orders to measure replace each other only if they are of the same workload.
+        Orders to measure replace each other only if they name the same workload.
 
         Raises:
             QuotaExceededError: too many orders to measure wait.
@@ -66,7 +67,7 @@ class ResponseStream:
         kind, workload = response.WhichOneof("body") or "", response.profile.workload.name
         unsent = self._unsent_profiles()
         if kind == "profile" and workload not in unsent and len(unsent) >= MAX_UNSENT_ORDERS:
-            raise QuotaExceededError(f"it has not taken {len(unsent)} earlier orders yet: repeat the command later")
+            raise QuotaExceededError(f"it has not received {len(unsent)} earlier orders yet: repeat the command later")
         self._waiting[kind, workload] = response
         if self._sending is None or self._sending.done():
             self._sending = background_task("send an order", self._send())
@@ -79,11 +80,11 @@ class ResponseStream:
                     await self._write(response)
                 except grpc.aio.BaseError:
                     return  # the device disconnected: its next session begins with the newest grant
-                if self._waiting[subject] is response:  # otherwise a newer one has replaced it meanwhile
+                if self._waiting[subject] is response:  # otherwise a newer order has replaced it meanwhile
                     del self._waiting[subject]
 
     def close(self) -> list[str]:
-        """Stop sending, since the session has ended; returns the workloads whose orders to measure were not sent."""
+        """Stop sending, because the session has ended; return the workloads whose orders to measure were not sent."""
         if self._sending is not None:
             self._sending.cancel()
         return self._unsent_profiles()
@@ -93,7 +94,7 @@ class ResponseStream:
 
 
 class Orders:
-    """Sends orders to devices with a session; another device receives its grant when its next session begins."""
+    """Sends orders to devices with a session; other devices receive their grants when their next session begins."""
 
     def __init__(
         self,
@@ -107,38 +108,38 @@ class Orders:
         Args:
             fleet: decides on the grants, and knows the workloads.
             max_workloads: limit on the workloads that are announced to a device.
-            shared: the measured modes that devices learn from each other; None for none.
-            share_after_s: how long after a report measured modes are passed on, seconds.
+            shared: the measured modes that devices learn from each other; None if they share none.
+            share_after_s: seconds from a report until measured modes are passed on.
         """
         self._fleet = fleet
         self._max_workloads = max_workloads
         self._shared = shared or SharedModes(0)
         self._share_after_s = share_after_s
         self._to_share: set[tuple[Kind, str]] = set()
-        # By kind, for devices that share no modes themselves: what was announced after how many changes.
+        # By kind, for devices that share no modes themselves: the number of changes, and the announcement after them.
         self._announcements: dict[Kind, tuple[int, Sequence[Workload], session_pb2.SessionResponse]] = {}
         self._sharing: asyncio.Task[None] | None = None
         self._streams: dict[str, ResponseStream] = {}
-        # Of agents of protocol 2.1 or later; older ones know no workloads.
+        # Devices whose agents speak protocol 2.1 or later; older ones do not name workloads.
         self._know_workloads: set[str] = set()
-        # Of agents of protocol 2.2 or later.
+        # Devices whose agents speak protocol 2.2 or later.
         self._learn_from_others: set[str] = set()
         self._not_announced: dict[str, None] = {}
         self._announcing: asyncio.Task[None] | None = None
-        # Devices whose grants wait for their step: those that may act on an older grant go first.
+        # Devices whose grants wait for their step; those that may act on an older grant come first.
         self._changed: dict[str, None] = {}
         self._first: dict[str, None] = {}
         self._sending: asyncio.Task[None] | None = None
 
     @property
     def share_modes(self) -> int:
-        """Measured modes of a workload that devices of one kind learn from each other."""
+        """The most measured modes of a workload that devices of one kind learn from each other."""
         return self._shared.most
 
     def begin(
         self, device_id: str, stream: ResponseStream, knows_workloads: bool = False, learns_from_others: bool = False
     ) -> None:
-        """Send a device's orders to a stream from now on.
+        """Begin to send a device's orders to a stream.
 
         Args:
             device_id: the device.
@@ -156,10 +157,12 @@ class Orders:
             self._announce(device_id)
 
     def end(self, device_id: str, stream: ResponseStream) -> None:
-        """Stop sending to a stream, since its session has ended."""
+        """Stop sending to a stream, because its session has ended."""
         for workload in stream.close():
             _log.warning(
-                "%s: its session ended before it took the order to measure %r: repeat the order", device_id, workload
+                "%s: its session ended before it received the order to measure %r: repeat the order",
+                device_id,
+                workload,
             )
         if self._streams.get(device_id) is stream:  # otherwise a newer session has begun
             del self._streams[device_id]
@@ -167,15 +170,15 @@ class Orders:
             self._learn_from_others.discard(device_id)
 
     def knows_workloads(self, device_id: str) -> bool:
-        """Whether a device has a session, and an agent that knows workloads."""
+        """Whether a device has a session with an agent that names workloads."""
         return device_id in self._know_workloads
 
     def announce_workloads(self) -> None:
-        """Announce the workloads of all live runs to all devices that know workloads, in the background."""
+        """Announce the workloads of all live runs to all devices that name workloads, in the background."""
         self._announce_soon(self._know_workloads)
 
     def modes_measured(self, device: DeviceRecord, workload: str, measured: tuple[Measurement, ...]) -> None:
-        """Pass on what a device has measured of a workload to others of its kind that have measured less, soon.
+        """Schedule passing on a device's measured modes of a workload to devices of its kind that have measured fewer.
 
         Args:
             device: the device.
@@ -183,7 +186,7 @@ class Orders:
             measured: the first modes that it has measured.
         """
         if all(workload != live.name for live in self._fleet.flower.live_workloads()):
-            return  # reported again once it is announced
+            return  # the device reports its modes again once the workload is announced
         if self._fleet.agents.claims.exclusion_reason(device, workload) is not None:
             measured = ()
         kind = Kind(device.board, device.provenance)
@@ -201,7 +204,7 @@ class Orders:
             self._announce_soon(each for each in self._learn_from_others if self._may_learn(each, shared, live))
 
     def _may_learn(self, device_id: str, shared: Collection[tuple[Kind, str]], live: Collection[str]) -> bool:
-        """Whether a device has measured fewer modes of a live workload than it may learn from others now."""
+        """Whether a device has measured fewer modes of a live workload than it can now learn from others."""
         device = self._fleet.agents.devices.get(device_id)
         if device is None:
             return False
@@ -217,10 +220,10 @@ class Orders:
             self._announcing = background_task("announce workloads", self._announce_in_steps())
 
     def order_profile(self, device_id: str, order: session_pb2.ProfileOrder) -> None:
-        """Order a device that knows workloads to measure modes.
+        """Order a device that names workloads to measure modes.
 
         Raises:
-            QuotaExceededError: the device has not taken too many earlier orders.
+            QuotaExceededError: too many earlier orders wait for the device.
         """
         self._streams[device_id].send_soon(session_pb2.SessionResponse(profile=order))
 
@@ -228,7 +231,7 @@ class Orders:
         """Send the grants that have changed to devices with a session, or to one device only.
 
         The grants of many devices are sent in the background, in small steps. Each is compared with the fleet's state
-        when it is sent, since plans may be trimmed or given up meanwhile.
+        when it is sent, because plans may be trimmed or abandoned meanwhile.
         """
         if only is not None:
             self._send([only])
@@ -240,7 +243,7 @@ class Orders:
             self._sending = background_task("send grants", self._send_in_steps())
 
     async def close(self) -> None:
-        """Stop sending, since the coordinator stops; each device receives its grant from the next one."""
+        """Stop sending, because the coordinator stops; each device receives its grant from the next coordinator."""
         await stop_tasks(self._sending, self._announcing, self._sharing)
 
     async def _announce_in_steps(self) -> None:
@@ -258,7 +261,7 @@ class Orders:
         self._streams[device_id].send_soon(self._announcement(device_id))
 
     def _announcement(self, device_id: str) -> session_pb2.SessionResponse:
-        """The workloads of all live runs, with what others have measured of them."""
+        """The announcement to a device: the workloads of all live runs, with the modes that others have measured."""
         workloads = self._fleet.flower.live_workloads()[: self._max_workloads]
         device = self._fleet.agents.devices.get(device_id)
         if device is None or device_id not in self._learn_from_others:
@@ -266,7 +269,7 @@ class Orders:
         kind = Kind(device.board, device.provenance)
         if self._shared.is_kept(device_id, kind):
             return self._with_measured(device_id, kind, workloads)
-        # Thousands of devices of a kind are told the same.
+        # Thousands of devices of a kind receive the same message.
         changes, announced, response = self._announcements.get(kind, (-1, (), session_pb2.SessionResponse()))
         if (changes, announced) != (self._shared.changes, workloads):
             response = self._with_measured(device_id, kind, workloads)
@@ -294,7 +297,7 @@ class Orders:
             begun_s = loop.time()
             self._send(step)
             await asyncio.sleep(pause_s)
-            # For how long the loop was busy with this step and what came of it: the next pause is at least as long.
+            # The time that the loop was busy with this step and its consequences: the next pause is at least as long.
             busy_s = loop.time() - begun_s - pause_s
 
     def _send(self, device_ids: Collection[str]) -> None:
@@ -311,11 +314,11 @@ def _announced(
 
 
 def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:
-    """The message for a grant.
+    """Convert a grant to its message.
 
     Args:
         grant: the grant.
-        workload: name of what its plan trains.
+        workload: name of its plan's workload.
     """
     granted = grant.assignment
     return session_pb2.Grant(

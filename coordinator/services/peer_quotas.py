@@ -1,4 +1,4 @@
-"""Limits what one peer may ask for, so that it leaves room for the others.
+"""Limits on the requests of one peer, so that it leaves room for the others.
 
 A peer is a connection or a host. A fleet behind one address is one host with a connection for each device.
 """
@@ -18,11 +18,11 @@ from wattfleet_io.token_bucket import TokenBucket
 _SESSION_SERVICE = "/wattfleet.v1.SessionService/"
 _BURST_S = 2.0
 _MAX_HOSTS = 10_000
-"""Hosts whose rate is remembered; beyond it the oldest is forgotten."""
+"""The most hosts whose rate is tracked; beyond this, the oldest is dropped."""
 
 
 def host_of(peer: str) -> str:
-    """The host of a peer as gRPC names it, such as `ipv4:10.0.0.7:41234`; connections of one host have one name."""
+    """The host of a peer that gRPC names, for example, `ipv4:10.0.0.7:41234`; equal for all connections of one host."""
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
 
 
@@ -33,14 +33,14 @@ class HostRates:
         """Start with full buckets.
 
         Args:
-            per_s: events of one host each second, in the long run.
-            burst: events of one host at once.
+            per_s: the most events per second of one host, on average.
+            burst: the most events of one host at once.
         """
         self._per_s, self._burst = per_s, burst
         self._buckets: dict[str, TokenBucket] = {}
 
     def of(self, host: str, now_s: float) -> TokenBucket:
-        """A host's bucket."""
+        """Get a host's bucket."""
         if host not in self._buckets:
             if len(self._buckets) >= _MAX_HOSTS:
                 del self._buckets[next(iter(self._buckets))]
@@ -67,7 +67,7 @@ class PeerQuotas:
 
     @contextmanager
     def admitted(self, method: str, context: Any) -> Iterator[None]:
-        """Count a call while it lasts.
+        """Count a call while it is in progress.
 
         Raises:
             QuotaExceededError: the peer has too many calls in progress, or sends too many requests.
@@ -86,7 +86,8 @@ class PeerQuotas:
         ):
             if calls[name] >= limit:
                 raise QuotaExceededError(
-                    f"{limit:,} calls of {what} are in progress: end some, or raise the coordinator's setting {setting}"
+                    f"{limit:,} calls of {what} are in progress, which is the limit: end some, or raise the "
+                    f"coordinator's setting {setting}"
                 )
         # Agents spread their reconnections, and a session limits its own messages.
         if not method.startswith(_SESSION_SERVICE) and not self._may_request(host):

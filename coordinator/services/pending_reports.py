@@ -36,9 +36,10 @@ class PendingReports:
         Args:
             device_id: the session's device.
             repository: the fleet and its store.
-            acknowledge: tells the agent that the report with this number is stored.
+            acknowledge: acknowledges the report with this number to the agent.
             end: ends the session if its reports can never be stored.
-            limit: number of reports that may wait. It exceeds an agent's outbox, with which a new session begins.
+            limit: the most reports that may wait. It exceeds the size of an agent's outbox, because a new session
+                begins by sending it.
         """
         self._device_id = device_id
         self._repository = repository
@@ -52,7 +53,7 @@ class PendingReports:
         return len(self._waiting)
 
     def add(self, sequence: int, record: StoredRecord | None) -> None:
-        """Add a report; a repeated report, without a record, waits as long as those before it.
+        """Add a report; a repeated report has no record, and waits until all earlier ones are stored.
 
         Raises:
             StoreUnavailableError: too many reports wait.
@@ -70,7 +71,7 @@ class PendingReports:
             self._storing = background_task("store waiting reports", self._store())
 
     def close(self) -> None:
-        """End with the session; the agent repeats what was not acknowledged."""
+        """Stop with the session; the agent repeats what was not acknowledged."""
         if self._storing is not None:
             self._storing.cancel()
 

@@ -1,4 +1,4 @@
-"""The planning service: what a Flower server asks and reports."""
+"""The planning service: the requests and reports of Flower servers."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             repository: the fleet and its store.
             planning: plans its rounds.
             orders: sends devices their grants.
-            now: the date and time, with an offset.
-            settings: how many runs there may be.
+            now: returns the date and time, with a UTC offset.
+            settings: how many runs may exist.
         """
         self._repository = repository
         self._flower = repository.fleet.flower
@@ -169,14 +169,14 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
         if is_first:
             log_finished(finished)
-        self._orders.send_due()  # trainings that have not begun are called off
+        self._orders.send_due()  # trainings that have not begun are cancelled
         await self._repository.save(finished)
         return planning_pb2.FinishRoundResponse()
 
     async def ReportUnplannedRound(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.ReportUnplannedRoundRequest, context: Any
     ) -> planning_pb2.ReportUnplannedRoundResponse:
-        """Take a round that trained without a plan; one that is stored stays as it is."""
+        """Store a round that trained without a plan; a round that is already stored does not change."""
         run_id, number = request.run_id, request.round
         self._flower.require_owner(run_id, request.run_token, peer_of(context))
         _require_round(number)
@@ -193,7 +193,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     async def ReportMetrics(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.ReportMetricsRequest, context: Any
     ) -> planning_pb2.ReportMetricsResponse:
-        """Take what the strategy evaluated after a round."""
+        """Add the metrics that the strategy evaluated after a round."""
         self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
         _require_round(request.round)
         if self._unplanned.is_known(request.run_id, request.round):
@@ -217,7 +217,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         return planning_pb2.FinishRunResponse()
 
     def _exclusions(self, devices: Mapping[int, str]) -> list[planning_pb2.NodeExclusion]:
-        """The nodes whose devices must not train by the operator's rules.
+        """The nodes whose devices must not train because of the operator's rules.
 
         Args:
             devices: Flower node id -> device id.
@@ -230,15 +230,15 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         ]
 
     def _name(self, message: planning_pb2.NodeResult) -> str:
-        """The device that a node is bound to, in words."""
+        """A node's display name: its device, or else its number."""
         return self._flower.nodes.get(message.node_id) or message.result.device_id or f"node {message.node_id}"
 
     async def _add_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> None:
         """Add metrics to a round without a plan.
 
         Raises:
-            UnknownRecordError: it was deleted meanwhile.
-            InvalidInputError: there are too many, or the name of one is not printable.
+            UnknownRecordError: the round was deleted meanwhile.
+            InvalidInputError: there are too many metrics, or the name of one is not printable.
         """
         record = await self._repository.unplanned_of(run_id, number)
         if record is None:
@@ -248,17 +248,17 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
 
 
 def _require_round(number: int) -> None:
-    """Make sure that a run may have so many rounds.
+    """Check the number of a run's rounds.
 
     Raises:
-        InvalidInputError: it may not.
+        InvalidInputError: the number is too large.
     """
     if number > MAX_ROUNDS:
         raise InvalidInputError(f"a run has at most {MAX_ROUNDS:,} rounds, not {number:,}: start another run")
 
 
 async def _message(record: RoundRecord) -> planning_pb2.PlanRoundResponse:
-    """A round's plan as a message, built in a thread since it may be large."""
+    """Convert a round's plan to a message, in a thread because it may be large."""
     return await asyncio.to_thread(plan_to_message, record.plan_id, record.plan, record.nodes)
 
 
@@ -277,8 +277,10 @@ def _result(message: planning_pb2.DeviceResult, device_id: str) -> DeviceResult:
 def _log_implausible(
     round_name: str, results: Sequence[DeviceResult], messages: Sequence[planning_pb2.DeviceResult]
 ) -> None:
-    """Log which devices' results have a value that was not plausible and is left out."""
-    devices = [result.device_id for result, sent in zip(results, messages, strict=True) if _lacks(result, sent)]
+    """Log which devices' results contain an implausible value, which is left out."""
+    devices = [
+        result.device_id for result, sent in zip(results, messages, strict=True) if _has_implausible_value(result, sent)
+    ]
     if devices:
         _log.warning(
             "round %s: an implausible loss or number of examples counts as not reported: %s",
@@ -287,8 +289,8 @@ def _log_implausible(
         )
 
 
-def _lacks(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:
-    """Whether a value of the message was not plausible."""
+def _has_implausible_value(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:
+    """Whether a value of the message was implausible."""
     return (result.num_examples is None and message.HasField("num_examples")) or (
         result.loss is None and message.HasField("loss")
     )

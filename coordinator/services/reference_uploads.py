@@ -1,4 +1,4 @@
-"""Receives the reference predictors that operators publish, within limits on their size, time and number."""
+"""Receives reference predictors from operators, with limits on size, duration and number."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES
 from wattfleet_proto.v1 import operator_pb2
 
 UPLOAD_S = 60.0
-"""Limit on an upload."""
+"""The longest duration of an upload, in seconds."""
 
 MAX_UPLOADS = 4
-"""Uploads at the same time, which are kept in memory."""
+"""The most simultaneous uploads; they are kept in memory."""
 
 MAX_UPLOADS_OF_HOST = 1
 
@@ -46,14 +46,14 @@ class ReferenceUploads:
             yield
         finally:
             self._of_host[host] -= 1
-            self._of_host += Counter()  # forgets the hosts without any
+            self._of_host += Counter()  # drops the hosts without an upload
 
     async def receive(self, parts: AsyncIterator[operator_pb2.PublishReferenceRequest]) -> tuple[bytes, bytes]:
         """Receive a manifest and weights.
 
         Raises:
-            InvalidInputError: they are too large.
-            UploadTimeoutError: they do not arrive in time.
+            InvalidInputError: the files are too large.
+            UploadTimeoutError: the files do not arrive in time.
         """
         manifest, weights = b"", bytearray()
         try:

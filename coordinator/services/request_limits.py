@@ -35,25 +35,25 @@ _WITH_ALL_DEVICES = (
         "ViewService/ListDevices",
     )
 )
-"""Methods whose requests may have an element for each device of a fleet, and be as large."""
+"""Methods whose requests may be large, because they may have an element for each device of a fleet."""
 
 _MAX_BYTES: Mapping[str, int] = {
     **dict.fromkeys(_WITH_ALL_DEVICES, MAX_MESSAGE_BYTES),
     "/wattfleet.v1.SessionService/Session": MAX_SESSION_BYTES,
 }
-"""Largest request of a method, where it is not `MAX_STREAMED_BYTES`."""
+"""Largest request of a method in bytes, if it is not `MAX_STREAMED_BYTES`."""
 
 _MAX_CHARACTERS: Mapping[str, int | None] = {
     "plan_id": MAX_PLAN_ID_CHARACTERS,
-    "error": None,  # a text, which is cut
-    "run_token": None,  # a secret, whose own check does not repeat it
+    "error": None,  # a text, which is shortened
+    "run_token": None,  # a secret; its own check does not quote it
     "token": None,  # as well
     "reason": MAX_REASON_LENGTH,
 }
-"""Limits of the characters in a field, by its name; any other text is an id or a name."""
+"""The most characters of a field, by its name; any other text is an id or a name."""
 
 _MAX_OTHER_FIELDS = 20
-"""Fields of a request that are no lists; the largest request has a few."""
+"""The most fields of a request that are not lists; the largest request has a few."""
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
@@ -61,7 +61,8 @@ _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 class RequestLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
     """Limits the size of every request, the number of its elements, and the length of its ids.
 
-    Size and elements are checked before the request is deserialised: an element of two bytes takes 100 bytes of memory.
+    Size and elements are checked before the request is deserialised, because an element of two bytes needs 100 bytes of
+    memory.
     """
 
     async def intercept_service(
@@ -99,9 +100,10 @@ def _too_many_elements() -> OversizedMessageError:
 
 
 def _has_more_fields(message: bytes, limit: int) -> bool:
-    """Whether a serialised message has more than so many fields; the elements of a list are fields.
+    """Whether a serialised message has more fields than a limit; the elements of a list are fields.
 
-    It stops counting at the limit, so its time does not depend on the message's size. A malformed message has no more.
+    Counting stops at the limit, so its time does not depend on the message's size. The result is False for a malformed
+    message.
     """
     size, position, count = len(message), 0, 0
     if size <= 2 * limit:  # a field has at least two bytes
@@ -121,14 +123,14 @@ def _has_more_fields(message: bytes, limit: int) -> bool:
             elif kind in (_FIXED64, _FIXED32):
                 position += 8 if kind == _FIXED64 else 4
             else:
-                return False  # a group, which no message here has: deserialising refuses or skips it
+                return False  # a group, which no message here uses: deserialising refuses or skips it
     except IndexError:
         return False
     return False
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """The number at a position, and the position after it."""
+    """Read the varint at a position; return it and the position after it."""
     value, shift = message[position], 7
     position += 1
     if value < 0x80:
@@ -141,12 +143,12 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-        if shift >= 70:  # longer than any number: malformed
+        if shift >= 70:  # too long for a number: malformed
             raise IndexError
 
 
 def _require_short_fields(request: Message) -> None:
-    """Make sure that lists and ids are no longer than allowed.
+    """Check that lists and ids are not longer than allowed.
 
     Raises:
         OversizedMessageError: a list is too long.
@@ -165,7 +167,7 @@ def _require_short_fields(request: Message) -> None:
 
 @cache
 def _limited_fields(message: Descriptor) -> tuple[tuple[str, ...], tuple[tuple[str, bool, int], ...]]:
-    """A message's lists, and its ids: name, whether it is a list, and the most characters."""
+    """A message's lists and ids: for each, its name, whether it is a list, and the most characters."""
     fields = message.fields
     limits = {field.name: _MAX_CHARACTERS.get(field.name, MAX_ID_CHARACTERS) for field in fields}
     return (

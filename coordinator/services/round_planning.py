@@ -1,4 +1,4 @@
-"""Plans rounds while the fleet changes, and previews them: one plan at a time, each in a thread of its own."""
+"""Plans and previews rounds while the fleet changes, one at a time, each in its own thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CONFIRM_POLLS, _CONFIRM_POLL_S = 100, 0.02
 _FRONTS_POLL_S = 0.02
 
 _STARTING_S = 30.0
-"""Seconds after the start of a run in which its plans wait for fronts: later, a device without one is left out."""
+"""Seconds after the start of a run in which its plans wait for fronts; later, devices without one are left out."""
 
 
 class RoundPlanning:
@@ -52,8 +52,9 @@ class RoundPlanning:
             leases: the sessions.
             orders: sends devices their grants.
             now_s: the clock of the leases.
-            settings: when a round is overdue. Flower's servers wait as many times as long, and by default 90 s beyond.
-            figures: take how long plans are computed.
+            settings: when a round is overdue. Flower servers wait the same multiple of its duration, and by default 90
+                s more.
+            figures: records how long the computation of plans takes.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -70,7 +71,7 @@ class RoundPlanning:
     async def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> RoundRecord:
         """Plan a round; a retried request returns the plan that was made.
 
-        Agents are answered meanwhile: planning a large round takes a while.
+        Agents are answered meanwhile, because planning a large round takes a while.
 
         Raises:
             FleetReturningError: some of the nodes' devices are still expected to reconnect.
@@ -78,13 +79,13 @@ class RoundPlanning:
             NoCandidatesError: none of the ready devices may be chosen.
             InfeasibleBudgetError: the site's budget is too small for any device.
             InvalidInputError: the request is malformed.
-            UnknownRecordError: no such run.
+            UnknownRecordError: the run does not exist.
         """
         await self._repository.load_round(plan_id_of(run_id, number))
         if not self._fleet.flower.is_planned(run_id, number):
             await self._repository.load_history(run_id)
             await self._await_fronts(run_id, node_ids)
-            async with self._lock:  # each plan depends on the one before
+            async with self._lock:  # each plan depends on the previous one
                 try:
                     await self._plan(run_id, number, node_ids, epochs)
                 except (NoDevicesError, NoCandidatesError, InfeasibleBudgetError) as error:
@@ -98,19 +99,19 @@ class RoundPlanning:
         return record
 
     def run_started(self, run_id: str) -> None:
-        """Let the plans of a run that has just started wait for the devices' fronts of its workload."""
+        """Make the plans of a run that has just started wait for the devices' fronts for its workload."""
         self._fronts_until_s[run_id] = self._now_s() + _STARTING_S
 
     def run_finished(self, run_id: str) -> None:
-        """Forget what was kept of a run, since it plans no more rounds."""
+        """Forget a run, because it plans no more rounds."""
         self._fronts_until_s.pop(run_id, None)
         self._refusals.pop(run_id, None)
 
     async def predict(self, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePrediction]:
-        """The next round of a run on each node.
+        """Predict the next round of a run on each node.
 
         Raises:
-            UnknownRecordError: no such run.
+            UnknownRecordError: the run does not exist.
             InvalidInputError: the epochs are not above zero.
         """
         self._fleet.flower.run(run_id)
@@ -118,10 +119,10 @@ class RoundPlanning:
         return await asyncio.to_thread(predict_nodes, self._fleet.copy(), run_id, node_ids, epochs)
 
     async def get(self, plan_id: str) -> RoundRecord:
-        """A round that was planned before, as it is now: it may have been trimmed.
+        """Get a round that was planned before, which may have been trimmed since.
 
         Raises:
-            UnknownRecordError: no such plan.
+            UnknownRecordError: the plan does not exist.
         """
         await self._repository.load_round(plan_id)
         return self._fleet.rounds.get(plan_id)
@@ -134,14 +135,14 @@ class RoundPlanning:
         workload: Workload | None = None,
         what_if: WhatIf = WhatIf(),
     ) -> Preview:
-        """The next round of a run as it would be planned now.
+        """Preview the next round of a run as it would be planned now.
 
         Args:
             run_id: the run; empty for a new one.
             all_devices: include devices without a Flower node.
             epochs: local epochs; 0 for those of the run's last round.
-            workload: what a new run trains; None for the workload of the newest run.
-            what_if: what differs from the fleet.
+            workload: the workload of a new run; None for that of the newest run.
+            what_if: the assumptions that differ from the fleet.
 
         Raises:
             WattfleetError: as from `plan`.
@@ -156,7 +157,7 @@ class RoundPlanning:
     async def _plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> None:
         if self._fleet.flower.is_planned(run_id, number):
             return  # by a concurrent request for the same round
-        # Loaded already, unless plans of many runs were requested meanwhile.
+        # The round is loaded already, unless plans of many runs were requested meanwhile.
         await self._repository.load_history(run_id)
         self._prepare(self._fleet, node_ids)
         await self._release(run_id, node_ids)
@@ -165,13 +166,13 @@ class RoundPlanning:
                 request, record = await asyncio.to_thread(
                     self._planned, self._fleet.copy(), run_id, number, node_ids, epochs
                 )
-            # Another reference may have been pinned meanwhile, which makes devices reconnect.
+            # Another reference may have been pinned meanwhile, so that devices reconnect.
             self._require_connected(self._fleet, node_ids)
-            # Nothing is granted that has become too much meanwhile: budgets fall, devices begin to profile.
+            # Grant nothing that now exceeds a budget: meanwhile, budgets may fall and devices begin to profile.
             if not self._fleet.exceeds_budget(record):
                 break
         else:
-            raise NoDevicesError("the fleet changes faster than a round can be planned: ask again")
+            raise NoDevicesError("the fleet changes faster than a round can be planned: try again")
         self._fleet.flower.run(run_id)  # not deleted meanwhile
         self._fleet.flower.accept_plan(request, record)
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
@@ -187,15 +188,15 @@ class RoundPlanning:
         return request, request.planned()
 
     def _log_refusal(self, run_id: str, number: int, reason: str) -> None:
-        """Log why a round cannot be planned, once: Flower's server asks again until it can be."""
+        """Log once why a round cannot be planned; the Flower server repeats its request until it can be."""
         if self._refusals.get(run_id) != reason:
             self._refusals[run_id] = reason
             log_cannot_plan(run_id, number, reason)
 
     async def _await_fronts(self, run_id: str, node_ids: Sequence[int]) -> None:
-        """Wait shortly for the devices' fronts of a workload that was just announced to them.
+        """Wait briefly for the devices' fronts for a workload that was just announced to them.
 
-        Devices that do not report theirs in time are left out of the round.
+        Devices that do not report a front in time are left out of the round.
         """
         for _ in range(round(self._settings.fronts_wait_s / _FRONTS_POLL_S)):
             if run_id not in self._fronts_until_s:
@@ -231,10 +232,10 @@ class RoundPlanning:
         self._abandon_overdue(fleet)
 
     def _require_connected(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
-        """Make sure that a plan is not limited to the few devices that reconnected first.
+        """Check that a plan is not limited to the few devices that reconnected first.
 
         Raises:
-            FleetReturningError: some are still expected to reconnect.
+            FleetReturningError: some devices are still expected to reconnect.
         """
         device_ids = set(fleet.flower.paired(node_ids).nodes)
         missing, left_s = self._leases.expected_back(device_ids, self._now_s())
@@ -245,7 +246,7 @@ class RoundPlanning:
             )
 
     def _abandon_overdue(self, fleet: Fleet) -> None:
-        """Release the devices of rounds that their Flower server must have given up without a word.
+        """Release the devices of rounds that their Flower server must have abandoned without reporting it.
 
         These are rounds that it never finished, and late trainings of finished rounds.
         """

@@ -1,4 +1,4 @@
-"""Times every RPC that has one answer. Streams are left out: a session lasts for days."""
+"""Measures the duration of every unary RPC. Streams are left out, because a session lasts for days."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from coordinator.service_figures import ServiceFigures, timed
 
 
 class RpcLatencies(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
-    """Counts the seconds of each RPC, refused ones included. It belongs before all other interceptors."""
+    """Counts the seconds of each RPC, refused ones included. Place it before all other interceptors."""
 
     def __init__(self, figures: ServiceFigures) -> None:
-        """Count in some figures."""
+        """Add the durations to the given figures."""
         self._figures = figures
 
     async def intercept_service(
@@ -22,7 +22,7 @@ class RpcLatencies(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler of a method that exists and has one answer."""
+        """Wrap the handler of a method that exists and is unary."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.response_streaming:
             return handler

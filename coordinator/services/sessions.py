@@ -14,7 +14,7 @@ import grpc
 from coordinator.errors import ForeignDeviceError, UnknownRecordError
 from coordinator.identity.callers import certificate_of
 from coordinator.identity.certified_device import require_own
-from coordinator.references import ReferenceShelf
+from coordinator.references import ServedReferences
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.device_reports import DeviceReports
 from coordinator.services.event_log import log_connected, log_offline
@@ -46,20 +46,20 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_LOGGED_REFUSALS = 10
-"""Refused reports of one session that are logged; `wattfleet coordinator devices` shows the reason in any case."""
+"""The most refused reports of one session that are logged; `wattfleet coordinator devices` always shows the reason."""
 
-_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
-    """Takes agents' reports and sends them orders."""
+    """Accepts agents' reports and sends them orders."""
 
     def __init__(
         self,
         repository: FleetRepository,
         leases: Leases,
         orders: Orders,
-        references: ReferenceShelf,
+        references: ServedReferences,
         profile_modes: int,
         state_times: StateTimes,
         now_s: Callable[[], float] = time.monotonic,
@@ -74,14 +74,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             repository: the fleet and its store.
             leases: the sessions' leases.
             orders: sends orders to devices.
-            references: the published predictors, one of which agents transfer from.
-            profile_modes: modes that each agent measures at most.
-            state_times: notes since when devices are in their states.
-            now_s: the clock of the leases.
+            references: the published predictors, from which agents transfer.
+            profile_modes: the most modes that each agent measures.
+            state_times: records since when devices are in their states.
+            now_s: the clock of the leases, in seconds.
             settings: timeouts and limits.
             peers: the limits on the messages of one session.
-            metadata: the signed metadata of references; None where they are not signed.
-            has_certificate: whether a device, by its id, has a valid certificate.
+            metadata: the signed metadata of references; None if they are not signed.
+            has_certificate: returns whether the device with an id has a valid certificate.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -120,8 +120,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         try:
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
             self._orders.begin(lease.device_id, stream, knows_workloads, protocol.minor >= SHARING_MINOR)
-            del first, protocol  # frees the memory: ten thousand sessions last for days
-            # Grants that were due since the Hello may have gone to the session that this one replaces.
+            del first, protocol  # frees the memory, because ten thousand sessions last for days
+            # Grants that became due after the Hello may have been sent to the session that this one replaces.
             self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())
             await self._serve(lease, context, stream)
         except asyncio.CancelledError:
@@ -137,19 +137,19 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def _begin(
         self, hello: session_pb2.Hello, connection: str, knows_workloads: bool, certificate: Certificate | None
     ) -> Lease:
-        """Begin the session of a Hello; returns its lease.
+        """Begin the session of a Hello, and return its lease.
 
         Args:
             hello: the session's first message.
             connection: the agent's address and port.
             knows_workloads: the agent speaks protocol 2.1 or later.
-            certificate: that of the connection; None on plaintext.
+            certificate: the certificate of the connection; None on plaintext.
 
         Raises:
-            ForeignDeviceError: the certificate is that of another device, or the device has one and does not use it.
+            ForeignDeviceError: the certificate belongs to another device, or the device has one and does not use it.
             InvalidInputError: the Hello is malformed, or the id is enrolled as another kind of board.
             DuplicateSessionError: another installation has a session for this device.
-            TooManyDevicesError: the connection has enrolled as many new devices as it may.
+            TooManyDevicesError: the connection or its host has reached its limit of new devices.
         """
         try:
             require_own(hello, certificate, self._has_certificate)
@@ -175,14 +175,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._live.end(
                 replaced,
                 grpc.StatusCode.ABORTED,
-                f"{hello.device_id}: replaced by a newer session of the same device. If two agents run, one from"
-                " a copy of the other's disk: give each device its own id and remove the file 'installation' from its"
+                f"{hello.device_id}: replaced by a newer session of the same device. If two agents run from copies of "
+                "one disk, give each device its own id and remove the file 'installation' from its"
                 " state directory",
             )
         self._live.begin(lease)
         self._state_times.note(connected)
         log_connected(connected)
-        # A Welcome acknowledges nothing that must be on disk: agents can connect while the disk is full.
+        # A Welcome acknowledges nothing that must be on disk, so agents can connect while the disk is full.
         self._repository.save_soon(connected)
         return lease
 
@@ -200,7 +200,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         )
 
     async def _serve(self, lease: Lease, context: Any, stream: ResponseStream) -> None:
-        """Take and acknowledge reports until the agent disconnects."""
+        """Receive and acknowledge reports until the agent disconnects."""
         sequence = refused = 0
         pending: PendingReports | None = None
         rate = TokenBucket.full(self._peers.messages_per_s, self._peers.messages_at_once, self._now_s())
@@ -210,12 +210,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 if (wait_s := rate.take_later(self._now_s())) > 0:
                     await asyncio.sleep(wait_s)
                 number, record = request.sequence, None
-                # A repeated report was taken before. Messages without a number, such as leases, are always taken.
+                # A repeated report was applied before. Messages without a number, such as leases, are always applied.
                 refusal = ""
                 if not 0 < number <= sequence:
                     try:
                         record = await self._reports.take(lease.device_id, request)
-                    except ImplausibleError as error:  # the session lasts: only this report is refused
+                    except ImplausibleError as error:  # the session continues: only this report is refused
                         refusal, refused = str(error), refused + 1
                         if refused <= _MAX_LOGGED_REFUSALS:
                             _log.warning("a report is refused: %s", refusal)
@@ -236,7 +236,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 pending.close()
 
     async def _stored(self, record: StoredRecord | None) -> bool:
-        """Store a report; returns False if that fails, or takes so long that leases would go unanswered."""
+        """Store a report; return False if this fails, or takes so long that leases would go unanswered."""
         if record is None:
             return True
         try:
@@ -278,9 +278,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def _clean_up(self, lease: Lease) -> None:
         """Clean up after a session's handler."""
         self._live.forget(lease)
-        # When this coordinator stops, its devices stay stored as connected: the next one expects them back.
+        # When this coordinator stops, its devices stay stored as connected, so that the next one expects them back.
         if self._leases.end(lease) and not self._is_closing:
-            # Nobody waits for this record, so it goes with the next transaction.
+            # Nothing waits for this record, so it is stored with the next transaction.
             disconnected = self._fleet.agents.disconnect(lease.device_id)
             self._repository.save_soon(disconnected)
             self._fleet.duties.report(lease.device_id, None)
@@ -307,13 +307,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             await asyncio.sleep(self._settings.check_s)
             if missing := self._leases.take_missing(self._now_s()):
                 _log.warning("%d devices did not reconnect and are no longer expected", len(missing))
-                # Stored as offline, so that the next start does not wait for them again.
+                # Store them as offline, so that the next start does not wait for them again.
                 self._repository.save_soon(*map(self._fleet.agents.get, missing))
             for lease in self._leases.expired(self._now_s()):
                 self._live.end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: its lease has expired")
 
     async def close(self) -> None:
-        """End all sessions, since the coordinator stops; the devices reconnect to the next one."""
+        """End all sessions, because the coordinator stops; the devices reconnect to the next one."""
         self._is_closing = True
         await self._live.end_all(grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
 

@@ -1,4 +1,4 @@
-"""Since when each device has been in its state, how long its profiling still takes, and when it last throttled."""
+"""Records since when each device is in its state, how long its profiling still takes, and when it last throttled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class _InState:
 
     Attributes:
         state: the state.
-        since_unix_s: when it began, as far as this coordinator has seen.
-        modes: measured modes at that time.
-        grown_unix_s: when the newest mode was reported.
-        grown_modes: measured modes then.
+        since_unix_s: when this coordinator first saw the state, seconds since 1970.
+        modes: the number of measured modes at that time.
+        grown_unix_s: when the newest mode was reported, seconds since 1970.
+        grown_modes: the number of measured modes then.
     """
 
     state: DeviceState
@@ -30,12 +30,12 @@ class _InState:
 
 
 class StateTimes:
-    """What this coordinator has seen of devices' states; a restarted one begins anew.
+    """The times of devices' states since this coordinator started.
 
     Args:
-        known: the ids of the devices of the fleet; others are let go.
-        target_modes: modes that each device measures at most.
-        now_unix_s: the time, seconds since 1970.
+        known: returns the ids of the fleet's devices; others are dropped.
+        target_modes: the most modes that each device measures.
+        now_unix_s: returns the time, seconds since 1970.
     """
 
     def __init__(self, known: Collection[str], target_modes: int, now_unix_s: Callable[[], float] = unix_now_s) -> None:
@@ -46,7 +46,7 @@ class StateTimes:
         self._throttled_unix_s: dict[str, float] = {}
 
     def note(self, device: DeviceRecord) -> None:
-        """Note a device's state and progress, as it has just reported them."""
+        """Record a device's state and progress as just reported."""
         now, modes = self._now_unix_s(), device.profiled_modes
         seen = self._devices.get(device.device_id)
         if seen is None or seen.state is not device.state or modes < seen.grown_modes:
@@ -57,7 +57,7 @@ class StateTimes:
             seen.grown_unix_s, seen.grown_modes = now, modes
 
     def note_throttling(self, device_id: str) -> None:
-        """Note that a device's board has just throttled itself."""
+        """Record that a device's board has just throttled itself."""
         self._throttled_unix_s[device_id] = self._now_unix_s()
         if len(self._throttled_unix_s) > len(self._known):
             self._throttled_unix_s = {name: at for name, at in self._throttled_unix_s.items() if name in self._known}
@@ -72,11 +72,11 @@ class StateTimes:
         return seen.since_unix_s if seen is not None and seen.state is device.state else None
 
     def target_modes(self, device: DeviceRecord) -> int:
-        """The modes that a device measures at most."""
+        """The most modes that a device measures."""
         return min(self._target_modes, device.mode_count)
 
     def profiling_left_s(self, device: DeviceRecord) -> float | None:
-        """About how long a device's profiling still takes at most, seconds; it may end early.
+        """The estimated remaining seconds of a device's profiling, which may end earlier.
 
         None if the device is not profiling, or has not measured a mode since it began.
         """

@@ -1,4 +1,4 @@
-"""The service of Flower's SuperLink: its TLS certificate, and the SuperNodes that are enrolled."""
+"""The service for Flower's SuperLink: its TLS certificate, and the list of enrolled SuperNodes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
-    """Gives a SuperLink what it needs to know SuperNodes, and to be known by them."""
+    """Gives a SuperLink its TLS certificate and the public keys of the SuperNodes."""
 
     def __init__(self, issuing: Issuing, hosts: tuple[str, ...] = ()) -> None:
         """Serve one fleet.
 
         Args:
             issuing: issues certificates.
-            hosts: names and IP addresses of the SuperLink's machine besides that of its address.
+            hosts: further names and IP addresses of the SuperLink's machine, in addition to its address.
         """
         self._issuing = issuing
         self._hosts = hosts
@@ -36,7 +36,7 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
     async def GetSuperLink(  # noqa: N802 - named by the protocol
         self, request: superlink_pb2.GetSuperLinkRequest, context: Any
     ) -> superlink_pb2.GetSuperLinkResponse:
-        """Tell where the SuperLink is."""
+        """Return the SuperLink's address."""
         return superlink_pb2.GetSuperLinkResponse(address=self._issuing.addresses().superlink)
 
     async def IssueServerCertificate(  # noqa: N802 - named by the protocol
@@ -48,10 +48,10 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
         unknown = [host for host in list(request.hosts)[:_MAX_HOSTS] if host not in hosts]
         if unknown:
             raise InvalidInputError(
-                f"the coordinator does not know {unknown[0][:200]!r} as an address of the SuperLink: listen on 0.0.0.0,"
+                f"{unknown[0][:200]!r} is not a known address of the SuperLink: listen on 0.0.0.0,"
                 f" or restart the coordinator with --superlink-host {unknown[0][:200]}"
             )
-        # As for the coordinator's own: not everybody trusts the successor of an authority yet.
+        # As with the coordinator's own certificate, not every peer trusts the next authority yet.
         certificate_pem = folder.authority.issue_superlink(
             request.request_pem, hosts, self._issuing.lifetime, self._issuing.now()
         )
@@ -86,17 +86,17 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
         """The names and addresses of the SuperLink.
 
         Raises:
-            InvalidInputError: the coordinator was not told.
+            InvalidInputError: the coordinator's settings do not state them.
         """
         address = self._issuing.addresses().superlink
         if not address:
             raise InvalidInputError(
-                "this coordinator knows no SuperLink: restart it with --superlink-address HOST:PORT, where SuperNodes"
-                " and users reach the SuperLink"
+                "this coordinator has no address of a SuperLink: restart it with --superlink-address HOST:PORT, the "
+                "address at which SuperNodes and users reach the SuperLink"
             )
         return list(dict.fromkeys([split_address(address)[0].strip("[]"), *self._hosts, *_LOOPBACK]))
 
 
 def _fingerprint_of(folder: AuthorityFolder) -> bytes:
-    """Changes with the authority that issues servers' certificates, and with those to trust, 32 bytes."""
+    """A digest of 32 bytes of the authority that issues servers' certificates, and of the trusted authorities."""
     return sha256(folder.authority.fingerprint + folder.trusted_pem).digest()

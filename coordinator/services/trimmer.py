@@ -32,8 +32,8 @@ class Trimmer:
         Args:
             repository: the fleet and its store.
             orders: sends orders to devices.
-            sleep: waits for some seconds.
-            settings: time between two checks; a fleet that reconnects at once is trimmed once.
+            sleep: waits for the given seconds.
+            settings: the time between two checks, so that a fleet that reconnects at once is trimmed only once.
         """
         self._repository = repository
         self._orders = orders
@@ -58,13 +58,13 @@ class Trimmer:
                 self._put_in_force(fleet.trim())
                 is_failing = False
             except Exception:
-                # The boundary of the watch: an error in one round must not end the coordinator.
+                # The error boundary of the watch: an error in one round must not stop the coordinator.
                 if not is_failing:
                     _log.exception("rounds in flight could not be trimmed; retrying")
                 is_failing = True
 
     def _put_in_force(self, trimmed: Sequence[RoundRecord]) -> None:
-        self._orders.send_due()  # before anything is stored, since the budget has changed already
+        self._orders.send_due()  # before anything is stored, because the budget has changed already
         self._repository.save_soon(*trimmed)
         for record in trimmed:
             log_trimmed(record)

@@ -1,4 +1,4 @@
-"""The view service: what commands, dashboards and reports read."""
+"""The view service, which commands, dashboards and reports read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from wattfleet_proto.convert import (
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2, view_pb2_grpc
 
 _DEVICES_IN_A_MESSAGE = 100
-"""A device with the fronts of several workloads counts as several."""
+"""A device with the fronts of several workloads counts several times."""
 
 _RUNS_IN_A_MESSAGE = 100
 _WORKLOADS_IN_A_MESSAGE = 100
@@ -50,7 +50,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
 
         Args:
             repository: the fleet and its store.
-            times: since when devices are in their states.
+            times: records since when devices are in their states.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -138,7 +138,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     async def StreamRounds(  # noqa: N802 - named by the protocol
         self, request: view_pb2.StreamRoundsRequest, context: Any
     ) -> AsyncIterator[view_pb2.RoundView]:
-        """Stream the rounds of one run, oldest first, those without a plan among them; or one of them."""
+        """Stream one or all rounds of a run, oldest first, including those without a plan."""
         run_id = self._fleet.flower.run(request.run_id).run_id
         times = await self._repository.times(of_rounds(run_id)) if request.with_times else {}
         if request.round:
@@ -158,7 +158,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                 yield view
 
     async def _one_round(self, request: view_pb2.StreamRoundsRequest, times: Mapping[str, Times]) -> view_pb2.RoundView:
-        """One round of a run, with or without a plan.
+        """Get one round of a run, with or without a plan.
 
         Raises:
             UnknownRecordError: the run has no such round.
@@ -184,7 +184,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     async def _unplanned_view(
         self, number: int, request: view_pb2.StreamRoundsRequest
     ) -> AsyncIterator[view_pb2.RoundView]:
-        """One round without a plan; nothing if it was deleted meanwhile."""
+        """Yield one round without a plan, or nothing if it was deleted meanwhile."""
         record = await self._repository.unplanned_of(request.run_id, number)
         if record is not None:
             workload = self._fleet.flower.workload_of(record.run_id)
@@ -267,7 +267,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         )
 
     def _supply(self, device_id: str) -> str:
-        """The supply that a device is behind; empty if the site file does not tell."""
+        """The supply that a device is behind; empty if the site file does not place it."""
         try:
             return self._fleet.operator.supply_of(device_id)
         except InvalidInputError:
@@ -277,7 +277,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
 def _fastest_epoch_s(
     known: WorkloadFront, record: DeviceRecord, lengths: UsualLengths, limit_w: float | None
 ) -> float | None:
-    """Seconds of a one-epoch training in the fastest mode within the device's own limit; None if no mode is."""
+    """Seconds of a one-epoch training in the fastest mode within the device's own limit; None if no mode fits."""
     front = lengths.planned(known)
     allowed = np.maximum(front.planned_w, record.idle_w or 0.0) <= (np.inf if limit_w is None else limit_w)
     return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
@@ -311,7 +311,7 @@ def _workload_view(known: KnownWorkload, times: Mapping[str, Times]) -> view_pb2
 
 
 def _shown(metrics: dict[str, float]) -> dict[str, float]:
-    """The first metrics: older versions stored any number of them."""
+    """The first metrics; older versions stored an unlimited number."""
     return dict(islice(metrics.items(), MAX_METRICS))
 
 
@@ -321,7 +321,7 @@ def _without_devices(plan: RoundPlan) -> RoundPlan:
 
 
 def _only(record: RoundRecord, device_id: str) -> RoundRecord:
-    """A round with what it holds of one device."""
+    """A copy of a round that contains only one device."""
     seen = {each: observed for each, observed in record.observations.items() if each == device_id}
     results = tuple(each for each in record.results if each.device_id == device_id)
     return replace(record, plan=_plan_of(record.plan, device_id), observations=seen, results=results)

@@ -1,6 +1,6 @@
 """The coordinator's settings: options of `wattfleet coordinator serve`, environment variables and a TOML file.
 
-`docs/decisions/0009-settings.md` says which constants are no settings, and why.
+`docs/decisions/0009-settings.md` explains which constants are not settings, and why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the coordinator listens, who it proves to be, and where Flower's SuperLink is."""
+"""Settings of the coordinator's addresses and identity, and of the SuperLink's address."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class ServerSettings(Group):
     )
     metrics_devices: Names = setting(
         (),
-        "Export metrics of single devices for these only: id:NAME, tag:NAME or site:NAME. Repeatable; id:none exports"
+        "Export metrics of individual devices only for these: id:NAME, tag:NAME or site:NAME. Repeatable; id:none "
+        "exports"
         " none. Metrics of the whole fleet count every device.",
         option="--metrics-devices",
         unset="all devices",
@@ -49,22 +50,22 @@ class ServerSettings(Group):
     )
     stop_grace_s: float = setting(2.0, "Time for open requests to finish when the coordinator stops.", unit="s", ge=0)
     stop_limit_s: float = setting(
-        10.0, "End the process this long after SIGTERM, even if something hangs in it.", unit="s", gt=0
+        10.0, "Terminate the process this long after SIGTERM, even if it hangs.", unit="s", gt=0
     )
 
 
 class IdentitySettings(Group):
-    """Identity: who the coordinator proves to be, and who may call it (docs/security.md)."""
+    """Identity: the coordinator's certificate, and who may call it (docs/security.md)."""
 
     directory: Path = setting(
         Path("wattfleet-identity"),
-        "Take the authority and the server's certificate from this directory, which `wattfleet coordinator init` makes."
-        " Without it, everything is plaintext.",
+        "Read the authority and the server's certificate from this directory of `wattfleet coordinator init`. Without "
+        "it, everything is plaintext.",
         option="--identity",
     )
     insecure: bool = setting(
         False,
-        "Serve plaintext on an address that other machines reach: anybody there can read and change everything.",
+        "Serve plaintext on addresses that other machines can reach: anybody there can read and change everything.",
         option="--insecure",
     )
     enrolment_address: str | None = setting(
@@ -75,9 +76,9 @@ class IdentitySettings(Group):
     )
     operator_address: str | None = setting(
         None,
-        "Serve operators and viewers on this host:port only.",
+        "Serve operators and viewers only on this host:port.",
         option="--operator-address",
-        unset="on --address, with everybody else",
+        unset="on --address, together with all others",
     )
     plaintext_address: str | None = setting(
         None,

@@ -1,4 +1,4 @@
-"""What agents and apps may do: sessions, reports, requests and rounds."""
+"""Settings of what agents and apps may do: sessions, reports, requests and rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class SessionSettings(Group):
 
     lease_s: float = setting(
         5.0,
-        "Time between two messages of an agent, at most, in a small fleet.",
+        "Longest time between two messages of an agent in a small fleet.",
         unit="s",
         ge=LEASE_S[0],
         le=LEASE_S[1],
@@ -51,8 +51,8 @@ class SessionSettings(Group):
     )
     max_workloads: int = setting(
         32,
-        "Limit on the workloads of which one device's predictions are kept. With more, the one that was reported"
-        " longest ago goes.",
+        "Limit on the workloads per device whose predictions are kept. Beyond it, the one reported longest ago is "
+        "dropped.",
         ge=1,
         le=1000,
     )
@@ -92,7 +92,7 @@ class ClaimSettings(Group):
 
 
 class PeerSettings(Group):
-    """Peers: what one agent, app or client may ask for."""
+    """Peers: limits on the requests of one agent, app or client."""
 
     calls_per_connection: int = setting(
         100, "Limit on the calls in progress over one connection; an agent has two at most.", ge=1
@@ -120,7 +120,7 @@ class RoundSettings(Group):
         2.0, "Abandon a round after this many times its planned duration or deadline, plus overdue_s.", ge=1
     )
     overdue_s: float = setting(600.0, "Additional time after which a round is abandoned.", unit="s", ge=0)
-    max_live_runs: int = setting(256, "Limit on the runs that have not ended; a further one is refused.", ge=1)
+    max_live_runs: int = setting(256, "Limit on the runs that have not ended; further ones are refused.", ge=1)
     fronts_wait_s: float = setting(
         5.0,
         "Time for which the plan of a run that has just started waits for the devices' predictions of its workload.",

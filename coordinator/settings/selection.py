@@ -1,4 +1,4 @@
-"""Which devices are selected for a round, and what they predict with."""
+"""Settings of client selection, and of the devices' profiling."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PolicySettings(Group):
         None,
         "Devices to select per round, for the policies that take a number.",
         option="--clients",
-        unset="half of the devices; with progress: as many as useful",
+        unset="half of the devices; with progress: as many as are useful",
     )
-    seed: int = setting(0, "Seed of the policies that draw at random.", option="--seed", ge=0)
+    seed: int = setting(0, "Seed of the policies that select at random.", option="--seed", ge=0)
     deadline_s: float | None = setting(
         None,
         "Limit a round's training to this many seconds; the policy deadline needs it.",
@@ -56,7 +56,7 @@ class PolicySettings(Group):
     )
     overhead_s: float | None = setting(
         None,
-        "Time per round besides training, in seconds, for the policy progress.",
+        "Time per round in addition to training, in seconds, for the policy progress.",
         unit="s",
         option="--overhead-s",
         unset="10",

@@ -1,4 +1,4 @@
-"""The database, and what is kept in it."""
+"""Settings of the database, and of what is kept in it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ class StoreSettings(Group):
         "Keep the state in this database: an SQLite file, created if absent, or a URL (docs/coordinator.md).",
         option="--store",
     )
-    standby: bool = setting(
-        False, "Wait while another coordinator serves from the store, then take over.", option="--standby"
-    )
+    standby: bool = setting(False, "Wait while another coordinator uses the store, then take over.", option="--standby")
     keep_days: float | None = setting(
         None,
         "Delete runs this many days after their end.",

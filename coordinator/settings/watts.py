@@ -1,4 +1,4 @@
-"""The power budgets of the site, and how long a device may draw what it was granted."""
+"""Settings of the site's power budgets, and of how long grants last."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class SiteSettings(Group):
 
 
 class GrantSettings(Group):
-    """Grants: how long a device may draw more than its idle power without the coordinator."""
+    """Grants: how long a device may draw more than its idle power without contact to the coordinator."""
 
     lifetime_s: float = setting(
         120.0,
-        "Time for which a device may go on training after it lost the coordinator; then it parks. Its watts stay"
+        "Time for which a device may continue training after it lost the coordinator; then it parks. Its watts stay"
         " reserved until then. With a longer time, trainings survive longer outages, but a lower budget holds later"
         " (docs/reliability.md).",
         unit="s",
@@ -66,7 +66,7 @@ class GrantSettings(Group):
     longest_extra_s: float = setting(600.0, "Additional time after which a training is ended.", unit="s", ge=0)
     longest_unknown_s: float = setting(
         21_600.0,
-        "End a training no earlier than this if its device does not know yet how many minibatches its epoch has.",
+        "Do not end a training before this time if its device does not know yet how many minibatches its epoch has.",
         unit="s",
         gt=0,
         le=2_592_000,

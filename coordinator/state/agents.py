@@ -30,7 +30,7 @@ class Agents:
 
     Attributes:
         devices: every known device by its id.
-        claims: whether what they report is plausible.
+        claims: checks whether reports are plausible, and keeps each device's trust.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Agents:
 
         Args:
             devices: known devices.
-            placement: which supply each device is behind.
-            rounds: all rounds, which devices report on.
+            placement: the supply that each device is behind.
+            rounds: all rounds; devices report on them.
             claims: checks what devices report.
-            max_workloads: workloads of which a device's fronts are kept.
+            max_workloads: the most workloads per device whose fronts are kept.
         """
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self._connected: set[str] = set()
@@ -58,7 +58,7 @@ class Agents:
         self._rounds = rounds
         self._max_workloads = max_workloads
         self.claims = claims
-        for record in devices:  # an earlier version may have stored what this one refuses
+        for record in devices:  # an earlier version may have stored fronts that this one refuses
             for known in record.fronts:
                 self._check(record, known)
 
@@ -66,7 +66,7 @@ class Agents:
         """One device.
 
         Raises:
-            UnknownRecordError: it never connected.
+            UnknownRecordError: the device never connected.
         """
         if device_id not in self.devices:
             raise UnknownRecordError(f"unknown device {device_id!r}: it never connected; is its agent running?")
@@ -77,7 +77,7 @@ class Agents:
         return device_id in self._connected
 
     def is_profiling(self, device_id: str) -> bool:
-        """Whether a device was measuring its power modes when it was last heard of."""
+        """Whether a device was measuring its power modes at its last report."""
         return device_id in self._profiling
 
     def copy(self, rounds: RoundLedger) -> Agents:
@@ -90,11 +90,11 @@ class Agents:
         return copied
 
     def usual_lengths(self) -> UsualLengths:
-        """The minibatches in an epoch of devices that do not know theirs, as all devices are now."""
+        """The epoch lengths assumed for devices that do not know their own, from the fronts that devices have now."""
         return UsualLengths(device.fronts for device in self.devices.values())
 
     def left_out(self, workload: str | None = None) -> dict[str, str]:
-        """Why devices are left out of rounds because of their claims, by id.
+        """The reasons why devices are left out of rounds because of their claims, by device id.
 
         Args:
             workload: what the rounds train; None for any.
@@ -113,9 +113,9 @@ class Agents:
             device_id: the device.
             board: its kind of board.
             provenance: where its measurements come from.
-            mode_count: its power modes.
-            names_workloads: its agent speaks protocol 2.1 or later. A front for every workload is of before its
-                upgrade, and is dropped; agents report their fronts again in each session.
+            mode_count: the number of its power modes.
+            names_workloads: its agent speaks protocol 2.1 or later. A front for every workload then dates from before
+                its upgrade and is dropped; agents report their fronts again in each session.
 
         Raises:
             InvalidInputError: the id or the board is not printable, or the id was enrolled as another kind of board.
@@ -141,11 +141,11 @@ class Agents:
     def disconnect(self, device_id: str) -> DeviceRecord:
         """End a device's session."""
         self._connected.discard(device_id)
-        self._rounds.is_trim_due = True  # it may not have taken its last order
+        self._rounds.is_trim_due = True  # it may not have received its last order
         return self._put(replace(self.get(device_id), state=DeviceState.OFFLINE, detail=""))
 
     def report_state(self, device_id: str, state: DeviceState, profiled_modes: int, detail: str) -> DeviceRecord:
-        """Take a device's report of what it is doing."""
+        """Record what a device reports that it is doing."""
         detail = detail[:LONGEST_TEXT]
         before = self.get(device_id)
         self._rounds.is_trim_due |= state is DeviceState.PROFILING and before.state is not state
@@ -163,27 +163,27 @@ class Agents:
         minibatches_per_epoch: int | None = None,
         is_idle_with_duty: bool = False,
     ) -> DeviceRecord:
-        """Take a device's predicted front for a workload, and its idle power.
+        """Record a device's predicted front for a workload, and its idle power.
 
-        With too many workloads, the front that was reported longest ago goes.
+        If the device has fronts for too many workloads, the one reported longest ago is dropped.
 
         Args:
             device_id: the device.
             front: its front.
             idle_w: watts while parked.
-            profiled_modes: modes of the workload that it has measured.
+            profiled_modes: the number of modes that it has measured for the workload.
             reference_digest: digest of the reference predictor behind the front; empty for none.
             workload: as the device knows it; None if the front counts for every workload.
             minibatches_per_epoch: in one pass over the device's data; None if it is unknown.
             is_idle_with_duty: while parked, the device answers requests.
 
         Raises:
-            ImplausibleError: no board of its kind draws so many watts.
+            ImplausibleError: no board of this kind can draw this much power.
             InvalidInputError: the idle power is negative or not finite, the digest is malformed, or an epoch has no
                 minibatches.
         """
         before = self.get(device_id)
-        Offer(device_id, front, idle_w)  # checks the planner's own conditions before anything is stored
+        Offer(device_id, front, idle_w)  # checks the planner's own requirements before anything is stored
         self.claims.require_plausible_front(before, front, idle_w, is_idle_with_duty)
         if not _DIGEST.fullmatch(reference_digest):
             raise InvalidInputError(
@@ -196,7 +196,7 @@ class Agents:
             )
         reported = WorkloadFront(front, workload, minibatches_per_epoch, profiled_modes, sys.intern(reference_digest))
         self.claims.front_accepted(device_id, reported.name)
-        # A device that names its workloads has no front for every workload any more: it was upgraded meanwhile.
+        # A device that names its workloads was upgraded meanwhile: drop its old front for every workload.
         replaced = {reported.name, EVERY_WORKLOAD}
         others = tuple(each for each in before.fronts if each.name not in replaced)
         known = next((each for each in before.fronts if each.name == reported.name), None)
@@ -221,9 +221,9 @@ class Agents:
         workload: str = EVERY_WORKLOAD,
         is_idle_with_duty: bool = False,
     ) -> DeviceRecord:
-        """Take a device's reason why it has no front for a workload now; its earlier one ends.
+        """Record why a device has no front for a workload now, and drop its earlier front.
 
-        Rounds in flight go on as they were planned. New ones leave the device out, until it reports a front.
+        Rounds in flight continue as planned. New rounds leave the device out until it reports a front.
 
         Args:
             device_id: the device.
@@ -233,7 +233,7 @@ class Agents:
             is_idle_with_duty: while parked, the device answers requests.
 
         Raises:
-            ImplausibleError: no board of its kind draws so many idle watts.
+            ImplausibleError: no board of this kind can idle at this much power.
             InvalidInputError: the idle power is negative or not finite.
         """
         if not 0 <= idle_w < math.inf:
@@ -245,7 +245,7 @@ class Agents:
         return self._put(after)
 
     def remove_workload(self, device_id: str, workload: str) -> DeviceRecord:
-        """Drop a device's front of a workload, since the device has removed what it stored of it.
+        """Drop a device's front for a workload, because the device has removed its stored data of this workload.
 
         Raises:
             InvalidInputError: no workload can have this name.
@@ -268,7 +268,7 @@ class Agents:
         return self.get(device_id)
 
     def _without_front(self, record: DeviceRecord, workload: str) -> DeviceRecord:
-        """A device without its front of a workload, and without what it claimed of it."""
+        """Return a device's record without its front for a workload, and drop its claims about this workload."""
         self.claims.forget(record.device_id, [workload])
         return replace(record, fronts=tuple(each for each in record.fronts if each.name != workload))
 

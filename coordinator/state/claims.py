@@ -1,4 +1,4 @@
-"""What devices claim: whether it is plausible, and how far their observed trainings agree with it."""
+"""Checks of what devices claim: whether it is plausible, and whether their observed trainings agree with it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from wattfleet.planning import (
 )
 
 _MAX_WORKLOADS = 32
-"""Workloads of a device whose claims are kept; a device that knows no workloads may train any number."""
+"""The most workloads per device whose claims are kept; a device that does not name workloads may train any number."""
 
 _Value = TypeVar("_Value", str, Trust)
 
 
 class Claims:
-    """Refused fronts, and the trust in each device. Both are derived from reports, so none of it is stored."""
+    """Refused fronts, and the trust in each device. Both are derived from reports, so neither is stored."""
 
     def __init__(self, settings: ClaimSettings = ClaimSettings()) -> None:
         """Start without any claim.
@@ -46,11 +46,11 @@ class Claims:
         return copied
 
     def trust_of(self, device_id: str, workload: str | None = None) -> float | None:
-        """From 1, if no recent prediction was contradicted, to 0; None before the device's first observed training.
+        """A device's trust: 1 if no recent prediction was contradicted, down to 0; None before an observed training.
 
         Args:
             device_id: the device.
-            workload: what it is trusted with; None for the workload that it is trusted with least.
+            workload: the workload in question; None for the one with the least trust.
         """
         of_device = self._trust.get(device_id, {})
         shares = [trust.share for name, trust in of_device.items() if workload in (None, name)]
@@ -89,11 +89,11 @@ class Claims:
         Args:
             device: the device.
             front: its front; None if it has none now.
-            idle_w: watts at rest.
-            is_idle_with_duty: the device answers requests at rest.
+            idle_w: watts while parked.
+            is_idle_with_duty: while parked, the device answers requests.
 
         Raises:
-            ImplausibleError: no board of its kind draws as much.
+            ImplausibleError: no board of this kind can draw this much power.
         """
         require_plausible_power(device.device_id, device.board, front, idle_w, self._others, is_idle_with_duty)
 
@@ -102,11 +102,11 @@ class Claims:
         _put(self._refused, device_id, workload, reason)
 
     def front_accepted(self, device_id: str, workload: str) -> None:
-        """End the exclusion of a device for its front of a workload."""
+        """Include a device again that was left out because of its front for a workload."""
         _drop(self._refused, device_id, [workload])
 
     def forget(self, device_id: str, workloads: Collection[str]) -> None:
-        """Forget what is known of some workloads of a device."""
+        """Forget the claims of a device about the given workloads."""
         _drop(self._refused, device_id, workloads)
         _drop(self._trust, device_id, workloads)
 
@@ -114,19 +114,19 @@ class Claims:
         """Check an observation against the kind of board.
 
         Raises:
-            ImplausibleError: no device can observe this.
+            ImplausibleError: no board of this kind can have observed these values.
         """
         require_plausible_observation(device.device_id, device.board, epoch_s, power_w, self._others)
 
     def observed(self, device: DeviceRecord, workload: str, record: RoundRecord, seen: ObservedTraining) -> None:
         """Compare an observation with the device's prediction for the round.
 
-        A training whose mode was changed by a trim is not compared: its observation is of several modes. Of a training
-        beside a duty, only the watts are compared.
+        A training whose mode was changed by a trim is not compared, because its observation covers several modes. Only
+        the power of a training beside a duty is compared.
 
         Args:
             device: the device.
-            workload: name of what the round trained.
+            workload: name of the workload that the round trained.
             record: the round.
             seen: the observation.
         """
@@ -139,20 +139,20 @@ class Claims:
         _put(self._trust, device.device_id, workload, trust.after(contradiction))
 
     def trust_again(self, device_ids: Collection[str]) -> None:
-        """Forget the contradictions of some devices, since the operator includes them again."""
+        """Forget the contradictions of the given devices, because the operator includes them again."""
         for device_id in device_ids:
             self._trust.pop(device_id, None)
 
 
 def _put(kept: dict[str, Mapping[str, _Value]], device_id: str, workload: str, value: _Value) -> None:
-    """Keep a value for a device and a workload; the oldest workloads go."""
+    """Keep a value for a device and a workload; beyond the limit, the oldest workloads are dropped."""
     others = {name: each for name, each in kept.get(device_id, {}).items() if name != workload}
     newest = list(others.items())[-(_MAX_WORKLOADS - 1) :]
     kept[device_id] = {**dict(newest), workload: value}
 
 
 def _drop(kept: dict[str, Mapping[str, _Value]], device_id: str, workloads: Collection[str]) -> None:
-    """Drop the values of some workloads of a device."""
+    """Drop the values of a device for the given workloads."""
     known = kept.get(device_id, {})
     if not known.keys().isdisjoint(workloads):
         kept[device_id] = {name: value for name, value in known.items() if name not in workloads}

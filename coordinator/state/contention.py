@@ -1,4 +1,4 @@
-"""What runs leave to each other of the devices and watts that they share."""
+"""How concurrent runs share devices and watts."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class Contention:
         return copied
 
     def refused(self, run_id: str, workload: str, device_ids: Collection[str], live: Mapping[str, str]) -> None:
-        """Note that a run got no plan: it waits, if other runs hold devices or watts that it could use.
+        """Record that a run got no plan; it now waits if other runs hold devices or watts that it could use.
 
-        A run that has ended does not wait, although its app may still ask.
+        A run that has ended does not wait, although its app may still request plans.
 
         Args:
             run_id: the run.
-            workload: name of what it trains.
-            device_ids: the devices that it asked for.
-            live: the name of what each run trains that has not ended.
+            workload: name of its workload.
+            device_ids: the devices that it requested.
+            live: run id -> workload name, of all runs that have not ended.
         """
         usable: list[str] = []
         if run_id in live and (self.waiting.share_of(run_id, live).ahead or self._is_held_by_others(run_id)):
@@ -66,14 +66,14 @@ class Contention:
         self.waiting.refused(run_id, usable)
 
     def leave(self, run_id: str, share: Share, allowance: Allowance, offers: Sequence[Offer]) -> Allowance:
-        """The allowance of a run that leaves all watts beyond its share to others.
+        """The allowance of a run that leaves all watts beyond its share to the other runs.
 
-        Its share is one of the watts that trainings may draw at each supply, while all other devices idle. What its own
-        trainings draw now is part of it.
+        The share applies to the watts that trainings may draw at each supply while all other devices idle. The draw of
+        the run's own current trainings counts towards it.
 
         Args:
             run_id: the run.
-            share: what it may take.
+            share: the part of devices and watts that it may use.
             allowance: the watts of every supply.
             offers: the devices that it can be planned with.
         """

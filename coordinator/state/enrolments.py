@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.errors import TooManyDevicesError
 
 _MAX_REMEMBERED = 20_000
-"""Connections and hosts whose enrolments are counted; beyond it the oldest are dropped."""
+"""The most connections and hosts whose enrolments are counted; the oldest are dropped."""
 
 
 class Enrolments:
@@ -29,7 +29,7 @@ class Enrolments:
             device_id: the new device.
 
         Raises:
-            TooManyDevicesError: it has enrolled as many as it may.
+            TooManyDevicesError: the connection or the host has reached its limit.
         """
         if self._of_connection.is_full(connection):
             raise TooManyDevicesError(
@@ -50,7 +50,7 @@ class Enrolments:
 
 
 class _Counts:
-    """Counts by name, with a limit; those that were counted longest ago are dropped."""
+    """Counts by name, with a limit; beyond `_MAX_PEERS` names, those counted longest ago are dropped."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

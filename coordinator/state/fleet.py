@@ -60,8 +60,8 @@ class Fleet:
         rounds: all planned rounds, with the devices' grants and results.
         unplanned: the rounds without a plan.
         draw: the watts of every device.
-        duties: how devices keep the duties that they answer requests for.
-        samples: what the boards' sensors said last.
+        duties: how well devices keep their duties.
+        samples: the latest sensor readings of the boards.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class Fleet:
             nodes: Flower node id -> device id.
             runs: known runs, oldest first.
             rounds: known rounds, oldest first.
-            archived: ids of the runs with rounds that are in the store only.
-            placement: which supply each device is behind, and its rules; None where all are behind the only site.
+            archived: ids of the runs that have rounds only in the store.
+            placement: the supply that each device is behind, and its rules; None if all are behind the only site.
             selection: the operator's rules for client selection.
-            overrides: what the operator set for single devices by command.
-            grants: how long devices may draw more than their idle power without the coordinator.
+            overrides: what the operator set for individual devices by command.
+            grants: how long devices may draw more than their idle power without contact to the coordinator.
             now_s: the clock of the grants; by default it stands still.
             claims: limits of what devices may report.
-            unplanned: run and number of each round without a plan.
-            stored_grants: what a store holds about the grants of an earlier process.
+            unplanned: run id and round number of each round without a plan.
+            stored_grants: what the store holds about the grants of an earlier process.
             weights: weights of runs that wait for each other, by workload; 1 for others.
-            max_workloads: workloads of which a device's fronts are kept.
-            pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; of checked nodes.
+            max_workloads: the most workloads per device whose fronts are kept.
+            pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; only checked nodes.
         """
         placement = AssignedPlacement(
             placement or OnlySite(allowance.supplies),
@@ -166,8 +166,8 @@ class Fleet:
             beside_duty: the device answered requests meanwhile.
 
         Raises:
-            UnknownRecordError: no such plan, or the device is not part of it.
-            ImplausibleError: no device can observe this.
+            UnknownRecordError: the plan does not exist, or the device is not part of it.
+            ImplausibleError: no board of this kind can have observed these values.
         """
         device = self.agents.get(device_id)
         self.agents.claims.require_plausible_observation(device, epoch_s, power_w)
@@ -180,7 +180,7 @@ class Fleet:
         return observation
 
     def undrain(self, device_ids: Collection[str]) -> list[DeviceOverrides]:
-        """Include devices again that the operator drained, or that are left out because of their contradictions.
+        """Include devices again that were drained by the operator or left out because of their contradictions.
 
         Raises:
             UnknownRecordError: a device never connected; none is changed.
@@ -190,13 +190,13 @@ class Fleet:
         return self.operator.trust_after(next(reversed(list(self.rounds.records)), ""), device_ids)
 
     def set_budget(self, supply: str, in_force: InForce) -> list[RoundRecord]:
-        """Change a supply's budget, for rounds planned from now on, and trim the rounds in flight to it.
+        """Change a supply's budget for new rounds, and trim the rounds in flight to it.
 
         Returns:
             The rounds that were trimmed.
 
         Raises:
-            InvalidInputError: no such supply, or invalid watts.
+            InvalidInputError: the supply does not exist, or the watts are invalid.
         """
         self.operator.set_budget(supply, in_force)
         return self.trim()
@@ -211,11 +211,11 @@ class Fleet:
     def take_orders(
         self, is_reachable: Callable[[str], bool] | None = None, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
-        """The grants to send now, each with its device's id; they count as sent.
+        """Return the grants to send now, each with its device's id, and mark them as sent.
 
         Args:
-            is_reachable: whether a grant can be sent to a device; None for all that are connected.
-            only: the only devices to look at; None for all.
+            is_reachable: returns whether a grant can be sent to a device; None allows all connected devices.
+            only: restricts the result to these devices; None for all.
         """
         return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s(), only)
 
@@ -240,11 +240,11 @@ class Fleet:
         return [ForgottenDevice(device_id) for device_id in ids]
 
     def require_ended(self, run_id: str) -> None:
-        """Make sure that a run has ended.
+        """Check that a run has ended.
 
         Raises:
-            UnknownRecordError: it never started.
-            StillInUseError: it is running.
+            UnknownRecordError: the run never started.
+            StillInUseError: the run has not ended.
         """
         if not self.flower.run(run_id).finished:
             raise StillInUseError(
@@ -252,10 +252,10 @@ class Fleet:
             )
 
     def require_unused(self, run_ids: Iterable[str]) -> None:
-        """Make sure that no device trains for one of some runs any more.
+        """Check that no device still trains for any of the given runs.
 
         Raises:
-            StillInUseError: a round of one still holds watts for a device.
+            StillInUseError: a round of these runs still holds watts for a device.
         """
         held: dict[str, list[str]] = {}
         for device_id in self.agents.devices:
@@ -269,11 +269,11 @@ class Fleet:
                 )
 
     def trim(self) -> list[RoundRecord]:
-        """Review the rounds in flight: for duties that leave less time, and where devices draw more than was planned.
+        """Adapt the rounds in flight to duties that leave less time, and to budgets that are exceeded.
 
-        Trainings that nobody waits for are stopped first. A device's limit is never raised: others may not have
-        confirmed their lower limits yet. A device that is disconnected, or does not confirm its grant, cannot be told
-        anything: it counts with what it may draw, and the others are planned around it.
+        Trainings that nobody waits for are stopped first. A device's limit is never raised, because others may not have
+        confirmed their lower limits yet. A device that is disconnected or does not confirm its grant cannot be changed:
+        it counts with what it may draw, and the others are planned around it.
 
         Returns:
             The rounds that were changed.
@@ -285,7 +285,7 @@ class Fleet:
         return list(trimmed.values())
 
     def _trim_to_budgets(self, trimmed: dict[str, RoundRecord]) -> None:
-        """Trim the rounds in flight to the budgets; adds those that are changed to `trimmed`, by plan."""
+        """Trim the rounds in flight to the budgets, and add the changed rounds to `trimmed` by plan id."""
         expected = {device_id for device_id in self.rounds.grants.of_training() if self._obeys(device_id)}
         if not (exceeded := self._exceeded(expected)):
             return
@@ -301,10 +301,10 @@ class Fleet:
                 trimmed[plan_id] = self._replace_plan(plan_id, trim)
 
     def _review_duties(self) -> dict[str, RoundRecord]:
-        """Replan the devices in flight whose duty leaves less time than their rounds count with.
+        """Replan the devices in flight whose duty leaves less time than their rounds assume.
 
         Returns:
-            The rounds that were changed, by plan.
+            The rounds that were changed, by plan id.
         """
         changed: dict[str, RoundRecord] = {}
         if not self.duties.devices:
@@ -331,7 +331,7 @@ class Fleet:
         return record
 
     def _trimmed(self) -> None:
-        """Note that rounds were trimmed; what was never sent waits while other devices have yet to obey."""
+        """Record that rounds were trimmed; unsent grants wait until other devices have confirmed lower ones."""
         self.rounds.is_trim_due = False
         waiting: set[str] = set()
         if never_sent := self.rounds.grants.never_sent():
@@ -340,7 +340,7 @@ class Fleet:
         self.rounds.grants.pending.reviewed(waiting)
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:
-        """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""
+        """Whether a plan would now exceed a budget, because the fleet changed while it was planned."""
         chosen = {assignment.device_id: assignment.power_limit_w for assignment in planned.plan.assignments}
         workload = self.flower.workload_of(planned.run_id)
         for device_id in chosen:
@@ -359,31 +359,31 @@ class Fleet:
                 self.rounds.grants.stop(device_id)
 
     def _exceeded(self, expected: Set[str]) -> frozenset[str]:
-        """The supplies whose budget is exceeded, once some devices have done what they are told."""
+        """The supplies whose budget is exceeded once the given devices have obeyed their orders."""
         return self._exceeded_by(self.draw.elsewhere_w(frozenset(), expected))
 
     def _exceeded_by(self, drawn_w: Mapping[str, float]) -> frozenset[str]:
-        """The supplies whose budget is exceeded by the watts of all devices, given by their supply."""
+        """The supplies whose budget is exceeded, given the watts of all devices by supply."""
         allowance = replace(self.operator.allowance, elsewhere_w=drawn_w)
         return allowance.exceeded(allowance.use([], {}))
 
     def _is_behind(self, device_id: str, supplies: frozenset[str]) -> bool:
-        """Whether one of some supplies feeds a device."""
+        """Whether any of the given supplies feeds a device."""
         path = self.operator.allowance.supplies.path(self.operator.supply_of(device_id))
         return not supplies.isdisjoint(path)
 
     def _obeys(self, device_id: str) -> bool:
-        """Whether a device confirms what it is told, as far as it is known."""
+        """Whether a device is believed to confirm its orders."""
         grants, now_s = self.rounds.grants, self._now_s()
         if self.agents.is_connected(device_id):
             return grants.is_controllable(device_id, now_s)
         return grants.is_expected_back(device_id, now_s)
 
     def _offers_in_flight(self, only: Collection[str] | None = None) -> dict[str, list[Offer]]:
-        """What the devices in flight can be planned with, by plan.
+        """The offers of the devices in flight, by plan id.
 
         Args:
-            only: the only devices to look at; None for all.
+            only: restricts the result to these devices; None for all.
         """
         offers: dict[str, list[Offer]] = {}
         lengths = self.agents.usual_lengths()
@@ -398,10 +398,10 @@ class Fleet:
                 continue
             offer = self.draw.offer_of(device, self.flower.workload_of(run_of(grant.plan_id)), lengths)
             if offer is not None and offer.front.batch is not None:
-                # Its app cannot change the batch in the midst of a training.
+                # Its app cannot change the batch during a training.
                 front = offer.front.of_batch(grant.assignment.batch or 0)
                 offer = None if front is None else replace(offer, front=front)
-            if offer is None:  # its front was removed or has changed meanwhile: it can go on, or be stopped
+            if offer is None:  # its front was removed or has changed meanwhile: its training can continue or be stopped
                 offer = self.draw.offer_as_assigned(device, grant.assignment)
             limit_w = grant.granted_w if offer.limit_w is None else min(offer.limit_w, grant.granted_w)
             offers.setdefault(grant.plan_id, []).append(replace(offer, limit_w=limit_w))

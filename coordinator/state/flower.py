@@ -1,4 +1,4 @@
-"""Flower's side of the fleet: nodes, runs, and requests for a round's plan."""
+"""The Flower part of the fleet's state: nodes, runs, and requests for a round's plan."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class FlowerRuns:
 
     Attributes:
         policy: the client-selection policy.
-        nodes: Flower node id -> device id; the node that was bound last is the last one.
+        nodes: Flower node id -> device id, in the order in which the nodes were bound.
         runs: known runs by id, oldest first.
-        contention: what runs leave to each other.
+        contention: how runs share devices and watts.
         pairings: whether nodes can train on their devices.
     """
 
@@ -67,8 +67,8 @@ class FlowerRuns:
             operator: budgets and rules for client selection.
             rounds: all rounds.
             draw: what each device can be planned with.
-            contention: what runs leave to each other.
-            pairings: whether nodes can train on their devices; None if nothing is known of it.
+            contention: how runs share devices and watts.
+            pairings: whether nodes can train on their devices; None if this is unknown.
         """
         self.policy = policy
         self.contention = contention
@@ -81,21 +81,21 @@ class FlowerRuns:
         self._draw = draw
 
     def run(self, run_id: str) -> RunRecord:
-        """One run.
+        """Get one run.
 
         Raises:
-            UnknownRecordError: it never started.
+            UnknownRecordError: the run never started.
         """
         if run_id not in self.runs:
             raise UnknownRecordError(f"unknown run {run_id!r}: it never started")
         return self.runs[run_id]
 
     def workload_of(self, run_id: str) -> str:
-        """The name of what a run trains; empty for a run that is not known."""
+        """The name of a run's workload; empty if the run is unknown."""
         return self.runs[run_id].workload.name if run_id in self.runs else ""
 
     def live_workloads(self) -> list[Workload]:
-        """The workloads of all runs that have not ended, those of the newest runs first, each name once."""
+        """The workloads of all runs that have not ended, those of the newest runs first, without duplicates."""
         live = [run.workload for run in reversed(self.runs.values()) if not run.finished]
         named: dict[str, Workload] = {}
         for workload in live:
@@ -107,7 +107,7 @@ class FlowerRuns:
         return plan_id_of(run_id, number) in self._rounds.records
 
     def occupation(self, device: DeviceRecord, run_id: str) -> str:
-        """What a device is doing that may keep it from a run's round, in words."""
+        """Describe what a device is doing that may keep it out of a run's round."""
         other_plan = self._plan_of_other_run(device.device_id, run_id)
         text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
         if other_plan is None and device.state is DeviceState.READY and self._rounds.grants.may_train(device.device_id):
@@ -137,7 +137,7 @@ class FlowerRuns:
         Args:
             node_id: the node.
             device_id: the device that its SuperNode names.
-            pairing_problem: why it cannot train there, with the remedy; empty if the device's agent has answered it,
+            pairing_problem: why it cannot train there, with the remedy; empty if the node reached the device's agent,
                 None if this was not checked.
 
         Raises:
@@ -151,7 +151,7 @@ class FlowerRuns:
         return NodeRecord(node_id, device_id, problem)
 
     def paired(self, node_ids: Iterable[int]) -> PairedDevices:
-        """The devices that can train by one of some connected nodes, and why others cannot."""
+        """Return the devices that can train through one of the connected nodes, and why others cannot."""
         return self.pairings.paired({node: self.nodes[node] for node in node_ids if node in self.nodes})
 
     def forget(self, device_ids: Collection[str]) -> None:
@@ -173,9 +173,9 @@ class FlowerRuns:
         Args:
             run_id: Flower's id.
             strategy: name of the wrapped strategy.
-            rounds: requested rounds.
+            rounds: number of requested rounds.
             token: proves that later requests come from the same app.
-            workload: what it trains from now on; None if the app does not state it.
+            workload: its workload in new rounds; None if the app does not state it.
             peer: the id in the app's certificate; empty without one.
 
         Raises:
@@ -192,24 +192,24 @@ class FlowerRuns:
         return self._put(after)
 
     def require_room(self, run_id: str, max_live: int) -> None:
-        """Make sure that a run may start beside those that have not ended.
+        """Check that another run may start.
 
         Raises:
-            QuotaExceededError: as many have not ended as may be.
+            QuotaExceededError: the most runs allowed have not ended yet.
         """
         if run_id in self.runs and not self.runs[run_id].finished:
             return
         if sum(not record.finished for record in self.runs.values()) >= max_live:
             raise QuotaExceededError(
-                f"{max_live:,} runs have not ended, as many as may be: end some with `wattfleet coordinator delete RUN"
+                f"{max_live:,} runs have not ended, which is the limit: end some with `wattfleet coordinator delete RUN"
                 " --end`, or raise the coordinator's setting rounds.max_live_runs"
             )
 
     def require_owner(self, run_id: str, token: str, peer: str = "") -> None:
-        """Make sure that a request about a run comes from the app that started it.
+        """Check that a request about a run comes from the app that started it.
 
         Raises:
-            UnknownRecordError: it never started.
+            UnknownRecordError: the run never started.
             NotRunOwnerError: another app has started it.
             InvalidInputError: the token is too long.
         """
@@ -219,7 +219,7 @@ class FlowerRuns:
         """Finish a Flower run and release its devices.
 
         Raises:
-            UnknownRecordError: it never started.
+            UnknownRecordError: the run never started.
         """
         return self.finish_runs([run_id], error)[0]
 
@@ -227,7 +227,7 @@ class FlowerRuns:
         """Finish Flower runs and release their devices, in one pass over all devices.
 
         Raises:
-            UnknownRecordError: one never started; none is finished.
+            UnknownRecordError: one of them never started; none is finished.
         """
         records = [replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True) for run_id in run_ids]
         self._rounds.runs_finished(set(run_ids))
@@ -235,10 +235,10 @@ class FlowerRuns:
         return [self._put(record) for record in records]
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
-        """Add what the strategy evaluated after a round; round 0 is before the first.
+        """Add the metrics that the strategy evaluated after a round; round 0 is before the first.
 
         Raises:
-            UnknownRecordError: no such run or round.
+            UnknownRecordError: the run or the round does not exist.
             InvalidInputError: the round has too many metrics, or the name of one is not printable.
         """
         known = self._rounds.get(plan_id_of(run_id, number)).metrics if number else {}
@@ -259,12 +259,12 @@ class FlowerRuns:
     def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> RoundRecord:
         """Plan a round over the ready devices behind the given nodes; a repeated request returns the same plan.
 
-        A device is ready once its grant before is over: the Flower server of this run names only nodes that it does not
-        wait for, and `release` ends their grants.
+        A device is ready once its previous grant is over. The Flower server of this run names only nodes that it does
+        not wait for, and `release` ends their grants.
 
         Raises:
-            UnknownRecordError: no such run.
-            NoDevicesError: no device is ready; the text says what every device is doing.
+            UnknownRecordError: the run does not exist.
+            NoDevicesError: no device is ready; the message lists what every device is doing.
             NoCandidatesError: none of the ready devices may be chosen.
             InfeasibleBudgetError: the site's budget is too small for any device.
         """
@@ -276,13 +276,13 @@ class FlowerRuns:
     def request_round(
         self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice
     ) -> RoundRequest:
-        """All that a round's plan depends on now: `plan` requests, plans and accepts in one step.
+        """Collect all that a round's plan depends on now; `plan` requests, plans and accepts in one step.
 
-        Plan requests one after another, since each plan depends on what the one before has reserved.
+        Plan requests one at a time, because each plan depends on what the previous one reserved.
 
         Raises:
-            UnknownRecordError: no such run.
-            NoDevicesError: no device is ready; the text says what every device is doing.
+            UnknownRecordError: the run does not exist.
+            NoDevicesError: no device is ready; the message lists what every device is doing.
         """
         workload = self.run(run_id).workload.name
         paired = self.paired(node_ids)
@@ -303,7 +303,7 @@ class FlowerRuns:
         not_offered = share.leaves(_fastest_first(found)) if share.ahead else {}
         offers = [offer for offer in found if offer.device_id not in not_offered]
         if not offers:
-            raise NoDevicesError(f"no device is left for the run: {next(iter(not_offered.values()))}; ask again")
+            raise NoDevicesError(f"no device is left for the run: {next(iter(not_offered.values()))}; try again later")
         if len(found) < len(ready):
             offered = {offer.device_id for offer in found}
             unknown = [device.device_id for device in ready if device.device_id not in offered]
@@ -327,21 +327,21 @@ class FlowerRuns:
         )
 
     def refused(self, run_id: str, node_ids: Sequence[int]) -> None:
-        """Note that a run got no plan: it waits, if other runs hold devices or watts that it could use.
+        """Record that a run got no plan; it now waits if other runs hold devices or watts that it could use.
 
         Args:
             run_id: the run.
-            node_ids: the nodes that it asked for.
+            node_ids: the nodes that it requested.
         """
         asked = dict.fromkeys(self.paired(node_ids).nodes)
         self.contention.refused(run_id, self.workload_of(run_id), asked, self._live())
 
     def _live(self) -> dict[str, str]:
-        """The name of what each run trains that has not ended."""
+        """The workload name of each run that has not ended, by run id."""
         return {each.run_id: each.workload.name for each in self.runs.values() if not each.finished}
 
     def unpredicted(self, run_id: str, node_ids: Sequence[int]) -> list[str]:
-        """The ready devices of some nodes that have no front for a run's workload, and did not say why."""
+        """The ready devices of the given nodes that have no front for a run's workload and gave no reason."""
         workload = self.workload_of(run_id)
         found = [self._agents.devices.get(device_id) for device_id in self.paired(node_ids).nodes]
         return [
@@ -354,10 +354,10 @@ class FlowerRuns:
         ]
 
     def accept_plan(self, request: RoundRequest, record: RoundRecord) -> RoundRecord:
-        """Put a plan in force: its devices and watts are committed from now on.
+        """Put a plan in force, which commits its devices and watts.
 
         Args:
-            request: what was planned.
+            request: the request that was planned.
             record: the planned round.
         """
         # Rounds were trimmed meanwhile without this one.
@@ -366,12 +366,12 @@ class FlowerRuns:
         return self._rounds.add(record)
 
     def release(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
-        """End the grants of the devices that a run's Flower server does not wait for any more.
+        """End the grants of the devices that a run's Flower server no longer waits for.
 
         Returns:
             The connected devices whose grants are not over yet, although they do not train.
         """
-        # A SuperNode that names a wrong device says nothing about that device's training.
+        # A SuperNode that names a wrong device is no evidence about that device's training.
         device_ids = list(self.paired(node_ids).nodes)
         self._rounds.grants.give_up_devices(device_ids, run_id)
         return {
@@ -383,16 +383,16 @@ class FlowerRuns:
         }
 
     def _plan_of_other_run(self, device_id: str, run_id: str) -> str | None:
-        """The plan of another run that a device is in flight for."""
+        """The plan id of another run's round that a device is in flight for; empty if there is none."""
         grant = self._rounds.grants.of(device_id)
         if grant is None or grant.is_over or grant.is_given_up or run_of(grant.plan_id) == run_id:
             return None
         return grant.plan_id
 
     def _occupations(self, run_id: str, paired: PairedDevices) -> str:
-        """What all devices are doing, in words; for many devices the count in each state."""
+        """Describe what all devices are doing; for many devices, also the number in each state."""
         if not self._agents.devices:
-            return "none ever connected; enrol a board by `wattfleet coordinator invite`, and start its agent"
+            return "none ever connected; enrol a board with `wattfleet coordinator invite`, and start its agent"
         texts = []
         for each in self._agents.devices.values():
             text = f"{each.device_id} is {self.occupation(each, run_id)}"
@@ -411,7 +411,7 @@ class FlowerRuns:
         return record
 
 
-_NO_NODE = ", but no Flower node of this round has its name"
+_NO_NODE = ", but no Flower node of this round names it"
 
 
 def _no_prediction(workload: str) -> str:
@@ -419,5 +419,5 @@ def _no_prediction(workload: str) -> str:
 
 
 def _fastest_first(offers: Sequence[Offer]) -> list[str]:
-    """The ids of devices, by the time of one epoch in the fastest mode."""
+    """Return the ids of devices in order of their time for one epoch in the fastest mode."""
     return [each.device_id for each in sorted(offers, key=lambda offer: (offer.front.one_epoch_s[0], offer.device_id))]

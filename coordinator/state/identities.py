@@ -1,4 +1,4 @@
-"""Who may be in the fleet: open invites, and the certificates that were issued and revoked.
+"""The fleet's members: open invites, and the certificates that were issued and revoked.
 
 Each change returns the records to store.
 """
@@ -30,14 +30,14 @@ MAX_CERTIFICATES = 100_000
 AUDIT_KEEP = timedelta(days=400)
 MAX_AUDIT_ENTRIES = 1_000_000
 _MAX_EARLY_RENEWALS = 4
-_EARLY = 0.9  # share of the life that is left
+_EARLY = 0.9  # share of its validity that is left
 
 
 class Identities:
     """The invites and the certificates of one fleet."""
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without any invite or certificate."""
         self._invites: dict[str, InviteRecord] = {}
         self._certificates: dict[str, CertificateRecord] = {}
         self._of_name: dict[tuple[Role, str], set[str]] = {}
@@ -45,10 +45,10 @@ class Identities:
         self._unsettled: set[str] = set()  # replaced by machines whose enrolment is not stored yet
         self._cancelled: set[str] = set()
         self.revision = 0
-        """Counts the changes of certificates."""
+        """Incremented with each change of a certificate."""
 
     def restore(self, invites: Iterable[InviteRecord], certificates: Iterable[CertificateRecord]) -> None:
-        """Go on with what a store holds."""
+        """Load what a store holds."""
         self._invites.update((each.token_hash, each) for each in invites)
         for each in certificates:
             self._put(each)
@@ -56,17 +56,17 @@ class Identities:
     # --- queries ------------------------------------------------------------------------------------------------
 
     def invites(self, now: datetime) -> list[InviteRecord]:
-        """The invites that can still be used, the one that expires first at first."""
+        """The invites that can still be used, in order of expiry."""
         return sorted((each for each in self._invites.values() if each.is_open(now)), key=lambda each: each.expires_at)
 
     def certificates(self, now: datetime) -> list[CertificateRecord]:
-        """The certificates that have not expired, in the order of their owners, the newest of each first."""
+        """The certificates that have not expired, in order of owner, the newest of each owner first."""
         unexpired = [each for each in self._certificates.values() if now < each.not_after]
         unexpired.sort(key=lambda each: each.issued_at, reverse=True)
         return sorted(unexpired, key=lambda each: (each.peer.role.value, each.peer.name))
 
     def expiries(self, now: datetime) -> dict[str, datetime]:
-        """When the first valid certificate of each role expires; of an owner's certificates, the last one counts."""
+        """When the first valid certificate of each role expires; only the newest certificate of each owner counts."""
         last: dict[Peer, datetime] = {}
         for each in list(self._certificates.values()):
             if each.is_valid(now):
@@ -77,21 +77,21 @@ class Identities:
         return first
 
     def is_revoked(self, serial: str) -> bool:
-        """Whether a certificate was revoked; one that is unknown was not."""
+        """Whether a certificate was revoked; False for an unknown one."""
         found = self._certificates.get(serial)
         return found is not None and found.revoked_at is not None
 
     def find(self, serial: str) -> CertificateRecord | None:
-        """A certificate by its serial number; None if it is not on record."""
+        """Get a certificate by its serial number; None if it is unknown."""
         return self._certificates.get(serial)
 
     def has_certificate(self, device_id: str, now: datetime) -> bool:
-        """Whether a device has an unexpired certificate, even a revoked one: it may not go on in plaintext."""
+        """Whether a device has an unexpired certificate, even a revoked one: it may then no longer use plaintext."""
         serials = self._of_name.get((Role.DEVICE, device_id), ())
         return any(now < self._certificates[each].not_after for each in serials)
 
     def supernodes(self, now: datetime) -> list[tuple[str, str]]:
-        """The SuperNodes of enrolled devices: device id and public key, a line of OpenSSH."""
+        """The SuperNodes of enrolled devices: pairs of device id and public key in OpenSSH format."""
         return sorted(
             {
                 (each.peer.name, each.flower_key)
@@ -101,7 +101,7 @@ class Identities:
         )
 
     def revoked(self, roles: Collection[Role], now: datetime) -> list[str]:
-        """The serial numbers of revoked certificates of some roles that have not expired."""
+        """The serial numbers of revoked, unexpired certificates of the given roles."""
         return sorted(
             each.serial
             for each in self._certificates.values()
@@ -109,7 +109,9 @@ class Identities:
         )
 
     def not_issued_by(self, issuer: str, now: datetime) -> list[CertificateRecord]:
-        """The newest certificate of every owner that has none of an authority, and would be locked out without others.
+        """The newest certificate of every owner without a certificate of the given authority.
+
+        These owners would be locked out if only this authority were trusted.
 
         Args:
             issuer: SHA-256 of the authority's certificate, hexadecimal.
@@ -123,14 +125,15 @@ class Identities:
     # --- changes ------------------------------------------------------------------------------------------------
 
     def invite(self, token: str, terms: Terms, made_by: str, now: datetime) -> InviteRecord:
-        """Let somebody enrol with a token.
+        """Create an invite, which permits enrolment with its token.
 
         Raises:
-            QuotaExceededError: there are too many open invites.
+            QuotaExceededError: too many invites are open.
         """
         if len(self.invites(now)) >= MAX_INVITES:
             raise QuotaExceededError(
-                f"{MAX_INVITES:,} invites are open: wait until one expires, or make one for several devices with --uses"
+                f"{MAX_INVITES:,} invites are open, which is the limit: wait until one expires, or make one for "
+                "several devices with --uses"
             )
         until = now + terms.ttl
         record = InviteRecord(
@@ -140,10 +143,10 @@ class Identities:
         return record
 
     def cancel(self, number: str) -> InviteRecord:
-        """Close an invite, named by the first digits of its hash.
+        """Close an invite, given the first digits of its hash.
 
         Raises:
-            UnknownRecordError: there is none, or there are several.
+            UnknownRecordError: no invite matches, or several do.
         """
         found = [each for each in self._invites.values() if number and each.token_hash.startswith(number)]
         if len(found) != 1:
@@ -152,23 +155,24 @@ class Identities:
         return self._close(replace(found[0], uses_left=0))
 
     def cancel_all(self, now: datetime) -> list[InviteRecord]:
-        """Close the invites that can still be used; returns them."""
+        """Close all invites that can still be used, and return them."""
         self._cancelled.update(self._invites)
         return [self._close(replace(each, uses_left=0)) for each in self.invites(now)]
 
     def redeem(self, token: str, application: Application, fleet: str, now: datetime) -> Admission:
-        """Use an invite once; the caller then reports `admitted` or `take_back`.
+        """Use an invite once; the caller then calls `admitted` or `take_back`.
 
         Args:
             token: the secret.
-            application: the machine that enrols.
+            application: what the machine that enrols states about itself.
             fleet: the fleet's name.
             now: the time.
 
         Raises:
-            InvalidInviteError: the token is unknown, expired or used up: the type tells, and the text does not.
+            InvalidInviteError: the token is unknown, expired or used up: the exception's type tells which, its message
+                does not.
             InvalidInputError: a device's id, board or installation is not valid.
-            AlreadyEnrolledError: another machine has the device's id, or the SuperNode's key was enrolled before.
+            AlreadyEnrolledError: another machine has the device's id, or the SuperNode's key was already enrolled.
         """
         invite = self._invites.get(token_hash(token))
         if invite is None:
@@ -178,21 +182,21 @@ class Identities:
         if invite.uses_left < 1:
             raise UsedUpInviteError
         if len(self._certificates) >= MAX_CERTIFICATES:
-            raise QuotaExceededError(f"{MAX_CERTIFICATES:,} certificates are valid, which is the most: revoke some")
+            raise QuotaExceededError(f"{MAX_CERTIFICATES:,} certificates are valid, which is the limit: revoke some")
         peer = peer_of(invite, application, fleet)
-        # A device whose invite has its name replaces the one of before, such as after its disk was replaced.
+        # An invite with the device's name lets it replace the earlier device, for example after a new disk.
         replaced = [each for each in self._of(peer) if self._counts(each, now)] if peer.role is Role.DEVICE else []
         others = [each for each in replaced if each.peer.installation != peer.installation]
         if others and not invite.name:
             raise AlreadyEnrolledError(
-                f"another machine is enrolled as device {peer.name!r}: give this one another name. If it replaces that"
-                f" one, use an invite of `wattfleet coordinator invite --device {peer.name}`, or revoke the old one's"
-                f" certificate first with `wattfleet coordinator revoke {peer.name}`"
+                f"another machine is enrolled as device {peer.name!r}: give this machine another name. If it replaces "
+                f"the other machine, use an invite from `wattfleet coordinator invite --device {peer.name}`, or first "
+                f"revoke the old certificate with `wattfleet coordinator revoke {peer.name}`"
             )
         if application.flower_key and application.flower_key in self._of_key:
             raise AlreadyEnrolledError(
-                "the key of this SuperNode was enrolled before, and must not be that of two devices: make a new one, as"
-                " `wattfleet agent join` does"
+                "the key of this SuperNode was already enrolled, and two devices must not share a key: make a new key, "
+                "as `wattfleet agent join` does"
             )
         used = self._close(replace(invite, uses_left=invite.uses_left - 1))
         admission = Admission(peer, used, self._revoke(replaced, f"{peer} enrolled again", now))
@@ -200,34 +204,34 @@ class Identities:
         return admission
 
     def admitted(self, admission: Admission) -> None:
-        """Note that an admission is stored, and cannot be taken back any more."""
+        """Record that an admission is stored, and can no longer be taken back."""
         self._unsettled.difference_update(each.serial for each in admission.replaced)
 
     def take_back(
         self, admission: Admission, record: CertificateRecord, now: datetime
     ) -> list[InviteRecord | CertificateRecord]:
-        """Undo an admission whose certificate could not be handed out, except for what was changed meanwhile."""
+        """Undo an admission whose certificate could not be delivered, except where something changed meanwhile."""
         invite = self._invites.get(admission.invite.token_hash, admission.invite)
         if invite.token_hash not in self._cancelled:
             invite = self._close(replace(invite, uses_left=invite.uses_left + 1))
         for each in admission.replaced:
-            # Another record means that somebody has revoked or replaced it once more.
+            # A different record means that it was revoked or replaced again meanwhile.
             if self._certificates.get(each.serial) is each and each.serial in self._unsettled:
                 self._unsettled.discard(each.serial)
                 self._put(replace(each, revoked_at=None, reason=""))
         now_of = [self._certificates.get(each.serial, each) for each in admission.replaced]
         lost = self._certificates.get(record.serial, record)
         if self._counts(lost, now):
-            [lost] = self._revoke([lost], "it could not be stored, and was not handed out", now)
+            [lost] = self._revoke([lost], "it could not be stored, and was not delivered", now)
         return [invite, *now_of, lost]
 
     def issued(self, record: CertificateRecord) -> CertificateRecord:
-        """Note an issued certificate."""
+        """Record an issued certificate."""
         self._put(record)
         return record
 
     def require_renewable(self, peer: Peer, lifetime: timedelta, now: datetime) -> None:
-        """Make sure that a peer does not collect certificates.
+        """Check that a peer does not renew its certificate too often.
 
         Raises:
             QuotaExceededError: it has renewed several times, and its newest certificate is almost new.
@@ -235,17 +239,18 @@ class Identities:
         early = [each for each in self._of(peer) if now < each.issued_at + lifetime * (1 - _EARLY)]
         if len(early) >= _MAX_EARLY_RENEWALS:
             raise QuotaExceededError(
-                f"{peer} has got {len(early)} certificates within a tenth of a certificate's life: use the newest one"
+                f"{peer} received {len(early)} certificates within a tenth of a certificate's validity: use the newest "
+                "one"
             )
 
     def revoke(self, name_or_serial: str, reason: str, now: datetime) -> list[CertificateRecord]:
-        """Revoke a certificate by its serial number, or all of a name.
+        """Revoke a certificate by its serial number, or all certificates of a name.
 
         Returns:
             The revoked certificates.
 
         Raises:
-            UnknownRecordError: there is no such valid certificate.
+            UnknownRecordError: no valid certificate matches.
         """
         exact = self._certificates.get(name_or_serial)
         found = [exact] if exact is not None else [each for each in self._certificates.values()]
@@ -262,7 +267,7 @@ class Identities:
         return self._revoke(valid, reason, now)
 
     def forget(self, device_ids: Collection[str], now: datetime) -> list[CertificateRecord]:
-        """Revoke the certificates of devices that are forgotten; returns them."""
+        """Revoke the certificates of forgotten devices, and return them."""
         owned = [self._certificates[each] for name in device_ids for each in self._of_name.get((Role.DEVICE, name), ())]
         return self._revoke([each for each in owned if self._counts(each, now)], "the device was forgotten", now)
 
@@ -280,11 +285,11 @@ class Identities:
         return ExpiredIdentities(now, AUDIT_KEEP, MAX_AUDIT_ENTRIES)
 
     def _counts(self, record: CertificateRecord, now: datetime) -> bool:
-        """Whether a certificate is valid, or would be again if the enrolment that replaces it is taken back."""
+        """Whether a certificate is valid, or would be valid again if the enrolment that replaces it were undone."""
         return record.is_valid(now) or (record.serial in self._unsettled and now < record.not_after)
 
     def _of(self, peer: Peer) -> list[CertificateRecord]:
-        """The certificates of a peer's role and name, of whichever installation."""
+        """The certificates of a peer's role and name, whatever the installation."""
         return [self._certificates[each] for each in self._of_name.get((peer.role, peer.name), ())]
 
     def _revoke(self, records: Collection[CertificateRecord], reason: str, now: datetime) -> list[CertificateRecord]:
@@ -307,7 +312,7 @@ class Identities:
 
 
 def _remove(index: dict[K, set[str]], key: K, serial: str) -> None:
-    """Remove a serial number from an index, and its key with the last one."""
+    """Remove a serial number from an index, and also its key if no serial number is left."""
     index[key].discard(serial)
     if not index[key]:
         del index[key]

@@ -1,6 +1,6 @@
-"""Records of who may be in the fleet: invites, issued certificates, and what operators changed. No record has a secret.
+"""Records of the fleet's members: invites, issued certificates, and what operators changed.
 
-They are immutable, and stored as they are.
+No record contains a secret. All are immutable, and stored as they are.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class InviteRecord:
 
     Attributes:
         token_hash: SHA-256 of the secret token, hexadecimal.
-        role: what enrols.
-        name: what it will be called; empty if a device names itself.
+        role: the role of the machine that enrols.
+        name: its name in the fleet; empty if a device names itself.
         site: the supply that the device is behind; empty to leave it to the site file.
-        tags: words that the device gets, by which rules select devices.
+        tags: words attached to the device, so that rules can select it.
         made_at: when it was made.
         made_by: who made it.
-        expires_at: from then on it cannot be used.
-        uses_left: how many can still enrol with it.
+        expires_at: when it expires.
+        uses_left: how many machines can still enrol with it.
     """
 
     token_hash: str
@@ -39,11 +39,11 @@ class InviteRecord:
 
     @property
     def number(self) -> str:
-        """What people call it: the first digits of its hash."""
+        """The short name shown to people: the first digits of its hash."""
         return self.token_hash[:12]
 
     def is_open(self, now: datetime) -> bool:
-        """Whether somebody can still enrol with it."""
+        """Whether it can still be used to enrol."""
         return self.uses_left > 0 and now < self.expires_at
 
 
@@ -57,9 +57,9 @@ class CertificateRecord:
         issuer: SHA-256 of the authority's certificate, hexadecimal.
         issued_at: when it was issued.
         not_after: when it expires.
-        revoked_at: when it was revoked; None while it counts.
+        revoked_at: when it was revoked; None if it was not.
         reason: why it was revoked.
-        flower_key: the public key of the device's SuperNode, a line of OpenSSH; empty without one.
+        flower_key: the public key of the device's SuperNode in OpenSSH format; empty without one.
     """
 
     serial: str
@@ -72,20 +72,20 @@ class CertificateRecord:
     flower_key: str = ""
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether its owner is let in with it."""
+        """Whether it is accepted at the given time."""
         return self.revoked_at is None and now < self.not_after
 
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One request that was to change something.
+    """One request to change something.
 
     Attributes:
         entry_id: a random id.
         at: when it was answered.
-        caller: who asked.
+        caller: who sent the request.
         method: the RPC.
-        request: a summary of what was asked, without secrets.
+        request: a summary of the request, without secrets.
         outcome: why it was refused; empty if it was carried out.
     """
 
@@ -99,12 +99,12 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class ExpiredIdentities:
-    """What no longer matters: invites and certificates that have expired, and old entries of the audit log.
+    """What to delete: invites and certificates that have expired, and old entries of the audit log.
 
     Attributes:
         now: invites and certificates that expired before this are dropped.
-        keep: entries of the audit log that are older are dropped.
-        max_entries: of the audit log, the newest that are kept.
+        keep: older entries of the audit log are dropped.
+        max_entries: how many entries of the audit log are kept at most, the newest ones.
     """
 
     now: datetime
@@ -113,4 +113,4 @@ class ExpiredIdentities:
 
 
 IdentityRecord = InviteRecord | CertificateRecord | AuditEntry | ExpiredIdentities
-"""What is stored about who may be in the fleet."""
+"""Any stored record about the fleet's members."""

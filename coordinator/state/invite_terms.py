@@ -1,4 +1,4 @@
-"""What an invite lets a machine do, what the machine says of itself, and who it becomes."""
+"""The terms of an invite, what an enrolling machine states about itself, and the peer that it becomes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MAX_TTL = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Terms:
-    """What an invite lets somebody do.
+    """What an invite permits.
 
     Args:
-        role: what enrols.
-        name: what it will be called; empty if a device names itself.
+        role: the role of the machine that enrols.
+        name: its name in the fleet; empty if a device names itself.
         site: the supply that the device is behind; empty to leave it to the site file.
-        tags: words that the device gets.
-        uses: how many may enrol.
+        tags: words attached to the device.
+        uses: how many machines may enrol.
         ttl: how long the invite can be used.
 
     Raises:
-        InvalidInputError: a value is not valid, or does not go with the role.
+        InvalidInputError: a value is not valid, or not allowed for the role.
     """
 
     role: Role = Role.DEVICE
@@ -61,13 +61,13 @@ class Terms:
 
 @dataclass(frozen=True)
 class Application:
-    """What a machine says of itself when it enrols.
+    """What a machine states about itself when it enrols.
 
     Args:
         name: a device's id; empty where the invite names the peer.
         board: a device's kind of board.
         installation: the installation of a device's agent.
-        flower_key: the public key of a device's SuperNode, a line of OpenSSH; empty without one.
+        flower_key: the public key of a device's SuperNode in OpenSSH format; empty without one.
     """
 
     name: str = ""
@@ -78,12 +78,12 @@ class Application:
 
 @dataclass(frozen=True)
 class Admission:
-    """Who may enrol, and what changes with it.
+    """A peer that may enrol, and what its enrolment changes.
 
     Attributes:
-        peer: who.
+        peer: the peer.
         invite: the invite, with one use less.
-        replaced: certificates of the same device that are revoked by it.
+        replaced: certificates of the same device that the enrolment revokes.
     """
 
     peer: Peer
@@ -92,7 +92,7 @@ class Admission:
 
 
 def peer_of(invite: InviteRecord, application: Application, fleet: str) -> Peer:
-    """Who enrols with an invite.
+    """The peer that a machine becomes with an invite.
 
     Raises:
         InvalidInputError: a device's id, board or installation is not valid.

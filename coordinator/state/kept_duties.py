@@ -14,7 +14,7 @@ class KeptDuties:
         self._by_device: dict[str, KeptDuty] = {}
 
     def report(self, device_id: str, kept: KeptDuty | None) -> bool:
-        """Take a device's figures; None if it has no duty. Returns whether it had none before."""
+        """Record a device's figures, None if it has no duty, and return whether it had none before."""
         if kept is None:
             self._by_device.pop(device_id, None)
             return False

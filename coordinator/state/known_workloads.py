@@ -1,4 +1,4 @@
-"""All workloads that the coordinator knows: those of runs, and those of devices' fronts."""
+"""All workloads that the coordinator knows, from runs and from devices' fronts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class KnownWorkload:
 
     Attributes:
         workload: as the newest run states it, or else as a device knows it.
-        device_count: devices with a front of it.
-        profiled_modes: measured modes of each device that has measured any.
+        device_count: the number of devices with a front for it.
+        profiled_modes: the number of measured modes of each device that has measured any.
         run_ids: its runs, oldest first.
-        live_run_ids: those that have not ended.
+        live_run_ids: its runs that have not ended.
     """
 
     workload: Workload
@@ -28,7 +28,7 @@ class KnownWorkload:
 
 
 def known_workloads(fleet: Fleet) -> list[KnownWorkload]:
-    """The workloads of all runs and of all fronts, by name; fronts that count for every workload are not among them."""
+    """The workloads of all runs and of all fronts, by name, without fronts that count for every workload."""
     found: dict[str, KnownWorkload] = {}
     for run in fleet.flower.runs.values():
         known = found.setdefault(run.workload.name, KnownWorkload(run.workload))

@@ -16,8 +16,8 @@ class Pace:
     """How often agents have to send messages.
 
     Attributes:
-        lease_s: seconds between two messages, at most.
-        reconnect_s: after a session is lost, reconnect at a random moment within so many seconds.
+        lease_s: the most seconds between two messages.
+        reconnect_s: after losing a session, an agent reconnects at a random moment within this many seconds.
     """
 
     lease_s: float
@@ -40,7 +40,7 @@ class Lease:
         device_id: the device.
         installation: name of the agent's installation; empty for agents that do not send one.
         expires_s: when it expires, in seconds of the clock that is passed in.
-        is_reconnecting: the session is being ended so that the device reconnects.
+        is_reconnecting: the coordinator is ending the session so that the device reconnects.
     """
 
     device_id: str
@@ -65,7 +65,7 @@ class Leases:
             started_s: the time now.
             expected: devices that had a session when the previous coordinator ended.
             settings: the pace of leases and reconnections.
-            longest_s: limit of a lease, however large the fleet; grants have to outlast several leases.
+            longest_s: the longest lease in a fleet of any size; grants have to outlast several leases.
         """
         self._settings = settings
         self._longest_s = longest_s
@@ -91,11 +91,11 @@ class Leases:
             device_id: the device.
             installation: the installation of its agent.
             now_s: the time now.
-            is_proven: a certificate proves that this is the device, which thereby takes its id back from anybody else.
+            is_proven: a certificate proves the device's identity, so that it replaces any other session with its id.
 
         Returns:
-            Its lease, and the lease that it replaces: an agent that restarts, or whose connection broke, may be back
-            before its old lease expires.
+            The new lease, and the lease that it replaces, if any. An agent that restarts, or whose connection broke,
+            may return before its old lease expires.
 
         Raises:
             DuplicateSessionError: another installation has a session for this device.
@@ -109,7 +109,7 @@ class Leases:
         return lease, held
 
     def require_free(self, device_id: str, installation: str) -> None:
-        """Make sure that a device may begin a session.
+        """Check that a device may begin a session.
 
         Raises:
             DuplicateSessionError: another installation has a session for this device.
@@ -121,13 +121,13 @@ class Leases:
             )
 
     def renew(self, lease: Lease, now_s: float) -> Pace:
-        """Renew a lease, since its device sent a message; returns the pace from now on."""
+        """Renew a lease because its device sent a message, and return the new pace."""
         pace = self.pace
         lease.expires_s = now_s + self._settings.missed_leases * pace.lease_s
         return pace
 
     def end(self, lease: Lease) -> bool:
-        """End a session; returns False if another session has replaced it."""
+        """End a session; return False if another session has replaced it."""
         if self._held.get(lease.device_id) is not lease:
             return False
         del self._held[lease.device_id]
@@ -136,30 +136,30 @@ class Leases:
         return True
 
     def expect_reconnect(self, lease: Lease, now_s: float) -> None:
-        """Expect a device to reconnect after its session, which is about to be ended."""
+        """Expect a device to reconnect after its session is ended."""
         lease.is_reconnecting = True
         self._grace_ends_s = now_s + self._settings.return_grace_s
 
     def forget(self, device_ids: Collection[str]) -> None:
-        """Expect some devices no longer, since they were removed."""
+        """Stop expecting the given devices, because they were removed."""
         self._expected.difference_update(device_ids)
 
     def expired(self, now_s: float) -> list[Lease]:
-        """Leases that were not renewed in time; their devices count as connected until the sessions end."""
+        """The leases that were not renewed in time; their devices count as connected until the sessions end."""
         return [lease for lease in self._held.values() if lease.expires_s <= now_s]
 
     def expected_back(self, among: Set[str], now_s: float) -> tuple[int, float]:
-        """How many of some devices are still expected to reconnect, and for how many seconds.
+        """How many of the given devices are still expected to reconnect, and for how many more seconds.
 
         Args:
-            among: ids of devices.
+            among: ids of the devices.
             now_s: the time now.
         """
         count = len(self._expected & among) if now_s < self._grace_ends_s else 0
         return count, self._grace_ends_s - now_s if count else 0.0
 
     def take_missing(self, now_s: float) -> list[str]:
-        """Devices that did not reconnect within the grace period; each is returned once and no longer expected."""
+        """Return the devices that did not reconnect within the grace period, and stop expecting them."""
         if now_s < self._grace_ends_s:
             return []
         missing, self._expected = sorted(self._expected), set()

@@ -1,4 +1,4 @@
-"""What the boards' sensors said, as their sessions last reported it."""
+"""The latest sensor readings of the boards, as reported in their sessions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from wattfleet_proto.board_sample import BoardSample
 
 
 class LiveSamples:
-    """The latest sample of every connected device, and no older one. They are not stored: each lease brings another."""
+    """The latest sample of every connected device. Samples are not stored, because each lease brings a new one."""
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without any sample."""
         self._by_device: dict[str, BoardSample] = {}
 
     def report(self, device_id: str, sample: BoardSample) -> bool:
-        """Take a device's sample in place of the one before; returns whether the board has throttled itself since."""
+        """Replace a device's sample, and return whether the board has started to throttle itself since the last one."""
         before = self._by_device.get(device_id)
         self._by_device[device_id] = sample
         if before is None or before.throttle_events is None or sample.throttle_events is None:

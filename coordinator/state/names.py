@@ -1,6 +1,6 @@
 """Valid names: devices, boards, installations, runs, metrics and tags are stored, displayed and compared by name.
 
-Everybody reads the lists of what one caller has named, so that the number of names is limited as well.
+Everybody reads lists that contain the names of any one caller, so the number of names is limited as well.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS
 LONGEST_NAME = MAX_ID_CHARACTERS
 
 MAX_METRICS = 100
-"""Metrics of one round."""
+"""The most metrics of one round."""
 
 MAX_TAGS = 20
-"""Tags that the operator's commands may add to one device."""
+"""The most tags that the operator's commands may add to one device."""
 
 
 def require_name(what: str, name: str, longest: int = LONGEST_NAME) -> None:
-    """Make sure that a name is valid.
+    """Check that a name is valid.
 
     Args:
-        what: what it names, for the error's text.
+        what: what it names, for the error message.
         name: the name.
-        longest: its most characters.
+        longest: the most characters allowed.
 
     Raises:
         InvalidInputError: it is empty or too long, or has characters that are not printable.
@@ -35,16 +35,16 @@ def require_name(what: str, name: str, longest: int = LONGEST_NAME) -> None:
 
 
 def require_metrics(run_id: str, number: int, metrics: Collection[str], known: Collection[str] = ()) -> None:
-    """Make sure that a round may have some metrics.
+    """Check the names and the number of a round's metrics.
 
     Args:
-        run_id: its run.
-        number: its number.
-        metrics: names of the metrics that are reported.
-        known: names of those that were reported before.
+        run_id: the round's run.
+        number: the round's number.
+        metrics: names of the reported metrics.
+        known: names of the metrics reported before.
 
     Raises:
-        InvalidInputError: they are too many, or a name is not valid.
+        InvalidInputError: there are too many metrics, or a name is not valid.
     """
     count = len({*known, *metrics})
     if count > MAX_METRICS:
@@ -56,7 +56,7 @@ def require_metrics(run_id: str, number: int, metrics: Collection[str], known: C
 
 
 def require_tag(word: str) -> None:
-    """Make sure that a tag is valid.
+    """Check that a tag is valid.
 
     Raises:
         InvalidInputError: it is empty or too long, or has spaces or characters that are not printable.
@@ -68,5 +68,5 @@ def require_tag(word: str) -> None:
 
 
 def abbreviate(text: str) -> str:
-    """A quoted text for a message; a long one is cut."""
+    """Quote a text for a message, and shorten a long one."""
     return repr(text) if len(text) <= LONGEST_NAME else f"{text[:20]!r}... of {len(text):,} characters"

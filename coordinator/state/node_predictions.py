@@ -1,4 +1,4 @@
-"""The predictions of a run's next round on each of Flower's nodes, for client selection in the Flower app."""
+"""Predictions of a run's next round for each Flower node, for client selection in the Flower app."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from wattfleet_proto.device_state import DeviceState
 
 @dataclass(frozen=True)
 class NodePrediction:
-    """What one node is predicted to do.
+    """The prediction for one node.
 
     Attributes:
         node_id: Flower's id.
-        device_id: the device behind it; empty if it is bound to none.
+        device_id: the device behind it; empty if none is bound.
         assignment: the fastest mode within the device's own limit; None if nothing can be predicted.
         reason: why the node cannot be selected now; empty if it can.
     """
@@ -29,16 +29,16 @@ class NodePrediction:
 
 
 def predict_nodes(fleet: Fleet, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePrediction]:
-    """Predict a run's next round on each node, as if the node was selected alone; nothing is reserved.
+    """Predict a run's next round on each node, as if that node alone was selected; nothing is reserved.
 
     Args:
         fleet: the fleet.
         run_id: the run.
-        node_ids: Flower's nodes, each of which is listed once in the result.
+        node_ids: Flower's nodes; duplicates are ignored.
         epochs: local epochs of each device.
 
     Raises:
-        UnknownRecordError: no such run.
+        UnknownRecordError: the run does not exist.
         InvalidInputError: the epochs are not above zero.
     """
     workload = fleet.flower.run(run_id).workload.name

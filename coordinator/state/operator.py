@@ -1,4 +1,4 @@
-"""The operator's side of the fleet: budgets, tags, drained devices and the rules for client selection."""
+"""The operator's settings of the fleet: budgets, tags, drained devices and the rules for client selection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OperatorSettings:
 
     Attributes:
         allowance: the watts of every supply now.
-        budgets_in_force: where these watts come from, by supply; empty for a supply that was never set.
+        budgets_in_force: the source of these watts, by supply; empty for a supply that was never set.
         overrides: tags and drained devices that were set by command, by device id.
     """
 
@@ -37,10 +37,10 @@ class OperatorSettings:
 
         Args:
             allowance: initial watts of every supply.
-            placement: which supply each device is behind, and its rules.
+            placement: the supply that each device is behind, and its rules.
             selection: the operator's rules for client selection.
             agents: known devices.
-            overrides: what was set by command before.
+            overrides: the stored settings that were made by command.
         """
         self.allowance = allowance
         self.budgets_in_force: dict[str, InForce] = {}
@@ -51,21 +51,21 @@ class OperatorSettings:
 
     @property
     def site_budget_w(self) -> float:
-        """Watts of all sites together now."""
+        """The current watts of all sites together."""
         return self.allowance.site_budget_w
 
     @property
     def selection(self) -> Selection:
-        """The rules for client selection, with the devices that are drained now."""
+        """The rules for client selection, including the currently drained devices."""
         drained = frozenset(device_id for device_id, each in self.overrides.items() if each.drained)
         return replace(self._selection, drained=drained)
 
     def exclusion_reasons(self, device_ids: Iterable[str], workload: str | None = None) -> dict[str, str]:
-        """The devices that must not train by the operator's rules or because of their reports, each with the reason.
+        """Return the devices that must not train by the operator's rules or because of their reports, with the reasons.
 
         Args:
             device_ids: the devices.
-            workload: name of what they would train; None for any.
+            workload: name of the workload that they would train; None for any.
         """
         selection = replace(self.selection, left_out=self._agents.left_out(workload))
         supplies = self.allowance.supplies
@@ -76,7 +76,7 @@ class OperatorSettings:
         return {device_id: reason for device_id, reason in reasons.items() if reason is not None}
 
     def matching(self, selection: Selection) -> list[str]:
-        """The ids of the devices that a rule selects, in order, whatever the operator's other rules are."""
+        """The ids of the devices that a rule selects, in order, regardless of the operator's other rules."""
         supplies = self.allowance.supplies
         return [
             each
@@ -85,18 +85,18 @@ class OperatorSettings:
         ]
 
     def tags_of(self, device_id: str) -> frozenset[str]:
-        """All tags of a device: the site file's and those set by command."""
+        """All tags of a device: those of the site file and those set by command."""
         return self._placement.rules_of(device_id).tags | self.overrides_of(device_id).tags
 
     def overrides_of(self, device_id: str) -> DeviceOverrides:
-        """What was set by command for a device."""
+        """The settings of a device that were made by command."""
         return self.overrides.get(device_id) or DeviceOverrides(device_id)
 
     def supply_of(self, device_id: str) -> str:
         """The supply that a device is behind.
 
         Raises:
-            InvalidInputError: the site file does not tell.
+            InvalidInputError: the site file does not place the device.
         """
         return self._placement.supply_of(device_id)
 
@@ -118,17 +118,17 @@ class OperatorSettings:
         """Change a supply's budget; `Fleet.set_budget` trims the rounds in flight as well.
 
         Raises:
-            InvalidInputError: no such supply, or invalid watts.
+            InvalidInputError: the supply does not exist, or the watts are invalid.
         """
         self.allowance = replace(self.allowance, budget_w={**self.allowance.budget_w, supply: in_force.watts})
         self.budgets_in_force[supply] = in_force
 
     def tag(self, device_ids: Collection[str], add: Set[str], remove: Set[str]) -> list[DeviceOverrides]:
-        """Add tags to devices beside those of the site file, and remove such tags; on an error none is changed.
+        """Add tags to devices in addition to those of the site file, or remove such tags; on an error none is changed.
 
         Raises:
             UnknownRecordError: a device never connected.
-            InvalidInputError: a tag is not a word, is both added and removed, or is set in the site file; or a device
+            InvalidInputError: a tag is not valid, is both added and removed, or is set in the site file; or a device
                 would have too many tags.
         """
         if len(add) > MAX_TAGS:
@@ -147,8 +147,8 @@ class OperatorSettings:
             tags = (before.tags | add) - remove
             if len(tags) > max(MAX_TAGS, len(before.tags)):  # older versions set no limit
                 raise InvalidInputError(
-                    f"{device_id}: a device has at most {MAX_TAGS} tags by command, not {len(tags):,}:"
-                    " remove some first"
+                    f"{device_id}: a device has at most {MAX_TAGS} tags set by command, not {len(tags):,}: remove some "
+                    "first"
                 )
             changed.append(replace(before, tags=tags))
         return self._put(changed)
@@ -163,27 +163,27 @@ class OperatorSettings:
         return self._put([replace(self.overrides_of(device_id), drained=is_drained) for device_id in ids])
 
     def trust_after(self, plan_id: str, device_ids: Collection[str]) -> list[DeviceOverrides]:
-        """Count no contradictions of some devices up to a plan, also after a restart."""
+        """Ignore the contradictions of the given devices up to and including a plan, also after a restart."""
         return self._put(
             [replace(self.overrides_of(each), trusted_after=plan_id) for each in dict.fromkeys(device_ids)]
         )
 
     def require_supply(self, supply: str) -> None:
-        """Make sure that devices can be put behind a supply.
+        """Check that devices can be placed behind a supply.
 
         Raises:
-            UnknownRecordError: the site has no such supply.
+            UnknownRecordError: the supply does not exist.
         """
         if supply not in (names := self.allowance.supplies.names):
             raise UnknownRecordError(f"the site has no supply {supply!r}; it has {', '.join(names)}")
 
     def place(self, device_id: str, supply: str, tags: Set[str]) -> list[DeviceOverrides]:
-        """Put a device behind a supply and add tags, before it connects for the first time.
+        """Place a device behind a supply and add tags, before it connects for the first time.
 
         Args:
             device_id: the device.
             supply: the supply; empty leaves the device where it is.
-            tags: the tags; those beyond the most that a device may have are left out.
+            tags: the tags; those beyond the limit of a device are left out.
         """
         before = self.overrides_of(device_id)
         added = sorted(tags - before.tags)[: max(0, MAX_TAGS - len(before.tags))]
@@ -195,13 +195,13 @@ class OperatorSettings:
         return self._put([changed])
 
     def forget(self, device_ids: Collection[str]) -> None:
-        """Remove what was set by command for some devices."""
+        """Remove the settings of the given devices that were made by command."""
         for device_id in device_ids:
             self.overrides.pop(device_id, None)
             self._placement.assign(device_id, "")
 
     def _supply(self, device_id: str) -> str:
-        """The supply that a device is behind; empty if the site file does not tell."""
+        """The supply that a device is behind; empty if the site file does not place it."""
         try:
             return self._placement.supply_of(device_id)
         except InvalidInputError:

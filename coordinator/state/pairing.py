@@ -9,11 +9,11 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class PairedDevices:
-    """The devices of some nodes.
+    """The devices of the given nodes.
 
     Attributes:
-        nodes: device id -> the node by which it can train.
-        unpaired: device id -> why it cannot train by any of these nodes, with the remedy.
+        nodes: device id -> the node through which it can train.
+        unpaired: device id -> why it cannot train through any of these nodes, with the remedy.
     """
 
     nodes: Mapping[str, int]
@@ -22,12 +22,12 @@ class PairedDevices:
 
 @dataclass
 class NodePairings:
-    """What is known of the pairing of each node.
+    """The known pairing of each node.
 
     Attributes:
-        problems: node id -> why it cannot train on its device, with the remedy; empty if the device's agent has
-            answered it. Nodes that were not checked are absent.
-        connected_at: node id -> when a Flower app last had it connected.
+        problems: node id -> why it cannot train on its device, with the remedy; empty if the node reached the device's
+            agent. Nodes that were not checked are absent.
+        connected_at: node id -> when a Flower app last reported it as connected.
     """
 
     problems: dict[int, str] = field(default_factory=dict)
@@ -38,23 +38,23 @@ class NodePairings:
         return NodePairings(self.problems.copy(), self.connected_at.copy())
 
     def note(self, node_id: int, problem: str | None) -> None:
-        """Note what a node has told; None if it was not checked."""
+        """Record a node's check result; None if it was not checked."""
         if problem is None:
             self.problems.pop(node_id, None)
         else:
             self.problems[node_id] = problem
 
     def connected(self, node_ids: Iterable[int], at: datetime) -> None:
-        """Note that a Flower app has nodes connected."""
+        """Record that a Flower app reported the given nodes as connected."""
         self.connected_at.update(dict.fromkeys(node_ids, at))
 
     def keep(self, node_ids: Mapping[int, str]) -> None:
-        """Forget all but some nodes."""
+        """Forget all nodes except the given ones."""
         self.problems = {node: problem for node, problem in self.problems.items() if node in node_ids}
         self.connected_at = {node: at for node, at in self.connected_at.items() if node in node_ids}
 
     def paired(self, devices: Mapping[int, str]) -> PairedDevices:
-        """The devices that can train by one of some connected nodes.
+        """Return the devices that can train through one of the connected nodes.
 
         Args:
             devices: node id -> device id.
@@ -74,7 +74,7 @@ class NodePairings:
         return PairedDevices(nodes, unpaired)
 
     def all_problems(self, devices: Mapping[int, str]) -> dict[int, str]:
-        """As `problems`, and nodes whose device another connected SuperNode names as well.
+        """Return `problems`, plus the nodes whose device another connected SuperNode names as well.
 
         Args:
             devices: device id of every known node.
@@ -88,7 +88,7 @@ class NodePairings:
 
 
 def shared_device(count: int) -> str:
-    """Why a device cannot train that several connected SuperNodes name."""
+    """The reason why a device cannot train if several connected SuperNodes name it."""
     return (
         f"{count} connected SuperNodes name it: give each SuperNode its own device-id. A SuperNode that was restarted"
         " is listed twice for about a minute"

@@ -1,4 +1,4 @@
-"""Which supply each device is behind, and the operator's rules for single devices."""
+"""The supply that each device is behind, and the operator's rules for individual devices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class DeviceRules:
     """The operator's rules for one device.
 
     Attributes:
-        limit_w: watts that it may draw at most; None for no own limit.
-        tags: words by which rules select devices.
+        limit_w: the most watts that it may draw; None if it has no limit of its own.
+        tags: words that rules use to select devices.
     """
 
     limit_w: float | None = None
@@ -24,13 +24,13 @@ class DeviceRules:
 
 
 class Placement(Protocol):
-    """Which supply each device is behind, and its rules."""
+    """The supply that each device is behind, and its rules."""
 
     def supply_of(self, device_id: str) -> str:
         """The supply that a device is behind.
 
         Raises:
-            InvalidInputError: the site file does not tell.
+            InvalidInputError: the site file does not place the device.
         """
         ...
 
@@ -41,7 +41,7 @@ class Placement(Protocol):
 
 @dataclass(frozen=True)
 class OnlySite:
-    """All devices are behind the only site, and none has rules."""
+    """A placement with all devices behind the only site, and without rules."""
 
     supplies: Supplies
 
@@ -59,22 +59,22 @@ class OnlySite:
 
 
 class AssignedPlacement:
-    """A placement in which single devices were put behind a supply by their invite."""
+    """A placement in which an invite put some devices behind another supply."""
 
     def __init__(self, placement: Placement, supplies: Supplies, assigned: Mapping[str, str]) -> None:
-        """Put some devices behind other supplies.
+        """Place some devices behind other supplies.
 
         Args:
-            placement: that of all other devices, and the rules of all.
-            supplies: the site's supplies; an assignment to one that is gone does not count.
-            assigned: supply by device id.
+            placement: the placement of all other devices, and the rules of all devices.
+            supplies: the site's supplies; an assignment to a missing supply is ignored.
+            assigned: device id -> supply.
         """
         self._placement = placement
         self._supplies = supplies
         self._assigned = dict(assigned)
 
     def supply_of(self, device_id: str) -> str:
-        """The supply that a device was put behind, or else that of the site file."""
+        """The supply assigned to a device, or else that of the site file."""
         supply = self._assigned.get(device_id)
         return supply if supply in self._supplies.names else self._placement.supply_of(device_id)
 
@@ -83,7 +83,7 @@ class AssignedPlacement:
         return self._placement.rules_of(device_id)
 
     def assign(self, device_id: str, supply: str) -> None:
-        """Put a device behind a supply; empty to leave it to the site file."""
+        """Place a device behind a supply; an empty name leaves the choice to the site file."""
         self._assigned[device_id] = supply
 
     def copy(self) -> AssignedPlacement:

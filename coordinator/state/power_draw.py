@@ -1,4 +1,4 @@
-"""What each device can be planned with, and what it draws while it is not part of a plan."""
+"""The power that each device offers to a plan, and the power that it draws outside of plans."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from wattfleet.planning import Assignment, Offer
 
 
 class PowerDraw:
-    """The watts of every device: those that a plan may use, and those that it must leave to others."""
+    """The watts of every device: those that a plan may use, and those that it must leave to other devices."""
 
     def __init__(self, agents: Agents, operator: OperatorSettings, grants: Grants) -> None:
-        """Account for one fleet.
+        """Account for the power of one fleet.
 
         Args:
             agents: known devices.
             operator: their supplies, limits and tags.
-            grants: what they may draw beyond idling.
+            grants: what they may draw beyond idle power.
         """
         self._agents = agents
         self._operator = operator
@@ -39,12 +39,12 @@ class PowerDraw:
         return self._agents.is_connected(device.device_id) and device.front_for(workload) is not None
 
     def offer_of(self, device: DeviceRecord, workload: str, lengths: UsualLengths) -> Offer | None:
-        """What a device can be planned with for a workload; None without a front for it.
+        """A device's offer for a workload; None if it has no front for it.
 
         Args:
             device: the device.
-            workload: name of what is trained.
-            lengths: the epochs of devices that do not know theirs.
+            workload: name of the workload.
+            lengths: the assumed epoch lengths of devices that do not know their own.
         """
         known = device.front_for(workload)
         if known is None or device.idle_w is None:
@@ -62,7 +62,7 @@ class PowerDraw:
         )
 
     def offer_as_assigned(self, device: DeviceRecord, assignment: Assignment) -> Offer:
-        """What a device in flight can be planned with that has no front for its training: what it was assigned."""
+        """The offer of a device in flight that has no front for its training: only what it was assigned."""
         front = Front(
             np.array([assignment.mode], dtype=np.float64),
             *(
@@ -83,15 +83,15 @@ class PowerDraw:
         )
 
     def elsewhere_w(self, offered: Set[str], expected: Set[str] = frozenset()) -> dict[str, float]:
-        """Watts by supply that devices outside a plan may draw.
+        """The watts that devices outside a plan may draw, by supply.
 
-        Every device counts with its idle watts, also a disconnected one, since it may still be on. Beyond that, it
-        counts with the highest limit of the grants that it may act on. A device that profiles, or that trains without
+        Every device counts with its idle watts, also a disconnected one, since it may still be on. In addition, it
+        counts with the highest limit of the grants that it may act on. A device that is profiling, or training without
         a grant, counts with the largest power of all its fronts. Devices without a reported front do not count.
 
         Args:
             offered: ids of the devices that are offered to the plan.
-            expected: ids of devices that count with what they are told, although they have not confirmed it yet.
+            expected: ids of devices that count with their newest grant, although they have not confirmed it yet.
         """
         elsewhere_w = dict.fromkeys(self._operator.allowance.supplies.names, 0.0)
         for device in list(self._agents.devices.values()):  # also read by the thread that exports metrics
@@ -111,11 +111,11 @@ class PowerDraw:
         return elsewhere_w
 
     def idle_w(self) -> dict[str, float]:
-        """Watts by supply that all devices draw while none trains."""
+        """The watts that all devices draw while none trains, by supply."""
         return self._by_supply({each.device_id: each.idle_w or 0.0 for each in self._agents.devices.values()})
 
     def trainings_w(self, run_id: str) -> dict[str, float]:
-        """Watts by supply that a run's trainings may draw beyond idling."""
+        """The watts that a run's trainings may draw beyond idle power, by supply."""
         drawn_w = {}
         for device_id in self._grants.of_training():
             grant, device = self._grants.of(device_id), self._agents.devices.get(device_id)
@@ -124,7 +124,7 @@ class PowerDraw:
         return self._by_supply(drawn_w)
 
     def _by_supply(self, watts: Mapping[str, float]) -> dict[str, float]:
-        """Watts of devices, summed for the supply that each is behind."""
+        """Sum the watts of devices by supply."""
         found = dict.fromkeys(self._operator.allowance.supplies.names, 0.0)
         for device_id, drawn_w in watts.items():
             with suppress(InvalidInputError):  # the site file no longer places it
@@ -132,17 +132,17 @@ class PowerDraw:
         return found
 
     def plan_holding(self, device_id: str) -> str | None:
-        """The plan that still holds watts for a device, beyond those of idling."""
+        """The id of the plan that still holds watts for a device beyond its idle power."""
         grant = self._grants.of(device_id)
         return None if grant is None or grant.is_over else grant.plan_id
 
     def reserved_w(self) -> dict[str, float]:
-        """Watts by supply that are reserved now, for trainings and for idling devices."""
+        """The watts that are reserved now for trainings and for idling devices, by supply."""
         allowance = replace(self._operator.allowance, elsewhere_w=self.elsewhere_w(frozenset()))
         return {use.supply: use.planned_w for use in allowance.use([], {})}
 
     def _drawn_w(self, device: DeviceRecord, grant: DeviceGrant | None, granted_w: float) -> float:
-        """What a device outside a plan may draw, as far as it is known."""
+        """The watts that a device outside a plan may draw, as far as known."""
         if device.idle_w is None:
             return granted_w
         is_hungriest = self._agents.is_profiling(device.device_id) or (grant is not None and grant.is_rogue)

@@ -1,4 +1,4 @@
-"""What devices predict for the presets of their boards, as their sessions last reported it."""
+"""The devices' predictions for the presets of their boards, as reported in their sessions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class PresetPoints:
     """The presets of every connected device, by workload. They are not stored: each session reports them again."""
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without any preset."""
         self._by_device: dict[str, dict[str, tuple[PresetPoint, ...]]] = {}
 
     def report(
         self, device_id: str, workload: str, presets: tuple[PresetPoint, ...], workloads: Collection[str]
     ) -> None:
-        """Take a device's presets for a workload, and let those of workloads go of which it has no front any more.
+        """Record a device's presets for a workload, and drop those of workloads for which it no longer has a front.
 
         Args:
             device_id: the device.
             workload: name of the workload.
             presets: for this workload.
-            workloads: names of the workloads of which the device has fronts.
+            workloads: names of the workloads for which the device has fronts.
         """
         before = self._by_device.get(device_id, {})
         kept = {name: each for name, each in before.items() if name in workloads}

@@ -22,7 +22,8 @@ class Preview:
 
     Attributes:
         record: the round.
-        not_considered: for each device that the plan did not consider, what kept it from the round, in words.
+        not_considered: device id -> what keeps the device out of the round, for each device that the plan did not
+            consider.
     """
 
     record: RoundRecord
@@ -31,10 +32,10 @@ class Preview:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What differs from the fleet in a preview.
+    """The assumptions of a preview that differ from the fleet.
 
     Attributes:
-        site_budget_w: watts of the site; None for those in force.
+        site_budget_w: watts of the site; None for the budget in force.
         policy: the client-selection policy; None for the one in force.
     """
 
@@ -62,13 +63,13 @@ class RoundPreview:
 
         Args:
             fleet: the fleet.
-            run_id: the run, whose newest round and history are cached; empty for a new run.
-            all_devices: include devices without a Flower node, as for a run that starts now.
-            workload: what a new run trains; None for the workload of the newest run.
+            run_id: the run; its newest round and history must be cached. Empty for a new run.
+            all_devices: include devices without a Flower node.
+            workload: the workload of a new run; None for that of the newest run.
             what_if: what differs in the copy.
 
         Raises:
-            UnknownRecordError: no such run.
+            UnknownRecordError: the run does not exist.
             NoDevicesError: no device has a node.
             InvalidInputError: the run has ended, or the watts are invalid or of several sites.
         """
@@ -82,7 +83,7 @@ class RoundPreview:
         elif flower.run(run_id).finished:
             raise InvalidInputError(f"run {run_id} has ended: omit --run to preview the first round of a new run")
         if all_devices or not run_id:
-            # A device without a node counts as paired, so that the preview is of the fleet once all have one.
+            # A device without a node counts as paired: the preview shows the fleet once all devices have one.
             newest_nodes = {device_id: node_id for node_id, device_id in flower.nodes.items()}
             problems = flower.pairings.problems
             flower.nodes = dict(enumerate(self.fleet.agents.devices))
@@ -93,7 +94,7 @@ class RoundPreview:
             raise NoDevicesError(
                 "no device is bound to a Flower node yet; use --all-devices to preview a plan over all devices"
             )
-        # A device whose SuperNode was restarted has several nodes; the last one counts.
+        # A device whose SuperNode was restarted has several nodes; the newest counts.
         self._nodes = {device_id: node_id for node_id, device_id in flower.nodes.items()}
         self.node_ids = list(self._nodes.values())
 
@@ -122,11 +123,11 @@ class RoundPreview:
             return
         sites = [each.name for each in self.fleet.operator.allowance.supplies.supplies if each.parent is None]
         if len(sites) > 1:
-            raise InvalidInputError(f"there are {len(sites)} sites, so no one budget can be assumed for all of them")
+            raise InvalidInputError(f"there are {len(sites)} sites, so one budget cannot be assumed for all of them")
         self.fleet.operator.set_budget(sites[0], InForce(what_if.site_budget_w, "operator", False, "assumed"))
 
     def _occupation(self, device_id: str) -> str:
-        """What would keep a device from the round, in words."""
+        """Describe what would keep a device out of the round."""
         device = self.fleet.agents.get(device_id)
         text = self.fleet.flower.occupation(device, self._run_id)
         if device.state is DeviceState.READY and device_id not in self._nodes:

@@ -19,7 +19,7 @@ from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
 
 LONGEST_TEXT = MAX_DETAIL_CHARACTERS
-"""Characters of a detail or an error that are kept: they are kept for all devices and runs."""
+"""The most characters of a detail or an error that are kept, since all devices and runs have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DeviceRecord:
         provenance: simulated, replayed or hardware.
         mode_count: size of its mode space.
         state: what it is doing.
-        profiled_modes: modes measured.
+        profiled_modes: the number of measured modes.
         detail: what it is doing or what is wrong, for display.
         fronts: its predicted fronts, one for each workload, the latest reported last.
         idle_w: watts while parked; None until reported.
@@ -49,22 +49,22 @@ class DeviceRecord:
     idle_w: float | None = None
 
     def __post_init__(self) -> None:
-        # Ten thousand devices share few kinds: intern the strings.
+        # Ten thousand devices share few kinds of board: intern the strings.
         for name in ("board", "provenance"):
             object.__setattr__(self, name, sys.intern(getattr(self, name)))
 
     @property
     def latest_front(self) -> WorkloadFront | None:
-        """The front that was reported last; None without any."""
+        """The front that was reported last; None if there is none."""
         return self.fronts[-1] if self.fronts else None
 
     def front_for(self, workload: str) -> WorkloadFront | None:
-        """The front for a workload: its own, or else the one for every workload; None without either."""
+        """The front for a workload, or else the one for every workload; None if there is neither."""
         return front_for(self.fronts, workload)
 
     @property
     def max_planned_w(self) -> float:
-        """Watts that the device draws at most while it trains any workload of its fronts; 0 without any."""
+        """The most watts that the device draws in training, over the workloads of all its fronts; 0 without a front."""
         return max((each.front.max_planned_w for each in self.fronts), default=0.0)
 
 
@@ -75,8 +75,8 @@ class NodeRecord:
     Attributes:
         node_id: Flower's id, of 64 bits.
         device_id: the device behind it, whose agent may connect later.
-        pairing_problem: why it cannot train on the device, with the remedy; empty if the device's agent has answered
-            it, None if this was not checked.
+        pairing_problem: why it cannot train on the device, with the remedy; empty if the node reached the device's
+            agent, None if this was not checked.
     """
 
     node_id: int
@@ -86,15 +86,15 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class DeviceOverrides:
-    """What the operator has set for one device by command, beside the site file.
+    """What the operator has set for one device by command, in addition to the site file.
 
     Attributes:
         device_id: the device.
-        tags: words by which rules select devices.
+        tags: words that rules use to select devices.
         drained: the device is excluded from new rounds.
-        trusted_after: the newest plan when the device was last included again: its contradictions until then do not
-            count. Empty if it never was.
-        supply: the supply that the device is behind, by its invite; empty to leave it to the site file.
+        trusted_after: the newest plan when the device was last included again; earlier contradictions do not count.
+            Empty if it was never included again.
+        supply: the supply that the device's invite assigned; empty to leave it to the site file.
     """
 
     device_id: str
@@ -105,7 +105,7 @@ class DeviceOverrides:
 
     @property
     def listed_tags(self) -> list[str]:
-        """The first tags, in order: older versions stored any number of them."""
+        """The first tags, in order; older versions stored an unlimited number."""
         return sorted(self.tags)[:MAX_TAGS]
 
 
@@ -115,7 +115,7 @@ class SupplyOverride:
 
     Attributes:
         supply: its name.
-        override: the watts; None where the override was cleared.
+        override: the watts; None if the override was cleared.
     """
 
     supply: str
@@ -124,7 +124,7 @@ class SupplyOverride:
 
 @dataclass(frozen=True)
 class PublishedReference:
-    """A reference predictor that was published, beside the one that the coordinator was started with.
+    """A reference predictor that was published while the coordinator was running.
 
     Attributes:
         digest: sha256 of the manifest, hexadecimal.
@@ -153,7 +153,7 @@ class PinnedReferences:
     """The reference predictors that agents transfer from.
 
     Attributes:
-        digests: of published ones; none for the one that the coordinator was started with.
+        digests: digests of published predictors; empty for the one that the coordinator was started with.
     """
 
     digests: tuple[str, ...]
@@ -167,7 +167,7 @@ class ObservedTraining:
         device_id: the device.
         epoch_s: seconds per epoch.
         power_w: mean watts while training.
-        beside_duty: the device answered requests meanwhile. Its seconds then depend on how many arrived.
+        beside_duty: the device answered requests meanwhile. The observed seconds then depend on how many arrived.
     """
 
     device_id: str
@@ -183,11 +183,11 @@ class ObservedTraining:
             )
 
     def training_s(self, planned: Assignment) -> float:
-        """Seconds of the whole training: its warm-up is not observed, so that its prediction counts."""
+        """Seconds of the whole training; the warm-up is not observed, so its prediction is used."""
         return planned.training_s(self.epoch_s)
 
     def energy_j(self, planned: Assignment) -> float:
-        """Joules of the whole training, with the observed watts during its warm-up, too."""
+        """Joules of the whole training, assuming the observed watts also during its warm-up."""
         return self.power_w * self.training_s(planned)
 
 
@@ -212,7 +212,7 @@ class DeviceResult:
         device_id: the device.
         failure: why there was no usable reply; empty if there was one.
         num_examples: its weight in the aggregation, for the work that was done; None if it is unknown.
-        loss: mean training loss; None where the app reports none.
+        loss: mean training loss; None if the app reports none.
         share: fraction of the assigned work that was done, 0 to 1.
         late: the round ended without waiting for the training, whose update a later round uses. This is no failure.
     """
@@ -230,13 +230,13 @@ class DeviceResult:
                 f"{self.device_id}: the number of examples must be 0 or more and finite, not {self.num_examples}"
             )
         if self.loss is not None and not abs(self.loss) < float("inf"):
-            raise InvalidInputError(f"{self.device_id}: a loss must be finite or absent, not {self.loss}")
+            raise InvalidInputError(f"{self.device_id}: a loss must be finite or left out, not {self.loss}")
         if not 0 <= self.share <= 1:
-            raise InvalidInputError(f"{self.device_id}: the share of its work must be from 0 to 1, not {self.share}")
+            raise InvalidInputError(f"{self.device_id}: the share of its work must be 0 to 1, not {self.share}")
 
 
 class _WithResults:
-    """A round, by the results of its devices."""
+    """The lists that planned and unplanned rounds derive from the results of their devices."""
 
     results: tuple[DeviceResult, ...]
 
@@ -247,7 +247,7 @@ class _WithResults:
 
     @property
     def late(self) -> tuple[str, ...]:
-        """Devices that still trained when the round ended without waiting for them."""
+        """Devices that were still training when the round ended without waiting for them."""
         return tuple(result.device_id for result in self.results if result.late)
 
 
@@ -262,9 +262,9 @@ class RoundRecord(_WithResults):
         epochs: the most local epochs of a chosen device.
         plan: the plan.
         nodes: Flower's node id of every chosen device.
-        idle_w: idle watts of all devices that were not chosen.
+        idle_w: total idle watts of all devices that were not chosen.
         observations: by device id.
-        results: of the chosen devices that were sent a training; empty until the round is finished.
+        results: results of the chosen devices that were sent a training; empty until the round is finished.
         metrics: what the strategy reported for the round, such as accuracy.
         wall_s: duration at the Flower server in seconds; None while the round runs.
     """
@@ -289,42 +289,42 @@ class RoundRecord(_WithResults):
 
     @property
     def observed_site_w(self) -> float | None:
-        """Observed watts of the chosen and the idling devices; None until every chosen one was observed."""
+        """Observed watts of the chosen and the idling devices; None until every chosen device was observed."""
         if not self._is_observed:
             return None
         return self.idle_w + sum(observed.power_w for observed in self.observations.values())
 
     @property
     def observed_duration_s(self) -> float | None:
-        """Observed seconds of the slowest chosen device; None until every chosen one was observed."""
+        """Observed seconds of the slowest chosen device; None until every chosen device was observed."""
         if not self._is_observed:
             return None
         return max(self.observations[each.device_id].training_s(each) for each in self.plan.assignments)
 
     @property
     def observed_training_j(self) -> float | None:
-        """Observed joules of the trainings, without devices that idle; None until every chosen one was observed."""
+        """Observed joules of the trainings, without idling devices; None until every chosen device was observed."""
         if not self._is_observed:
             return None
         return sum(self.observations[each.device_id].energy_j(each) for each in self.plan.assignments)
 
     @property
     def observed_so_far_j(self) -> float:
-        """Joules of the trainings that were observed, also of devices that a trim has stopped."""
+        """Joules of all trainings observed so far, including those of devices that a trim has stopped."""
         planned = {each.device_id: each for each in (*self.plan.original.assignments, *self.plan.assignments)}
         return sum(seen.energy_j(planned[device_id]) for device_id, seen in self.observations.items())
 
 
 @dataclass(frozen=True)
 class UnplannedRound(_WithResults):
-    """One round that trained without a plan, and so without a budget, while its Flower server reached no coordinator.
+    """A round that trained without a plan and a budget, because its Flower server could not reach the coordinator.
 
     Attributes:
         run_id: Flower's run.
         number: from 1.
         began_at: when it began, as its Flower server reported afterwards.
         wall_s: duration at the Flower server in seconds.
-        results: of the nodes that were sent a training; `node N` in place of a device that is unknown.
+        results: results of the nodes that were sent a training; an unknown device is named `node N`.
         metrics: what the strategy reported for the round, such as accuracy.
     """
 
@@ -348,12 +348,12 @@ class RunRecord:
     Attributes:
         run_id: Flower's id.
         strategy: name of the wrapped strategy.
-        rounds: requested rounds.
+        rounds: number of requested rounds.
         initial_metrics: metrics before the first round.
         error: why it ended early; empty while it runs and after it completed.
         finished: whether it has ended.
-        owner: hash of what the app proves itself with; empty: it belongs to nobody.
-        workload: what it trains.
+        owner: hash of the app's credentials; empty if the run has no owner.
+        workload: its workload.
     """
 
     run_id: str
@@ -380,10 +380,10 @@ class ForgottenDevice:
 OperatorRecord = (
     DeviceOverrides | SupplyOverride | PublishedReference | RemovedReference | PinnedReferences | ForgottenDevice
 )
-"""What the operator changes by command."""
+"""Any record that the operator changes by command."""
 
 GrantRecord = GivenUpTraining | GrantLifetime
-"""What is known of grants, beside their plans."""
+"""Any stored record about grants, apart from their plans."""
 
 StoredRecord = (
     DeviceRecord
@@ -396,14 +396,14 @@ StoredRecord = (
     | GrantRecord
     | IdentityRecord
 )
-"""A record to store: it replaces what was stored for the same thing before."""
+"""Any record to store; it replaces the stored record with the same key."""
 
 
 def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
-    """The devices' results in a round, in the form that policies need."""
+    """Convert the devices' results in a round to the form that policies need."""
     return {
         each.device_id: Participation(
-            # An earlier version may have stored values that are not plausible.
+            # An earlier version may have stored implausible values.
             bool(each.failure),
             plausible_examples(each.num_examples),
             plausible_loss(each.loss),

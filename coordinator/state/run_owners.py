@@ -1,6 +1,6 @@
-"""Who a run belongs to: the app that started it, which proves it with a token and, over TLS, with its certificate.
+"""A run's owner: the app that started it.
 
-Only a hash of both is kept.
+The app proves its identity with a token and, over TLS, with its certificate. Only a hash of both is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from wattfleet.errors import InvalidInputError
 
 
 def owner_of(token: str, peer: str = "") -> str:
-    """The owner that a run is stored with: a sha256, hexadecimal; empty without a token and a certificate.
+    """The owner to store with a run: a hexadecimal SHA-256; empty without a token and a certificate.
 
     Args:
         token: the app's token.
@@ -30,17 +30,17 @@ def owner_of(token: str, peer: str = "") -> str:
 
 
 def require_owner(run_id: str, owner: str, token: str, peer: str = "") -> None:
-    """Make sure that a request about a run comes from its owner; a run without an owner takes any request.
+    """Check that a request about a run comes from its owner; a run without an owner accepts any request.
 
-    A run that was started in plaintext belongs to whoever has its token, so that it goes on over TLS.
+    A run that was started in plaintext belongs to whoever has its token, so that it can continue over TLS.
 
     Raises:
-        NotRunOwnerError: it carries another token or certificate, or none.
+        NotRunOwnerError: the request has another token or certificate, or none.
         InvalidInputError: the token is too long.
     """
     proofs = {owner_of(token), owner_of(token, peer)} - {""}
     if owner and not any(hmac.compare_digest(owner, proof) for proof in proofs):
         raise NotRunOwnerError(
-            f"run {run_id!r} was started by another app: only that app can plan, report and finish its rounds; start a"
-            " run of your own"
+            f"run {run_id!r} was started by another app: only that app can plan, report and finish its rounds; start a "
+            "run of your own"
         )

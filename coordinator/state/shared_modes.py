@@ -9,13 +9,13 @@ from wattfleet.modes import Measurement
 from wattfleet_proto.session_limits import MAX_UNITS
 
 _MOST_GROUPS = 256
-"""Workloads of one kind of board whose measurements are kept at most."""
+"""The most workloads per kind of board whose measurements are kept."""
 
 Measured = tuple[Measurement, ...]
 
 
 class Kind(NamedTuple):
-    """What devices must have in common to learn from each other.
+    """The properties that devices must share to learn from each other.
 
     Attributes:
         board: the kind of board.
@@ -29,14 +29,14 @@ class Kind(NamedTuple):
 class SharedModes:
     """The first measured modes of a few devices of each kind, by workload.
 
-    Nothing of it is stored: agents report their modes again in each session.
+    They are not stored, because agents report their modes again in each session.
 
     Args:
-        most: modes of each device that are kept; 0 keeps none.
+        most: the most modes that are kept per device; 0 keeps none.
 
     Attributes:
         most: the same.
-        changes: how often what is kept has changed.
+        changes: how often the kept modes have changed.
     """
 
     def __init__(self, most: int) -> None:
@@ -45,10 +45,10 @@ class SharedModes:
         self._groups: dict[tuple[Kind, str], dict[str, Measured]] = {}
 
     def report(self, device_id: str, kind: Kind, workload: str, measured: Measured) -> bool:
-        """Take what a device has measured of a workload so far.
+        """Record a device's measurements of a workload so far.
 
         Returns:
-            Whether other devices may learn more from it than before.
+            Whether other devices may now learn more.
         """
         measured = measured[: self.most]
         units = self._groups.get((kind, workload), {})
@@ -61,13 +61,13 @@ class SharedModes:
             units[device_id] = measured
             self._groups[kind, workload] = units
         if len(units) > MAX_UNITS + 1:  # a device does not learn from itself
-            # Of equally many, the newer goes: what others have learned from stays.
+            # With equally many modes, the newer device is dropped: the modes that others learned from stay.
             least = min(reversed(units), key=lambda each: len(units[each]))
             del units[least]
         return device_id in units and len(measured) > len(known)
 
     def keep(self, workloads: Collection[str]) -> None:
-        """Drop all workloads but these."""
+        """Drop all workloads except these."""
         gone = [group for group in self._groups if group[1] not in workloads]
         for group in gone:
             del self._groups[group]
@@ -78,7 +78,7 @@ class SharedModes:
         return any(device_id in units for (of, _), units in self._groups.items() if of == kind)
 
     def of_others(self, device_id: str, kind: Kind, workload: str) -> Sequence[Measured]:
-        """What other devices of a kind have measured of a workload, those with the most modes first."""
+        """The measurements of a workload by other devices of a kind, those with the most modes first."""
         units = self._groups.get((kind, workload), {})
         others = [measured for other, measured in units.items() if other != device_id]
         return sorted(others, key=len, reverse=True)[:MAX_UNITS]

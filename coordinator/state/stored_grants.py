@@ -1,4 +1,4 @@
-"""What a store keeps about grants, so that a coordinator that restarts frees no watts too early."""
+"""What a store keeps about grants, so that a restarted coordinator does not free watts too early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class GivenUpTraining:
-    """A device whose round or run has ended, but not its grant.
+    """A device whose grant continues after its round or run has ended.
 
     Attributes:
         device_id: the device.
@@ -36,7 +36,7 @@ class StoredGrants:
 
     Attributes:
         lifetime_s: the longest lifetime that a device may still rely on, in seconds; 0 if none is stored.
-        given_up: device id -> plan id of each training that goes on after its round or run.
+        given_up: device id -> plan id of each training that continues after its round or run.
     """
 
     lifetime_s: float = 0.0
@@ -57,7 +57,7 @@ class UnstoredGrants:
         """Start with what is stored.
 
         Args:
-            stored: by an earlier process.
+            stored: what an earlier process stored.
             own_lifetime_s: the lifetime of this process's grants.
         """
         self.lifetime_s = max(own_lifetime_s, stored.lifetime_s)
@@ -66,16 +66,17 @@ class UnstoredGrants:
         self._waiting: list[GivenUpTraining | GrantLifetime] = []
 
     def take(self) -> list[GivenUpTraining | GrantLifetime]:
-        """What has to be stored; it counts as stored."""
+        """Return the records to store, and mark them as stored."""
         taken, self._waiting = self._waiting, []
         return taken
 
     def note(self, device_ids: Iterable[str], plan_of_leftover_training: Callable[[str], str]) -> None:
-        """Store which trainings of a round or run that has ended may go on: after a restart it may not be loaded.
+        """Schedule storing which trainings may outlast their round or run, which a restart may not load.
 
         Args:
             device_ids: the devices of the round or run, or more.
-            plan_of_leftover_training: the plan whose round or run has ended before a device's training; empty for none.
+            plan_of_leftover_training: returns the id of the plan whose round or run ended before a device's training;
+                empty for none.
         """
         for device_id in device_ids:
             plan_id = plan_of_leftover_training(device_id)
@@ -84,11 +85,11 @@ class UnstoredGrants:
                 self._waiting.append(GivenUpTraining(device_id, plan_id))
 
     def check(self, plan_of_leftover_training: Callable[[str], str], is_earlier_over: bool) -> None:
-        """Store which trainings are over, and the lifetime once nobody relies on a longer one.
+        """Schedule storing which trainings are over, and the lifetime once no device relies on a longer one.
 
         Args:
             plan_of_leftover_training: as above.
-            is_earlier_over: every grant of an earlier process must have lapsed, or was renewed since.
+            is_earlier_over: every grant of an earlier process must have lapsed or was renewed since.
         """
         for device_id, plan_id in list(self._given_up.items()):
             if plan_of_leftover_training(device_id) != plan_id:

@@ -1,8 +1,8 @@
-"""Runs that wait for devices or watts which other runs hold, and what each run leaves to those ahead of it.
+"""Runs that wait for devices or watts held by other runs, and the share that each run leaves to those ahead of it.
 
-A run that is refused a plan waits until it is given one. Every other run leaves a share of the devices and of the watts
-to the runs that have waited longer than itself, in proportion to weights. The run that has waited longest leaves
-nothing, so that a plan is always possible. A run thus waits for the trainings in flight, and for no later round.
+A run that is refused a plan waits until it gets one. Every other run leaves a share of the devices and the watts to the
+runs that have waited longer, in proportion to weights. The run that has waited longest leaves nothing, so that a plan
+is always possible. A run therefore waits only for the trainings in flight, never for a later round.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from wattfleet.planning import least_whole
 
 _LAPSES_S = 30.0
-"""A run that has not asked for so long does not wait any more; Flower's servers ask every second, or every ten."""
+"""A run that has not requested a plan for this long no longer waits; Flower servers request one every 1 to 10 s."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a run may take, beside runs that have waited longer.
+    """The share that a run may use while others have waited longer.
 
     Attributes:
-        of_all: share of the watts that the devices' trainings may draw, and of the devices that others wait for.
-        ahead: the runs that have waited longer, longest first; empty if the run may take everything.
+        of_all: share of the watts that the devices' trainings may draw, and of the devices that others wait for; 0 to
+            1.
+        ahead: the runs that have waited longer, longest first; empty if the run may use everything.
         wanted: devices that these runs wait for.
     """
 
@@ -32,9 +33,9 @@ class Share:
     wanted: Set[str] = frozenset()
 
     def leaves(self, device_ids: Iterable[str]) -> dict[str, str]:
-        """The devices to leave to other runs, each with the reason.
+        """Return the devices to leave to other runs, each with the reason.
 
-        Of the devices that others wait for, they are left evenly spread ones, the first among them.
+        They are evenly spread over the devices that others wait for, and include the first.
 
         Args:
             device_ids: the run's devices, fastest first.
@@ -47,17 +48,17 @@ class Share:
 
 @dataclass(frozen=True)
 class _Wait:
-    """A run that waits: the devices that it could use, and when it has asked last."""
+    """A waiting run: the devices that it could use, and when it last requested a plan."""
 
     device_ids: frozenset[str]
     asked_s: float
 
 
 class WaitingRuns:
-    """The runs that wait, in the order in which they began to."""
+    """The waiting runs, in the order in which they began to wait."""
 
     def __init__(self, now_s: Callable[[], float], weights: Mapping[str, float] | None = None) -> None:
-        """Start with none.
+        """Start without any waiting run.
 
         Args:
             now_s: the time now.
@@ -74,11 +75,11 @@ class WaitingRuns:
         return copied
 
     def refused(self, run_id: str, device_ids: Collection[str]) -> None:
-        """Note that a run got no plan, although it could use some devices.
+        """Record that a run got no plan, although it could use some devices.
 
         Args:
             run_id: the run.
-            device_ids: devices that it could use, if others did not hold them or the watts.
+            device_ids: devices that it could use if others did not hold them or the watts.
         """
         self._drop_lapsed()
         if device_ids:
@@ -87,16 +88,16 @@ class WaitingRuns:
             self.served([run_id])
 
     def served(self, run_ids: Iterable[str]) -> None:
-        """Note that some runs got a plan, or have ended."""
+        """Record that the given runs got a plan or have ended."""
         for run_id in run_ids:
             self._waits.pop(run_id, None)
 
     def share_of(self, run_id: str, workloads: Mapping[str, str]) -> Share:
-        """What a run may take now.
+        """The share that a run may use now.
 
         Args:
             run_id: the run.
-            workloads: the name of the workload of each live run.
+            workloads: run id -> workload name, of all runs that have not ended.
         """
         self._drop_lapsed()
         ahead: list[str] = []
@@ -113,6 +114,6 @@ class WaitingRuns:
         return Share(weight / total, tuple(ahead), wanted)
 
     def _drop_lapsed(self) -> None:
-        """Drop the runs that have not asked for long: one that asks again later waits behind all others."""
+        """Drop the runs that have not requested a plan for long; a later request waits behind all others."""
         now_s = self._now_s()
         self._waits = {run_id: wait for run_id, wait in self._waits.items() if now_s - wait.asked_s <= _LAPSES_S}

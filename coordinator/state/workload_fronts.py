@@ -1,4 +1,4 @@
-"""What a device has predicted for each workload, and the lengths of epochs that devices do not know yet."""
+"""Devices' predicted fronts by workload, and the assumed epoch lengths of devices that do not know their own."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from wattfleet.errors import ImplausibleError
 from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
 
 EVERY_WORKLOAD = ""
-"""In place of a workload's name: the one front of an agent before protocol 2.1 counts for every workload."""
+"""Replaces a workload's name: the only front of an agent before protocol 2.1 counts for every workload."""
 
 UNNAMED = Workload("unnamed")
-"""The workload of an app before protocol 2.1, which states none."""
+"""The workload of an app before protocol 2.1, which does not state one."""
 
 
 @lru_cache(maxsize=1024)
 def _shared(workload: Workload) -> Workload:
-    """The same object for equal workloads: ten thousand devices train few of them."""
+    """Return the same object for equal workloads, because ten thousand devices train few of them."""
     return workload
 
 
@@ -30,10 +30,10 @@ class WorkloadFront:
 
     Attributes:
         front: as the device reported it.
-        workload: as far as the device knows it; None if the front counts for every workload.
-        minibatches_per_epoch: in one pass over the device's data; None if it is unknown. The front then counts
+        workload: what the device knows about the workload; None if the front counts for every workload.
+        minibatches_per_epoch: in one pass over the device's data; None if it is unknown. The front then assumes
             `ASSUMED_MINIBATCHES_PER_EPOCH`, unless it counts for every workload.
-        profiled_modes: modes measured; 0 for a front from the reference alone.
+        profiled_modes: the number of measured modes; 0 for a front from the reference predictor alone.
         reference_digest: digest of the reference predictor behind the front.
     """
 
@@ -54,17 +54,17 @@ class WorkloadFront:
 
     @property
     def has_choice(self) -> bool:
-        """Whether a plan may choose the batch of the device."""
+        """Whether a plan may choose the device's batch."""
         return self.workload is not None and self.workload.choice is not None
 
     @property
     def is_length_assumed(self) -> bool:
-        """Whether the front counts an assumed number of minibatches."""
+        """Whether the front assumes a number of minibatches per epoch."""
         return self.workload is not None and self.minibatches_per_epoch is None
 
 
 def front_for(fronts: Iterable[WorkloadFront], workload: str) -> WorkloadFront | None:
-    """The front for a workload: its own, or else the one that counts for every workload; None without either."""
+    """The front for a workload, or else the one that counts for every workload; None if there is neither."""
     found = None
     for each in fronts:
         name = each.name
@@ -76,23 +76,23 @@ def front_for(fronts: Iterable[WorkloadFront], workload: str) -> WorkloadFront |
 
 
 class UsualLengths:
-    """The minibatches in an epoch of devices that do not know theirs yet: the median of those that are known."""
+    """The assumed number of minibatches per epoch of devices that do not know theirs: the median of the known ones."""
 
     def __init__(self, fronts: Iterable[Sequence[WorkloadFront]]) -> None:
-        """Derive them from fronts as they are now.
+        """Derive the numbers from the current fronts.
 
         Args:
-            fronts: of each device.
+            fronts: the fronts of each device.
         """
         self._fronts = list(fronts)
         self._known: dict[tuple[str, bool], float] = {}
 
     def of(self, workload: str, has_choice: bool = False) -> float:
-        """Minibatches in an epoch of a workload; `ASSUMED_MINIBATCHES_PER_EPOCH` if no device knows them.
+        """The minibatches per epoch of a workload; `ASSUMED_MINIBATCHES_PER_EPOCH` if no device knows the number.
 
         Args:
             workload: its name.
-            has_choice: whether a plan may choose the batch on the device: lengths are then those of the largest batch.
+            has_choice: whether a plan may choose the device's batch; the number is then that of the largest batch.
         """
         key = workload, has_choice
         if key not in self._known:
@@ -106,7 +106,7 @@ class UsualLengths:
         return self._known[key]
 
     def planned(self, known: WorkloadFront) -> Front:
-        """The front to plan a device with: one of an assumed length is scaled to the usual length."""
+        """The front to plan a device with; a front with an assumed epoch length is scaled to the usual length."""
         if not known.is_length_assumed:
             return known.front
         factor = self.of(known.name, known.has_choice) / ASSUMED_MINIBATCHES_PER_EPOCH
@@ -114,5 +114,5 @@ class UsualLengths:
             return known.front
         try:
             return known.front.scaled(factor)
-        except ImplausibleError:  # other devices state lengths that cannot be this one's
+        except ImplausibleError:  # the lengths of other devices are not possible for this one
             return known.front

@@ -1,1 +1,1 @@
-"""What the coordinator keeps across restarts, in an SQLite file or in PostgreSQL, and who may write it."""
+"""The coordinator's persistent state, in an SQLite file or in PostgreSQL, and the ownership of this store."""

@@ -1,4 +1,4 @@
-"""Copies, checks and restores a store's SQLite file; PostgreSQL has tools of its own for that."""
+"""Copies, checks and restores a store's SQLite file; PostgreSQL has its own tools for this."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def check_file(path: Path, name: Path | None = None) -> dict[str, int]:
-    """Check a file, which a coordinator may be using, without changing it.
+    """Check a file without changing it; a coordinator may be using it.
 
     Args:
         path: the file.
-        name: the file's name for messages; None for its own.
+        name: the file's name for messages; None for its path.
 
     Returns:
-        The number of rows by table; tables from before there were checksums are left out.
+        The number of rows by table, without tables from before checksums were introduced.
 
     Raises:
-        InvalidInputError: it has no tables.
-        DamagedStoreError: it does not hold what was written to it.
+        InvalidInputError: the file has no tables.
+        DamagedStoreError: the file does not contain what was written to it.
     """
     with _reading(path) as connection:
         connection.create_function(checksums.FUNCTION, -1, checksums.row_checksum, deterministic=True)
-        # One transaction, so that rows that a coordinator writes meanwhile do not matter.
+        # One transaction, so that the check does not see rows that a coordinator writes meanwhile.
         connection.execute("BEGIN")
         try:
             require_undamaged(connection, str(name or path))
@@ -54,11 +54,11 @@ def check_file(path: Path, name: Path | None = None) -> dict[str, int]:
 
 
 def back_up(path: Path, target: Path) -> None:
-    """Copy a store's file, which a coordinator may be using, and check the copy.
+    """Copy a store's file and check the copy; a coordinator may be using the file.
 
     Raises:
-        DamagedStoreError: the store is damaged; there is no copy then.
-        StoreFullError: there is no room for the copy.
+        DamagedStoreError: the store is damaged, and no copy was made.
+        StoreFullError: there is no space for the copy.
         OSError: the copy cannot be written.
         sqlite3.Error: the store cannot be read.
     """
@@ -73,20 +73,21 @@ def back_up(path: Path, target: Path) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, which a coordinator may be using; an existing copy is replaced only by a complete one.
+    """Copy a file that a coordinator may be using; an existing copy is replaced only by a complete one.
 
     Raises:
-        StoreFullError: there is no room for the copy.
+        StoreFullError: there is no space for the copy.
         OSError: the copy cannot be written.
         sqlite3.Error: the source cannot be read.
     """
     draft = target.with_name(f".{target.name}.draft")
     try:
         draft.unlink(missing_ok=True)
-        # Not readable by others than the source.
+        # Only readable by those who can read the source.
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, os.stat(source).st_mode & 0o777))
         with _reading(source) as connection, closing(sqlite3.connect(draft)) as copy:
-            # In one step: between steps, a write would make it start again. A coordinator can write meanwhile (WAL).
+            # In one step, because a write between two steps would restart the copy. A coordinator can write meanwhile
+            # (WAL).
             connection.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # the copy is one file
         _sync(draft)
@@ -97,38 +98,39 @@ def copy_file(source: Path, target: Path) -> None:
             draft.unlink(missing_ok=True)
         is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         if is_full or (isinstance(error, sqlite3.Error) and "is full" in str(error)):
-            raise StoreFullError(f"no room for {target}: free some space on its disk") from None
+            raise StoreFullError(f"no space for {target}: free some space on its disk") from None
         raise
 
 
 def restore_file(backup: Path, path: Path) -> Path | None:
-    """Put a checked backup in a store's place; the file that was there is kept beside it.
+    """Replace a store by a checked backup; the previous file is kept next to it.
 
     Returns:
-        Where the replaced file is now; None if there was none.
+        The new path of the previous file; None if there was no file.
 
     Raises:
         StoreInUseError: a coordinator uses the store.
         InvalidInputError: the backup has no tables.
         DamagedStoreError: the backup is damaged.
-        StoreFullError: there is no room for the copy.
+        StoreFullError: there is no space for the copy.
         OSError: a file cannot be written.
     """
     lock = FileLock(path)
     if not lock.take():
-        raise StoreInUseError(f"a coordinator uses {path}: stop it before a backup is restored")
+        raise StoreInUseError(f"a coordinator uses {path}: stop it before you restore a backup")
     try:
         check_file(backup)
         draft = path.with_name(f".{path.name}.restored")
         copy_file(backup, draft)
         replaced = _free_name(path) if path.exists() else None
         if replaced is not None:
-            # Whenever this is killed, the old file is complete: its write-ahead log is written into it first.
+            # The old file's write-ahead log is written into it first, so that the file is complete if this process is
+            # killed.
             for sidecar in _SIDECARS:
                 with suppress(FileNotFoundError):
                     os.link(path.with_name(path.name + sidecar), replaced.with_name(replaced.name + sidecar))
             _write_log_into(path)
-        for sidecar in _SIDECARS:  # they would be taken for the new file's
+        for sidecar in _SIDECARS:  # SQLite would treat them as the new file's
             with suppress(FileNotFoundError):
                 os.unlink(path.with_name(path.name + sidecar))
         if replaced is not None:
@@ -141,7 +143,7 @@ def restore_file(backup: Path, path: Path) -> Path | None:
 
 
 def _free_name(path: Path) -> Path:
-    """A name beside a file that no file has yet."""
+    """An unused name next to a file."""
     number = 1
     while any(path.with_name(f"{path.name}.replaced-{number}{end}").exists() for end in ("", *_SIDECARS)):
         number += 1
@@ -149,14 +151,14 @@ def _free_name(path: Path) -> Path:
 
 
 def _write_log_into(path: Path) -> None:
-    """Write what a file's write-ahead log holds into the file; a damaged file may refuse it."""
+    """Write a file's write-ahead log into the file, unless the file is damaged."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(FULL)")
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that cannot write."""
+    """Open a read-only connection."""
     with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
         yield connection
 

@@ -1,7 +1,7 @@
-"""Checksums of the rows of an SQLite file, which has none itself: a disk that returns other bytes is noticed.
+"""Checksums of the rows of an SQLite file, which has none itself, so that corruption by a disk is noticed.
 
-Each table has a column `checksum`. Triggers of the coordinator's own connections keep it; they are not in the file, so
-that other programs can open it. PostgreSQL has checksums of its pages, and leaves the column empty.
+Each table has a column `checksum`. Triggers of the coordinator's own connections maintain it; they are not in the file,
+so that other programs can open it. PostgreSQL has checksums of its pages, and leaves the column empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 CHECKED_TABLES = (
     "device",
     "workload_front",
-    "front",  # of files of an earlier version
+    "front",  # in files of an earlier version
     "node",
     "run",
     "round",
@@ -36,17 +36,17 @@ FUNCTION = "row_checksum"
 
 
 def row_checksum(*values: object) -> int:
-    """The checksum of a row's values, in the order of its columns."""
+    """Compute the checksum of a row's values, in the order of its columns."""
     for value in values:
         if isinstance(value, bytes):
             values = tuple(("bytes", zlib.crc32(each)) if isinstance(each, bytes) else each for each in values)
             break
-    # Escaped to ASCII, since later versions of Unicode may print other characters.
+    # Escaped to ASCII, because the printable characters depend on the version of Unicode.
     return zlib.crc32(ascii(values).encode())
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Keep the checksums of all rows that this connection writes, in the tables that have them."""
+    """Maintain the checksums of all rows that this connection writes, in the tables that have checksums."""
     connection.create_function(FUNCTION, -1, row_checksum, deterministic=True)
     # Otherwise triggers would need a temporary file.
     connection.execute("PRAGMA temp_store=MEMORY")
@@ -68,23 +68,23 @@ def forget(connection: sqlite3.Connection) -> None:
 
 
 def seal(connection: sqlite3.Connection) -> None:
-    """Write the checksums of all rows and of the tables' definitions, after tables were created or changed."""
+    """Write the checksums of all rows and of the tables' definitions, after creating or changing tables."""
     for table in _tables(connection):
         connection.execute(f"UPDATE {table} SET {_COLUMN} = {_call(connection, table)}")
     connection.execute(f"PRAGMA user_version={_schema_checksum(connection)}")
 
 
 def is_sealed(connection: sqlite3.Connection) -> bool:
-    """Whether the file has checksums; one that another program wrote from a dump has none."""
+    """Whether the file has checksums; a file that another program restored from a dump has none."""
     (kept,) = connection.execute("PRAGMA user_version").fetchone()
     return bool(kept)
 
 
 def damaged(connection: sqlite3.Connection, rows: bool = True) -> str | None:
-    """What differs from what the coordinator wrote: tables' definitions, and rows.
+    """Find differences from what the coordinator wrote, in the tables' definitions and the rows.
 
     Args:
-        connection: to the file.
+        connection: a connection to the file.
         rows: whether to check all rows.
 
     Returns:
@@ -129,7 +129,7 @@ def _call(connection: sqlite3.Connection, table: str) -> str:
 
 
 def _schema_checksum(connection: sqlite3.Connection) -> int:
-    """A checksum of the tables' definitions and their version, from 1 to 2^31 - 1."""
+    """Compute a checksum of the tables' definitions and their version, from 1 to 2^31 - 1."""
     definitions = connection.execute(
         "SELECT name, sql FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
     ).fetchall()

@@ -1,4 +1,4 @@
-"""The clocks at the store's newest transaction: the next transaction and the next start notice a jump of the date."""
+"""The clocks at the store's newest transaction, so that the next transaction or start notices a jump of the date."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NOTED_EVERY_S = 60.0
 
 
 class ClockRecord:
-    """Notes the clocks in the database, and corrects what depends on the date when it jumps.
+    """Records the clocks in the database, and corrects records that depend on the date when it jumps.
 
     Attributes:
         jumped_at: the date and time just after the newest jump; None if there was none.
-        is_doubtful: the date was implausible at the start of the machine, and the time that passed is unknown.
+        is_doubtful: the date was implausible after a start of the machine, so the elapsed time is unknown.
     """
 
     def __init__(self, clock: BootClock, now: Callable[[], datetime], max_absence_s: float) -> None:
@@ -29,8 +29,8 @@ class ClockRecord:
 
         Args:
             clock: the time since the machine started.
-            now: the date and time, with an offset.
-            max_absence_s: how far the date may be ahead after a start of the machine.
+            now: returns the date and time, with a UTC offset.
+            max_absence_s: the most seconds by which the date may be ahead after a start of the machine.
         """
         self.jumped_at: datetime | None = None
         self.is_doubtful = False
@@ -50,12 +50,12 @@ class ClockRecord:
         if self.note(connection) and before is not None and before.boot_id != self._clock.boot_id:
             self.is_doubtful = True
             _log.warning(
-                "the machine was restarted, so it is unknown how much time has passed, and the date is not believed;"
-                " if the machine really was off for this long, raise store.max_absence_days"
+                "the machine was restarted with an implausible date, so it is unknown how much time has passed; if the "
+                "machine was really off for this long, raise store.max_absence_days"
             )
 
     def note(self, connection: Connection) -> bool:
-        """Compare the clocks with those at the newest transaction, and note them from time to time.
+        """Compare the clocks with those at the newest transaction, and record them from time to time.
 
         Returns:
             Whether the date has jumped.
@@ -65,8 +65,8 @@ class ClockRecord:
         if jumped_s:
             self.jumped_at = moment.noted_at
             _log.warning(
-                "the clock was %s: overrides keep their remaining time, and the retention time of older runs begins"
-                " again now",
+                "the clock was %s: overrides keep their remaining time, and the retention time of older runs starts "
+                "again now",
                 jump_text(jumped_s),
             )
             _move_overrides(connection, timedelta(seconds=jumped_s))
@@ -86,7 +86,7 @@ class ClockRecord:
         return bool(jumped_s)
 
     def keeps_until(self, keep: timedelta) -> datetime | None:
-        """Until when no run may be deleted, since the date has jumped; None if runs may be deleted."""
+        """The time until which no run may be deleted because the date has jumped; None if runs may be deleted."""
         if self.jumped_at is None:
             return None
         until = self.jumped_at + keep

@@ -50,18 +50,19 @@ _VALUE_ERRORS = ("22", "23", "54")
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_ROOM_BYTES = 256 * 1024
 """Below this, SQLite cannot create the files beside a database."""
-# What SQLite says of the file's surroundings, rather than of its content.
+# SQLite's errors about the file's surroundings rather than its content.
 _OUTSIDE_THE_FILE = ("is locked", "disk is full", "disk I/O error", "unable to open", "readonly", "is not authorized")
 
 
 def database_url(location: str | Path) -> URL:
-    """The URL of a database: a path is that of an SQLite file.
+    """Parse the location of a database; a path names an SQLite file.
 
     Args:
         location: a path, `sqlite:///PATH` or `postgresql://USER@HOST:PORT/DATABASE`.
 
     Raises:
-        InvalidInputError: it cannot be used; the text does not repeat the URL, which may contain a password.
+        InvalidInputError: the location cannot be used; the message does not quote the URL, which may contain a
+            password.
     """
     if isinstance(location, Path) or "://" not in location:
         if not str(location):
@@ -92,11 +93,11 @@ def display_name(url: URL) -> str:
 
 
 def open_engine(url: URL, lock_timeout_s: float = 5.0) -> Engine:
-    """An engine whose commits are on disk when they return.
+    """Open an engine whose commits are on disk when they return.
 
     Args:
-        url: of the database.
-        lock_timeout_s: time to wait for another program's lock.
+        url: the URL of the database.
+        lock_timeout_s: seconds to wait for another program's lock.
 
     Raises:
         InvalidInputError: the database's driver is not installed.
@@ -106,7 +107,7 @@ def open_engine(url: URL, lock_timeout_s: float = 5.0) -> Engine:
         event.listen(engine, "connect", partial(_prepare_sqlite, int(1000 * lock_timeout_s)))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    # The last of several options counts.
+    # If an option is repeated, the last one counts.
     options = f"-c lock_timeout={int(1000 * lock_timeout_s)}ms {url.normalized_query.get('options', [''])[0]}"
     with_timeouts = url.set(query={**_POSTGRESQL_TIMEOUTS, **url.query, "options": options})
     try:
@@ -125,19 +126,19 @@ def _prepare_sqlite(lock_timeout_ms: int, connection: Any, _record: object) -> N
             cursor.execute("PRAGMA synchronous=FULL")  # acknowledged records survive a power cut
         checksums.prepare(connection)
     except sqlite3.Error:
-        connection.close()  # it is not in the pool yet
+        connection.close()  # the connection is not in the pool yet
         raise
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # IMMEDIATE, since a transaction that has read first cannot wait for another one's lock.
+    # IMMEDIATE, because a transaction that has read first cannot wait for another one's lock.
     only_reads = connection.get_execution_options().get("only_reads", False)
     connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
 
 @contextmanager
 def typed_errors(name: str) -> Iterator[None]:
-    """Turn a database's errors into typed errors.
+    """Convert a database's errors to typed errors.
 
     Args:
         name: the database's name for messages.
@@ -158,15 +159,15 @@ def typed_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def typed_opening_errors(name: str) -> Iterator[None]:
-    """The same while a database is opened, when the file may also not be a database.
+    """Convert errors while a database is opened; the file may also not be a database.
 
     Args:
         name: the database's name for messages.
 
     Raises:
         StoreFullError: the disk is full.
-        StoreUnavailableError: it is locked, or its server does not answer.
-        DamagedStoreError: SQLite cannot read its content.
+        StoreUnavailableError: the database is locked, or its server does not answer.
+        DamagedStoreError: SQLite cannot read the file's content.
         InvalidInputError: any other error.
     """
     try:
@@ -198,18 +199,18 @@ def _kind_at_opening(
 
 
 def _is_damage(error: Exception, name: str) -> bool:
-    """Whether SQLite cannot read the content of a file, rather than reach it."""
+    """Whether an error means that SQLite can reach a file but cannot read its content."""
     driver = _driver_error(error)
     if not isinstance(driver, sqlite3.Error):
         return False
-    # A file also says of itself whether it may be written to.
+    # A file itself also states whether it may be written to.
     if "readonly" in str(driver):
         return os.access(name, os.W_OK) and os.access(Path(name).parent, os.W_OK)
     return not any(sign in str(driver) for sign in _OUTSIDE_THE_FILE)
 
 
 def _with_remedy(error: DBAPIError | sqlite3.Error, name: str) -> str:
-    """The first line of the driver's message, and what to do if that is known."""
+    """The first line of the driver's message, with the remedy if it is known."""
     if _is_full(error, name):
         return "database or disk is full: free some space" if _is_sqlite(error) else _first_line(_driver_error(error))
     if isinstance(error, DBAPIError) and "malformed" in str(error.orig):
@@ -225,7 +226,7 @@ def _is_full(error: DBAPIError | sqlite3.Error, name: str) -> bool:
     if isinstance(error, DBAPIError) and _sqlstate(error) == _DISK_FULL:
         return True
     said = str(_driver_error(error))
-    # SQLite has this error only, if no room is left for the file of its shared memory.
+    # SQLite reports this error only if there is no space for its shared-memory file.
     return "disk is full" in said or ("disk I/O error" in said and _has_no_room(Path(name).parent))
 
 
@@ -246,7 +247,7 @@ def _is_sqlite(error: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of a driver's message: the others may contain whole rows."""
+    """The first line of a driver's message; the other lines may contain whole rows."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Errors of the store; the type says whether to retry, to correct something, or to stop."""
+"""Errors of the store; the type shows whether to retry, to correct something, or to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class UnstorableRecordError(InvalidInputError):
 
 
 class DamagedStoreError(InvalidInputError):
-    """The store's file does not hold what was written to it: restore a backup."""
+    """The store's file does not contain what was written to it: restore a backup."""
 
 
 class StoreInUseError(WattfleetError):

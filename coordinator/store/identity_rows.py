@@ -1,4 +1,4 @@
-"""Saves, loads and drops who may be in the fleet: invites, certificates, and the audit log."""
+"""Saves, loads and deletes invites, certificates, and entries of the audit log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def save_identities(connection: Connection, statements: Statements, records: Seq
 
 
 def drop(connection: Connection, expired: ExpiredIdentities) -> None:
-    """Delete what no longer matters."""
+    """Delete expired records."""
     connection.execute(delete(InviteRow).where(InviteRow.expires_at <= expired.now))
     connection.execute(delete(CertificateRow).where(CertificateRow.not_after <= expired.now))
     connection.execute(delete(AuditEntryRow).where(AuditEntryRow.at < expired.now - expired.keep))
@@ -60,12 +60,12 @@ def certificates(connection: Connection) -> list[CertificateRecord]:
 
 
 def audit_entries(connection: Connection, since: datetime | None, limit: int) -> list[AuditEntry]:
-    """The newest entries of the audit log, in their order.
+    """The newest entries of the audit log, oldest first.
 
     Args:
         connection: in a transaction.
-        since: none from before this; None for all.
-        limit: at most so many.
+        since: leaves out earlier entries; None for all.
+        limit: the most entries.
     """
     newest = select(AuditEntryRow.__table__).order_by(AuditEntryRow.order.desc()).limit(limit)
     if since is not None:

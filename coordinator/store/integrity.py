@@ -1,4 +1,4 @@
-"""Checks whether a store's SQLite file still holds what was written to it."""
+"""Checks whether a store's SQLite file still contains what was written to it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ UNREADABLE = (
     DecodeError,
     InvalidInputError,
 )
-"""Errors that a row raises if its content is not what this version writes."""
+"""Errors of converting a row whose content this version would not write."""
 
 
 def require_undamaged(connection: sqlite3.Connection, name: str, rows: bool = True) -> None:
     """Check the file's structure, the definitions of its tables, and its rows.
 
     Args:
-        connection: to the file; `checksums.prepare` was called for it.
+        connection: a connection to the file; `checksums.prepare` was called for it.
         name: the file's name for messages.
-        rows: whether to check the indexes and all rows; otherwise only what needs no time per row.
+        rows: whether to also check the indexes and all rows, which takes time for each row.
 
     Raises:
-        DamagedStoreError: something differs from what was written.
-        sqlite3.Error: SQLite cannot read it.
+        DamagedStoreError: something differs from what was written. sqlite3.Error: SQLite cannot read the file.
     """
     check = "integrity_check" if rows else "quick_check"
     found = [str(row[0]) for row in connection.execute(f"PRAGMA {check}(1)").fetchall()]
@@ -49,8 +48,8 @@ def require_undamaged(connection: sqlite3.Connection, name: str, rows: bool = Tr
 
 
 def damaged(name: str, why: str) -> DamagedStoreError:
-    """The error for a damaged file."""
-    what = "it is damaged" if why != _NO_DATABASE else "it is no database of SQLite, or damaged"
+    """Create the error for a damaged file."""
+    what = "it is damaged" if why != _NO_DATABASE else "it is not an SQLite database, or it is damaged"
     return DamagedStoreError(
         f"{name} cannot be used as the coordinator's store: {what} ({why[:_LONGEST_REASON]}): restore a backup with"
         f" `wattfleet coordinator store restore BACKUP --store {name}`"
@@ -59,7 +58,7 @@ def damaged(name: str, why: str) -> DamagedStoreError:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turn errors in converting rows to records into typed errors.
+    """Convert errors of converting rows to records into typed errors.
 
     Args:
         name: the database's name for messages.
@@ -77,6 +76,6 @@ def readable(name: str) -> Iterator[None]:
 
 
 def driver_connection(connection: Any) -> sqlite3.Connection:
-    """The driver's connection behind one of SQLAlchemy's."""
+    """The driver's connection behind an SQLAlchemy connection."""
     driver: sqlite3.Connection = connection.connection.driver_connection
     return driver

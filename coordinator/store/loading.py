@@ -38,19 +38,19 @@ class StoredState:
 
     Attributes:
         devices: in no particular order.
-        nodes: Flower node id -> device id; the nodes that were bound last are at the end.
-        pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; of checked nodes.
+        nodes: Flower node id -> device id, in the order in which the nodes were bound.
+        pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; only checked nodes.
         runs: oldest first.
         rounds: those that a coordinator continues with (see `coordinator.store.rounds.current`), oldest first.
-        overrides: what the operator set for single devices.
+        overrides: what the operator set for individual devices.
         budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
         pinned: digests of the pinned ones.
-        unplanned: run and number of each round without a plan.
-        grants: what is known of the grants of an earlier coordinator.
+        unplanned: run id and number of each round without a plan.
+        grants: what is known about the grants of an earlier coordinator.
         invites: permissions to enrol; some may have expired.
-        certificates: what the fleet's authority has issued; some may have expired.
-        is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
+        certificates: certificates that the fleet's authority has issued; some may have expired.
+        is_clock_doubtful: the date is implausible, so overrides may have ended long ago.
     """
 
     devices: Sequence[DeviceRecord]
@@ -70,7 +70,7 @@ class StoredState:
 
     @property
     def archived(self) -> frozenset[str]:
-        """The runs with rounds that may not be loaded."""
+        """The ids of runs with rounds that may not be loaded."""
         return frozenset(record.run_id for record in self.runs)
 
 
@@ -118,7 +118,7 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
 
 
 def _front(row: Row[Any]) -> WorkloadFront | None:
-    """A stored front; None if an earlier version has stored what no device can have."""
+    """Convert a stored front; None if an earlier version has stored an implausible one."""
     try:
         return rows.workload_front(row)
     except ImplausibleError as error:

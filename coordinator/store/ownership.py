@@ -1,8 +1,8 @@
 """Ownership of a store: one coordinator at a time holds its lock, and only the newest owner may write.
 
 The lock makes a second coordinator wait. It is not sufficient: a coordinator that was disconnected or suspended may
-still believe that it is the owner. Each owner therefore has a term, one higher than the last, and every transaction
-checks that its term is the newest.
+still believe that it is the owner. Each owner therefore has a term, one higher than the previous one, and every
+transaction checks that its term is the newest.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _DETECT_DEAD_PEER = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval =
 
 
 class OwnerLock(Protocol):
-    """A lock that is released when its process ends, however it ends."""
+    """A lock that is released when its process ends, even if it is killed."""
 
     def take(self) -> bool:
-        """Take the lock, or make sure that it is still held; returns False if another process holds it."""
+        """Take the lock, or check that it is still held; return False if another process holds it."""
         ...
 
     def release(self) -> None:
@@ -72,7 +72,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Release the lock; the file stays, since another process may have opened it."""
+        """Release the lock; the file stays, because another process may have opened it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -135,15 +135,15 @@ def begin_term(connection: Connection) -> int:
 
 
 def require_term(connection: Connection, term: int, until_commit: bool = True) -> None:
-    """Make sure that a term is the newest.
+    """Check that a term is the newest.
 
     Args:
         connection: in a transaction.
         term: the term.
-        until_commit: it must stay the newest until the transaction ends.
+        until_commit: whether it must stay the newest until the transaction ends.
 
     Raises:
-        NotOwnerError: a newer one has begun.
+        NotOwnerError: a newer term has begun.
     """
     # FOR SHARE, on PostgreSQL: a new term waits for this transaction, or this transaction sees the new term.
     term_now = select(CoordinatorTerm.term)

@@ -13,10 +13,10 @@ from coordinator.store.tables import GivenUpTrainingRow, Observation, Round, Run
 from wattfleet.planning import History
 
 _NEWEST = 3
-"""Newest rounds that are always loaded, for example for metrics."""
+"""The number of newest rounds that are always loaded, for example for metrics."""
 
 _DELETED_AT_ONCE = 8
-"""Rounds per transaction: with ten thousand devices each, deleting them takes some tenths of a second."""
+"""The number of rounds per transaction: with ten thousand devices each, deleting them takes some tenths of a second."""
 
 
 def plan_ids_of(connection: Connection, run_id: str) -> list[str]:
@@ -25,7 +25,7 @@ def plan_ids_of(connection: Connection, run_id: str) -> list[str]:
 
 
 def round_of(connection: Connection, plan_id: str) -> RoundRecord | None:
-    """One round with its observations; None if it is not stored."""
+    """Load one round with its observations; None if it is not stored."""
     row = connection.execute(select(Round.__table__).where(Round.plan_id == plan_id)).one_or_none()
     if row is None:
         return None
@@ -37,20 +37,20 @@ def round_of(connection: Connection, plan_id: str) -> RoundRecord | None:
 
 
 def unplanned(connection: Connection) -> list[tuple[str, int]]:
-    """Run and number of each round without a plan."""
+    """The run id and number of each round without a plan."""
     columns = select(UnplannedRoundRow.run_id, UnplannedRoundRow.number)
     return [(row.run_id, row.number) for row in connection.execute(columns)]
 
 
 def unplanned_of(connection: Connection, run_id: str, number: int) -> UnplannedRound | None:
-    """One round without a plan; None if it is not stored."""
+    """Load one round without a plan; None if it is not stored."""
     is_it = and_(UnplannedRoundRow.run_id == run_id, UnplannedRoundRow.number == number)
     row = connection.execute(select(UnplannedRoundRow.__table__).where(is_it)).one_or_none()
     return None if row is None else rows.unplanned_record(row)
 
 
 def history_of(connection: Connection, run_id: str) -> History:
-    """A run's finished rounds, without their plans."""
+    """Load a run's finished rounds, without their plans."""
     history = History()
     is_over = and_(Round.run_id == run_id, Round.wall_s.is_not(None))
     over = select(Round.number, Round.results).where(is_over).order_by(Round.order)
@@ -60,7 +60,7 @@ def history_of(connection: Connection, run_id: str) -> History:
 
 
 def current(connection: Connection) -> list[RoundRecord]:
-    """The rounds that a coordinator continues with, oldest first.
+    """Load the rounds that a coordinator continues with, oldest first.
 
     They are the newest few, those that may be in flight or were given up, and the newer rounds of their devices.
     """
@@ -108,7 +108,7 @@ def delete_some_of(connection: Connection, run_id: str) -> bool:
     """Delete some rounds of a run; with its last round, delete the run.
 
     Returns:
-        Whether it is now deleted completely.
+        Whether the run is now deleted completely.
     """
     plan_ids = plan_ids_of(connection, run_id)
     deleted = plan_ids[:_DELETED_AT_ONCE]
@@ -126,7 +126,7 @@ def delete_some_of(connection: Connection, run_id: str) -> bool:
 
 
 def _is_untouched(since: datetime) -> ColumnElement[bool]:
-    """Runs that ended before, and unfinished runs without a round planned, finished or trained without a plan since."""
+    """A condition for runs that ended before a time, and for unfinished runs whose last round is older than it."""
     of_rounds = select(func.max(func.coalesce(Round.finished_at, Round.planned_at))).where(Round.run_id == Run.run_id)
     touched_at = func.coalesce(of_rounds.correlate(Run).scalar_subquery(), Run.started_at)
     is_unplanned_since = and_(UnplannedRoundRow.run_id == Run.run_id, UnplannedRoundRow.ended_at >= since)

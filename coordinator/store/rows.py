@@ -37,7 +37,7 @@ _FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_
 
 
 def device_values(record: DeviceRecord) -> Values:
-    """A device's columns, without its front and its times."""
+    """The column values of a device, without its fronts and its times."""
     return {
         "device_id": record.device_id,
         "board": record.board,
@@ -51,7 +51,7 @@ def device_values(record: DeviceRecord) -> Values:
 
 
 def device_record(row: Row[Any], fronts: Iterable[WorkloadFront]) -> DeviceRecord:
-    """A device from its columns and its fronts, the latest reported last."""
+    """Build a device from its columns and its fronts, the latest reported last."""
     return DeviceRecord(
         device_id=row.device_id,
         board=row.board,
@@ -66,7 +66,7 @@ def device_record(row: Row[Any], fronts: Iterable[WorkloadFront]) -> DeviceRecor
 
 
 def workload_front_values(device_id: str, known: WorkloadFront) -> Values:
-    """The columns of a device's front for a workload, without its time."""
+    """The column values of a device's front for a workload, without its time."""
     return {
         "device_id": device_id,
         "workload": known.name,
@@ -79,10 +79,10 @@ def workload_front_values(device_id: str, known: WorkloadFront) -> Values:
 
 
 def workload_front(row: Row[Any]) -> WorkloadFront:
-    """A device's front for a workload, from its columns.
+    """Build a device's front for a workload from its columns.
 
     Raises:
-        ImplausibleError: an earlier version has stored what no device can have.
+        ImplausibleError: an earlier version has stored an implausible front.
     """
     return WorkloadFront(
         front_from_bytes(row.points, _BATCHES in row.facts),
@@ -102,7 +102,7 @@ def _facts_values(workload: Workload) -> Values:
 
 
 def _workload(name: str, values: Values) -> Workload:
-    """A workload, from what `_facts_values` gave."""
+    """Build a workload from the result of `_facts_values`."""
     members = {"task": Task, "processor": Processor}
     facts = {each: members[each](value) if each in members else value for each, value in values.items()}
     options = facts.pop(_BATCHES, None)
@@ -111,13 +111,13 @@ def _workload(name: str, values: Values) -> Workload:
 
 
 def front_bytes(front: Front, has_batches: bool = False) -> bytes:
-    """A front as `[k, 9]` little-endian doubles: the mode's four knobs, then the front's columns.
+    """Encode a front as `[k, 9]` little-endian doubles: the mode's four knobs, then the front's columns.
 
-    A start reads ten thousand fronts; as messages they would take six times as long.
+    A start reads ten thousand fronts; decoding protocol messages would take six times as long.
 
     Args:
         front: the front.
-        has_batches: whether a tenth column states the samples in a batch, 0 for the workload's.
+        has_batches: whether to add a tenth column, the samples in a batch; 0 for the workload's own batch.
     """
     columns = [front.modes, *(getattr(front, name)[:, None] for name in _FRONT_COLUMNS)]
     if has_batches:
@@ -126,7 +126,7 @@ def front_bytes(front: Front, has_batches: bool = False) -> bytes:
 
 
 def front_from_bytes(points: bytes, has_batches: bool = False) -> Front:
-    """The front from its bytes (see `front_bytes`)."""
+    """Decode a front from its bytes (see `front_bytes`)."""
     table = np.frombuffer(points, "<f8").reshape(-1, 10 if has_batches else 9).astype(np.float64)
     batch = table[:, 9].astype(np.int64) if has_batches and table[:, 9].any() else None
     epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = table[:, 4:9].T
@@ -134,7 +134,7 @@ def front_from_bytes(points: bytes, has_batches: bool = False) -> Front:
 
 
 def node_values(record: NodeRecord) -> Values:
-    """A node's columns."""
+    """The column values of a node."""
     return {
         "node_id": str(record.node_id),
         "device_id": record.device_id,
@@ -143,7 +143,7 @@ def node_values(record: NodeRecord) -> Values:
 
 
 def run_values(record: RunRecord) -> Values:
-    """A run's columns, without its times."""
+    """The column values of a run, without its times."""
     return {
         "run_id": record.run_id,
         "strategy": record.strategy,
@@ -158,14 +158,14 @@ def run_values(record: RunRecord) -> Values:
 
 
 def run_record(row: Row[Any]) -> RunRecord:
-    """A run from its columns."""
+    """Build a run from its columns."""
     workload = _workload(row.workload, row.facts)
     metrics = row.initial_metrics
     return RunRecord(row.run_id, row.strategy, row.rounds, metrics, row.error, row.finished, row.owner, workload)
 
 
 def round_values(record: RoundRecord) -> Values:
-    """A round's columns, without its observations and its times."""
+    """The column values of a round, without its observations and its times."""
     message = plan_to_message(record.plan_id, record.plan, record.nodes)
     return {
         "plan_id": record.plan_id,
@@ -182,7 +182,7 @@ def round_values(record: RoundRecord) -> Values:
 
 
 def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> RoundRecord:
-    """A round from its columns and its observations."""
+    """Build a round from its columns and its observations."""
     return RoundRecord(
         plan_id=row.plan_id,
         run_id=row.run_id,
@@ -199,7 +199,7 @@ def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> Rou
 
 
 def unplanned_values(record: UnplannedRound) -> Values:
-    """A round's columns, of one without a plan."""
+    """The column values of a round without a plan."""
     return {
         "run_id": record.run_id,
         "number": record.number,
@@ -212,18 +212,18 @@ def unplanned_values(record: UnplannedRound) -> Values:
 
 
 def unplanned_record(row: Row[Any]) -> UnplannedRound:
-    """A round without a plan, from its columns."""
+    """Build a round without a plan from its columns."""
     results = tuple(DeviceResult(**result) for result in row.results)
     return UnplannedRound(row.run_id, row.number, row.began_at, row.wall_s, results, row.metrics)
 
 
 def observation_values(record: RoundObservation) -> Values:
-    """An observation's columns."""
+    """The column values of an observation."""
     return {"plan_id": record.plan_id, **asdict(record.observed)}
 
 
 def device_overrides_values(record: DeviceOverrides) -> Values:
-    """A device's overrides, in columns."""
+    """The column values of a device's overrides."""
     return {
         "device_id": record.device_id,
         "tags": sorted(record.tags),
@@ -234,15 +234,15 @@ def device_overrides_values(record: DeviceOverrides) -> Values:
 
 
 def device_overrides_record(row: Row[Any]) -> DeviceOverrides:
-    """A device's overrides, from their columns."""
+    """Build a device's overrides from their columns."""
     return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained, row.trusted_after, row.supply)
 
 
 def override_values(supply: str, override: Override) -> Values:
-    """The columns of a supply's override."""
+    """The column values of a supply's override."""
     return {"supply": supply, "watts": override.watts, "until": override.until}
 
 
 def reference_values(record: PublishedReference) -> Values:
-    """A published reference's columns."""
+    """The column values of a published reference."""
     return {"digest": record.digest, "manifest": record.manifest, "weights": record.weights}

@@ -1,4 +1,4 @@
-"""Saves records one by one of which there are few, and whose rows may be deleted."""
+"""Saves kinds of records that are few and whose rows may be deleted, one row at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.store.tables import BudgetOverride, Reference, ReferencePin
 
 
 def save_single_rows(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
-    """Save overrides of budgets, the pinned references and what is known of grants; delete removed references."""
+    """Save overrides of budgets, the pinned references and records about grants; delete removed references."""
     for record in records:
         if isinstance(record, SupplyOverride):
             if record.override is None:

@@ -28,12 +28,12 @@ from coordinator.store.tables import (
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
-# Columns that keep the value of the first insert, and the one that triggers maintain.
+# Columns that keep the value of the first insert, and the column that triggers maintain.
 _FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at", "checksum"}
 
 
 class Statements:
-    """One statement per table, which inserts a row or replaces the one with its key, and some that delete rows."""
+    """One statement per table that inserts a row or replaces the one with the same key, and some that delete rows."""
 
     def __init__(self, dialect: str) -> None:
         """Use a database's dialect.
@@ -76,7 +76,7 @@ class Statements:
         }
         if "finished_at" in replaced:
             ended = statement.excluded.finished_at
-            # The time of its first end, unless it was started again since.
+            # The time of the run's first end, unless it was started again since.
             replaced["finished_at"] = case((ended.is_(None), None), else_=func.coalesce(table.c.finished_at, ended))
         replacing: Insert = statement.on_conflict_do_update(index_elements=key, set_=replaced)
         return replacing

@@ -53,10 +53,10 @@ _log = logging.getLogger(__name__)
 
 
 class Store:
-    """The records of one coordinator, which owns the store from opening it to closing it.
+    """The records of one coordinator, which owns the store while it is open.
 
     Records are on disk when `save` returns. All methods block. They may be called from any thread, one at a time; a
-    method that only reads rounds may run beside another one.
+    method that only reads rounds may run at the same time as another one.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Store:
 
         Args:
             location: path of an SQLite file, or a database's URL (see `database_url`).
-            now: the date and time, with an offset.
+            now: returns the date and time, with a UTC offset.
             settings: the time to wait for another program's lock, whether to check rows, and which dates are plausible.
             clock: the time since the machine started; None if `now` cannot jump.
 
         Raises:
-            DamagedStoreError: an SQLite file does not hold what was written to it.
-            InvalidInputError: it cannot be used as a store, or was written by a newer version.
-            StoreInUseError: another coordinator uses it.
+            DamagedStoreError: an SQLite file does not contain what was written to it.
+            InvalidInputError: the location cannot be used as a store, or was written by a newer version.
+            StoreInUseError: another coordinator uses the store.
             StoreUnavailableError: the database does not answer, its file is locked, or the disk is full.
         """
         url = location if isinstance(location, URL) else database_url(location)
@@ -113,7 +113,7 @@ class Store:
         self._engine.dispose()
 
     def save(self, *records: StoredRecord) -> None:
-        """Save records in one transaction; each replaces what was stored for the same thing before.
+        """Save records in one transaction; each replaces the stored record with the same key.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -155,7 +155,7 @@ class Store:
         ]
         references = [rows.reference_values(record) for record in records if isinstance(record, PublishedReference)]
         with self._transaction() as connection:
-            # First: a forgotten device may have enrolled again since.
+            # First, because a forgotten device may have enrolled again since.
             for deletion in self._statements.forgotten if forgotten else ():
                 connection.execute(deletion, [{"gone": device_id} for device_id in forgotten])
             for statement, values in (
@@ -181,7 +181,7 @@ class Store:
             save_single_rows(connection, self._statements, records)
             identity_rows.save_identities(connection, self._statements, records)
             for each in records:
-                # After a jump of the date, revocations and entries that have not expired would go as well.
+                # After a jump of the date, this would also delete unexpired revocations and entries.
                 if isinstance(each, ExpiredIdentities) and not self._keeps(each.keep):
                     identity_rows.drop(connection, each)
         for device_id in forgotten:
@@ -189,7 +189,7 @@ class Store:
         self._fronts.update(fronts)
 
     def load(self) -> StoredState:
-        """What a coordinator needs to start; the time to load it does not grow with the history.
+        """Load what a coordinator needs to start; the time this takes does not grow with the history.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -201,7 +201,7 @@ class Store:
         return stored
 
     def round_of(self, plan_id: str) -> RoundRecord | None:
-        """One round; None if it is not stored.
+        """Load one round; None if it is not stored.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -211,7 +211,7 @@ class Store:
             return rounds.round_of(connection, plan_id)
 
     def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """One round without a plan; None if it is not stored.
+        """Load one round without a plan; None if it is not stored.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -231,7 +231,7 @@ class Store:
             return rounds.plan_ids_of(connection, run_id)
 
     def history_of(self, run_id: str) -> History:
-        """A run's finished rounds, as planning needs them.
+        """Load a run's finished rounds, as planning needs them.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -241,7 +241,7 @@ class Store:
             return rounds.history_of(connection, run_id)
 
     def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
-        """The newest entries of the audit log, in their order; none from before `since`.
+        """Load the newest entries of the audit log, oldest first; none from before `since`.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -251,7 +251,7 @@ class Store:
             return identity_rows.audit_entries(connection, since, limit)
 
     def times(self, of: TimesOf) -> dict[str, Times]:
-        """When things happened, by id.
+        """Load the times of events, by id.
 
         Args:
             of: a query of `coordinator.store.times`.
@@ -264,9 +264,9 @@ class Store:
             return {str(row[0]): Times(row[1], row[2]) for row in connection.execute(of)}
 
     def delete_old_runs(self, older_than: timedelta) -> list[str]:
-        """Delete the runs that ended longer ago, or were not touched since, with their rounds.
+        """Delete runs that ended, or were last changed, longer ago than the given time, with their rounds.
 
-        After a jump of the date, no run is deleted before that time has passed again.
+        After a jump of the date, no run is deleted until that time has passed again.
 
         Returns:
             Ids of the deleted runs.
@@ -281,10 +281,10 @@ class Store:
         return deleted
 
     def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
-        """Delete some rounds of the oldest such run, in a short transaction.
+        """Delete some rounds of the oldest run that is old enough, in a short transaction.
 
         Args:
-            older_than: how long ago a run ended, or was last touched.
+            older_than: how long ago a run must have ended or last changed.
             except_runs: runs to keep.
 
         Returns:
@@ -296,15 +296,16 @@ class Store:
         """
         with self._transaction() as connection:
             if (until := self._keeps(older_than)) is not None:
-                _log.info("no runs are deleted before %s, since the clock has jumped", until.isoformat("T", "seconds"))
+                _log.info(
+                    "no runs are deleted before %s, because the clock has jumped", until.isoformat("T", "seconds")
+                )
                 return None
             return rounds.delete_some(connection, self._now() - older_than, except_runs)
 
     def delete_some_of(self, run_id: str) -> bool:
         """Delete some rounds of a run in a short transaction; with its last round, delete the run.
 
-        Returns:
-            Whether it is now deleted completely.
+        Returns: Whether the run is now deleted completely.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -314,14 +315,14 @@ class Store:
             return rounds.delete_some_of(connection, run_id)
 
     def _keeps(self, keep: timedelta) -> datetime | None:
-        """Until when nothing old may be deleted, since the date has jumped; None if it may be deleted."""
+        """The time until which nothing may be deleted because the date has jumped; None if old data may be deleted."""
         return None if self._clocks is None else self._clocks.keeps_until(keep)
 
     def require_owner(self) -> None:
-        """Make sure that no other coordinator has taken the store over.
+        """Check that no other coordinator has taken the store over.
 
         Raises:
-            NotOwnerError: one has.
+            NotOwnerError: another coordinator has taken it over.
             StoreUnavailableError: the database does not answer.
         """
         with self._transaction():
@@ -329,7 +330,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A transaction that fails if this coordinator is no longer the owner."""
+        """Begin a transaction that fails if this coordinator is no longer the owner."""
         with typed_errors(self.name):
             # The lock may have been lost with its connection. If it cannot be taken again, the term decides.
             self._lock.take()
@@ -341,7 +342,7 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        """A transaction that only reads; it and writing transactions do not wait for each other."""
+        """Begin a read-only transaction; it and writing transactions do not wait for each other."""
         with typed_errors(self.name), self._engine.execution_options(**READS).begin() as connection:
             require_term(connection, self._term, until_commit=False)
             with readable(self.name):
@@ -349,11 +350,11 @@ class Store:
 
 
 def _open_file(connection: Connection, path: Path, now: Callable[[], datetime], check_rows: bool) -> None:
-    """Check an SQLite file, and upgrade its tables; the file is copied before that.
+    """Check an SQLite file, and upgrade its tables after copying the file.
 
     Raises:
-        DamagedStoreError: it does not hold what was written to it.
-        InvalidInputError: it was written by a newer version.
+        DamagedStoreError: the file does not contain what was written to it.
+        InvalidInputError: the file was written by a newer version.
     """
     file = driver_connection(connection)
     require_undamaged(file, str(path), check_rows)

@@ -18,37 +18,37 @@ class AnyText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """To the database."""
+        """Convert a value for the database."""
         return None if value is None else value.replace("\x00", "\ufffd")
 
 
 class JsonText(TypeDecorator[Any]):
-    """JSON as text: PostgreSQL's JSON has no NaN, which the loss of a diverged run is."""
+    """JSON as text, because PostgreSQL's JSON cannot store NaN, such as the loss of a diverged run."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str:
-        """To the database."""
+        """Convert a value for the database."""
         return json.dumps(value)  # escapes NUL and everything else beyond ASCII
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """From the database."""
+        """Convert a value from the database."""
         return None if value is None else json.loads(value)
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A date and time, stored in UTC: SQLite's times have no offset."""
+    """A date and time, stored in UTC because SQLite's times have no offset."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To the database."""
+        """Convert a value for the database."""
         return None if value is None else value.astimezone(timezone.utc)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """From the database."""
+        """Convert a value from the database."""
         if value is None:
             return None
         return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
@@ -59,13 +59,13 @@ Count = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """Base of all tables. `checksum` is that of the row (see `checksums.py`); no code assigns it."""
+    """Base of all tables. `checksum` is the row's checksum (see `checksums.py`); no code assigns it."""
 
     type_annotation_map = {str: AnyText, int: Count, datetime: UtcTime, bytes: LargeBinary}
 
 
 class Device(Base):
-    """A device in its newest state; a time is None if it was before times were stored."""
+    """A device in its newest state; a time is None if the event was before times were stored."""
 
     __tablename__ = "device"
     device_id: Mapped[str] = mapped_column(primary_key=True)
@@ -82,11 +82,11 @@ class Device(Base):
 
 
 class DeviceFront(Base):
-    """A device's front for one workload, in its own table since a device's state changes a hundred times as often."""
+    """A device's front for one workload, in its own table because a device's state changes a hundred times as often."""
 
     __tablename__ = "workload_front"
     device_id: Mapped[str] = mapped_column(primary_key=True)
-    # Empty: the front counts for every workload.
+    # Empty if the front counts for every workload.
     workload: Mapped[str] = mapped_column(primary_key=True)
     facts: Mapped[dict[str, Any]] = mapped_column(JsonText)
     points: Mapped[bytes]
@@ -187,7 +187,7 @@ class DeviceOverridesRow(Base):
 
 
 class BudgetOverride(Base):
-    """The watts that the operator set for a supply; no row if its own source is in force."""
+    """The watts that the operator set for a supply; there is no row if its configured source is in force."""
 
     __tablename__ = "budget_override"
     supply: Mapped[str] = mapped_column(primary_key=True)
@@ -216,7 +216,7 @@ class ReferencePin(Base):
 
 
 class GivenUpTrainingRow(Base):
-    """A device whose round or run has ended, but not its grant."""
+    """A device whose grant continues after its round or run has ended."""
 
     __tablename__ = "given_up_training"
     device_id: Mapped[str] = mapped_column(primary_key=True)
@@ -225,7 +225,7 @@ class GivenUpTrainingRow(Base):
 
 
 class GrantLifetimeRow(Base):
-    """The longest lifetime of a grant that a device may still rely on: one row, or none."""
+    """One row or none: the longest lifetime of a grant that a device may still rely on."""
 
     __tablename__ = "grant_lifetime"
     only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -234,7 +234,7 @@ class GrantLifetimeRow(Base):
 
 
 class InviteRow(Base):
-    """An invite; of its token, only the hash."""
+    """An invite; only the hash of its token is stored."""
 
     __tablename__ = "invite"
     token_hash: Mapped[str] = mapped_column(primary_key=True)
@@ -265,7 +265,7 @@ class CertificateRow(Base):
 
 
 class AuditEntryRow(Base):
-    """One request of an operator that was to change something."""
+    """One request of an operator to change something."""
 
     __tablename__ = "audit_entry"
     order: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)

@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 def migration_config() -> Config:
     """Alembic's configuration for the migrations."""
     config = Config()
-    # Escape percent signs, which the configuration would interpolate.
+    # Escape percent signs, because the configuration would interpolate them.
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     return config
 
 
 @cache
 def _versions() -> ScriptDirectory:
-    """The migrations, whose files are read once."""
+    """The migrations; their files are read only once."""
     return ScriptDirectory.from_config(migration_config())
 
 
 def version_of(connection: Connection) -> str | None:
-    """The version of a database's tables; None for a database without versions.
+    """The version of a database's tables; None if it has no version.
 
     Raises:
         InvalidInputError: the database was written by a newer version.
@@ -67,8 +67,8 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
 
     Args:
         connection: in a transaction.
-        now: the date and time, with an offset.
-        to: revision of `migrations/`.
+        now: the date and time, with a UTC offset.
+        to: a revision of `migrations/`.
 
     Raises:
         InvalidInputError: the database was written by a newer version, or a row cannot be read.
@@ -88,13 +88,13 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
     except UNREADABLE as error:
         why = next(iter(str(error).splitlines()), "")[:200]
         raise InvalidInputError(
-            f"its tables of version {current or 'none'} cannot be upgraded, since a row cannot be read"
+            f"its tables of version {current or 'none'} cannot be upgraded, because a row cannot be read"
             f" ({type(error).__name__}: {why}): restore a backup"
         ) from None
 
 
 def _create_newest(connection: Connection) -> None:
-    """Create what all migrations make of an empty database."""
+    """Create the tables as all migrations together would create them in an empty database."""
     Base.metadata.create_all(connection)
     connection.execute(insert(CoordinatorTerm).values(only=1, term=0))
     MigrationContext.configure(connection).stamp(_versions(), "head")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings
 
 UNIT_FILE = "wattfleet-coordinator.service"
-"""The unit, beside this module."""
+"""The unit file, next to this module."""
 
 UNIT_PATH = f"{UNIT_FOLDER}/{UNIT_FILE}"
 SETTINGS_PATH = f"{SETTINGS_FOLDER}/coordinator.toml"
@@ -35,11 +35,11 @@ STATE_DIRECTORY = "/var/lib/wattfleet-coordinator"
 
 
 def settings_text(site_budget_w: float, address: str | None) -> str:
-    """A settings file for a new service.
+    """The text of a settings file for a new service.
 
     Args:
-        site_budget_w: watts of all devices together.
-        address: host:port for gRPC; None for that of `serve`.
+        site_budget_w: the power budget of all devices together, in watts.
+        address: host:port for gRPC; None for the default of `serve`.
     """
     lines = [
         "# Settings of wattfleet-coordinator.service. To apply a change: systemctl restart wattfleet-coordinator",
@@ -53,14 +53,15 @@ def settings_text(site_budget_w: float, address: str | None) -> str:
 
 
 def require_usable(settings: CoordinatorSettings, root: Path) -> None:
-    """Make sure that the service can start with its settings.
+    """Check that the service can start with its settings.
 
     Args:
-        settings: those of its file.
+        settings: the settings from its file.
         root: root of the machine's files; `/` on the machine itself.
 
     Raises:
-        InvalidInputError: it has no budget, cannot see one of its files, or would serve other machines in plaintext.
+        InvalidInputError: the settings have no budget, name a file that the service cannot see, or would serve other
+            machines in plaintext.
     """
     from coordinator.identity.authority_folder import AuthorityFolder
     from coordinator.listeners import exposed_plaintext
@@ -75,7 +76,7 @@ def require_usable(settings: CoordinatorSettings, root: Path) -> None:
         remedy = (
             "leave out plaintext_address"
             if has_authority
-            else f"make the fleet's authority first, with `wattfleet coordinator init --identity {authority}`"
+            else f"create the fleet's authority first, with `wattfleet coordinator init --identity {authority}`"
         )
         raise InvalidInputError(
             f"{' and '.join(exposed)} would be plaintext, and other machines reach it: {remedy}, or set insecure in"
@@ -98,9 +99,9 @@ def installation(
     """Plan an installation.
 
     Args:
-        settings: content of the settings file.
+        settings: the content of the settings file.
         code: the installed `wattfleet` and the code that it imports.
-        look_at: `os.stat` except in tests.
+        look_at: `os.stat`, except in tests.
         allow_writable: whether to allow code that users other than root may write.
 
     Raises:
@@ -116,10 +117,10 @@ def installation(
         },
         commands=(
             ("systemd-sysusers", USER_PATH),
-            # The settings may hold the password of a database.
+            # The settings may contain the password of a database.
             ("chown", f"root:{USER}", SETTINGS_PATH),
             ("chmod", "0640", SETTINGS_PATH),
-            # Root may have made the authority there.
+            # Root may have created the authority there.
             ("install", "--directory", "--mode=0700", STATE_DIRECTORY),
             ("chown", "--recursive", f"{USER}:{USER}", STATE_DIRECTORY),
             ("systemctl", "daemon-reload"),

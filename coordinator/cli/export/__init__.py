@@ -1,1 +1,1 @@
-"""`wattfleet coordinator export`: everything planned and observed, as tables."""
+"""`wattfleet coordinator export`: writes everything planned and observed to tables."""

@@ -155,7 +155,7 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 """Columns of every table, with the pandas name of their type. Tags are separated by spaces.
 
-In the tables `workloads` and `fronts`, an empty workload is that of an agent whose one front counts for all.
+In the tables `workloads` and `fronts`, the workload is empty for an agent whose only front counts for all workloads.
 
 A round that is `unplanned` trained without a plan while its Flower server could not reach the coordinator, so that no
 budget was kept; its columns of the plan are empty.
@@ -171,16 +171,16 @@ _Row = tuple[Any, ...]
 
 @dataclass
 class Tables:
-    """The tables, row by row.
+    """The tables, built row by row.
 
     Attributes:
-        rows: of every table in `COLUMNS`, in the order of its columns; None for an unknown value.
+        rows: the rows of every table in `COLUMNS`, with values in the order of its columns; None for an unknown value.
     """
 
     rows: dict[str, list[_Row]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add_devices(self, views: Iterable[view_pb2.DeviceView]) -> None:
-        """Add devices with their workloads and the fronts of each."""
+        """Add devices with their workloads and fronts."""
         for view in views:
             self._add("devices", device_values(view))
             self.rows["workloads"] += [
@@ -262,7 +262,7 @@ def _mode(mode: Any) -> tuple[int, ...]:
 
 
 def frame(name: str, rows: Sequence[_Row]) -> pd.DataFrame:
-    """One table as a data frame; unknown values and NaN metrics are NA."""
+    """Convert one table to a data frame; unknown values and NaN metrics are NA."""
     import pandas as pd
 
     types = COLUMNS[name]
@@ -276,7 +276,7 @@ def frame(name: str, rows: Sequence[_Row]) -> pd.DataFrame:
 
 
 def require_format(form: Format) -> None:
-    """Make sure that a format can be written, before the coordinator is asked.
+    """Check that a format can be written, before querying the coordinator.
 
     Raises:
         InvalidInputError: a package that the format needs is not installed.
@@ -324,7 +324,7 @@ def _written(folder: Path, name: str, rows: Sequence[_Row], form: Format) -> Pat
 
 
 def _csv_cell(cell: Any, dtype: str) -> str | int | float | None:
-    """A value as pandas writes and reads it, without pandas; None for what is not known."""
+    """Format a value as pandas would, without pandas; an unknown value is None."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return None
     if dtype == _TEXT:
@@ -335,6 +335,6 @@ def _csv_cell(cell: Any, dtype: str) -> str | int | float | None:
 
 
 def _csv_text(text: str) -> str:
-    """Text that no terminal or spreadsheet obeys: a quote is put before what looks like a formula, as OWASP advises."""
+    """Make a text harmless for terminals and spreadsheets; a quote precedes apparent formulas, as OWASP advises."""
     plain = plain_text(text, keep_newlines=True)
     return f"'{plain}" if plain.lstrip().startswith(_FORMULA_SIGNS) else plain

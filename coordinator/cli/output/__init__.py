@@ -1,1 +1,1 @@
-"""How commands lay out what they found on a terminal."""
+"""Layouts of commands' output for a terminal."""

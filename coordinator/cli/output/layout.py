@@ -16,12 +16,12 @@ _MAX_IDS_WIDTH = 32
 
 @dataclass(frozen=True)
 class Layout:
-    """One layout of the same content.
+    """One of several layouts of the same content.
 
     Attributes:
-        table: must fit without being cut off.
-        room: further terminal columns that the layout needs.
-        parts: what is printed, from top to bottom; empty for the table alone.
+        table: the table; it must fit without being cut off.
+        room: additional terminal columns that the layout needs.
+        parts: what is printed, from top to bottom; empty to print only the table.
     """
 
     table: Table
@@ -49,7 +49,7 @@ class Fitting:
 
 
 def columns(left: Iterable[str] = (), right: Iterable[str] = (), after: Iterable[str] = ()) -> Table:
-    """A table without lines: columns of words, of numbers, and of words again."""
+    """Create a table without lines: columns of words, of numbers, and again of words."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -63,11 +63,11 @@ def columns(left: Iterable[str] = (), right: Iterable[str] = (), after: Iterable
 
 
 def grouped(reasons: Iterable[tuple[str, str]], style: str = "") -> RenderableType:
-    """Devices with their reasons; devices with the same reason share a row.
+    """A table of devices with their reasons; devices with the same reason share a row.
 
     Args:
         reasons: pairs of a device's id and its reason.
-        style: of the reasons.
+        style: the style of the reasons.
     """
     from rich.table import Table
     from rich.text import Text

@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 from coordinator.state.records import RoundRecord, parts_of, run_of
 from wattfleet.planning import History
 
-# Limits of the cache, least recently used first out. So many decisions are three rounds of 10,000 devices, or three
-# hundred of 100.
+# Limits of the cache; the least recently used entries are evicted first. This many decisions are three rounds of 10,000
+# devices, or three hundred rounds of 100.
 _DECISIONS = 30_000
 _HISTORIES = 4
 
 
 class RoundCache:
-    """The rounds that were used last, and the histories of the runs that were planned last.
+    """The most recently used rounds, and the histories of the runs that were planned last.
 
-    A round must be in the store before it is evicted, and must be restored before anything else is done with it.
+    A round must be in the store before it is evicted, and must be restored before it is used again.
 
     Attributes:
         rounds: the cached rounds by plan id; the newest round is the last one.
@@ -27,11 +27,11 @@ class RoundCache:
 
         Args:
             rounds: oldest first.
-            archived: ids of the runs with rounds that are in the store only.
+            archived: ids of the runs that have rounds only in the store.
         """
         self.rounds = {record.plan_id: record for record in rounds}
         self._archived = set(archived)
-        # Both with the least recently used first.
+        # Both are in order of use, least recent first.
         self._used = dict.fromkeys(self.rounds)
         self._histories: dict[str, History] = {}
 
@@ -64,7 +64,7 @@ class RoundCache:
             self._histories[record.run_id] = history.after(record.number, parts_of(record.results))
 
     def history(self, run_id: str) -> History:
-        """The finished rounds of a run; of a run whose history is missing, those that are cached."""
+        """The finished rounds of a run; if its history is missing, only the cached ones."""
         history = self._histories.pop(run_id, None)
         if history is None:
             self.restore_history(run_id, History())
@@ -75,15 +75,15 @@ class RoundCache:
     # --- the store ----------------------------------------------------------------------------------------------
 
     def is_archived(self, run_id: str) -> bool:
-        """Whether rounds of a run may be in the store only."""
+        """Whether rounds of a run may be only in the store."""
         return run_id in self._archived
 
     def is_missing(self, plan_id: str) -> bool:
-        """Whether a round may be in the store only."""
+        """Whether a round may be only in the store."""
         return plan_id not in self.rounds and self.is_archived(run_of(plan_id))
 
     def is_history_missing(self, run_id: str) -> bool:
-        """Whether the history of a run may be in the store only."""
+        """Whether the history of a run may be only in the store."""
         return run_id not in self._histories and self.is_archived(run_id)
 
     def restore(self, record: RoundRecord) -> None:
@@ -105,7 +105,7 @@ class RoundCache:
         """The rounds beyond the cache's limit, which may be evicted once they are stored.
 
         Args:
-            in_flight: plans that have to stay, since devices are still committed to them.
+            in_flight: plans that must stay cached, because devices are still committed to them.
         """
         newest = next(reversed(self.rounds), None)
         found, decisions = [], 0
@@ -116,7 +116,7 @@ class RoundCache:
         return found
 
     def evict(self, plan_ids: Collection[str]) -> None:
-        """Remove rounds from memory, and the least recently used histories; the store keeps them."""
+        """Remove rounds and the least recently used histories from memory; the store keeps them."""
         for plan_id in plan_ids:
             self._archived.add(self.rounds.pop(plan_id).run_id)
             del self._used[plan_id]
@@ -124,7 +124,7 @@ class RoundCache:
             del self._histories[run_id]
 
     def run_finished(self, run_id: str) -> None:
-        """Remove the history of a finished run, which plans no more rounds."""
+        """Remove the history of a finished run, because it plans no more rounds."""
         self._histories.pop(run_id, None)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""One device's grant, and what the coordinator knows of it."""
+"""One device's grant, and what the coordinator knows about its state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from wattfleet_proto.device_state import GrantPhase
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one device may draw beyond idling, for its training of one plan.
+    """A device's permission to draw more than idle power, for its training of one plan.
 
     Attributes:
         grant_id: its name in confirmations.
-        plan_id: the plan; empty where a device is told to stop a training that no plan has.
-        assignment: mode and power limit; None where the training has to stop, or may not begin.
-        longest_s: the training ends after so many seconds.
+        plan_id: the plan; empty if the device is to stop a training without a plan.
+        assignment: mode and power limit; None if the training has to stop or may not begin.
+        longest_s: the training ends after this many seconds.
     """
 
     grant_id: int
@@ -26,25 +26,25 @@ class Grant:
 
     @property
     def limit_w(self) -> float:
-        """Watts that the device may draw; 0 where it may only idle."""
+        """Watts that the device may draw; 0 if it may only idle."""
         return 0.0 if self.assignment is None else self.assignment.power_limit_w
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGrant:
-    """The newest grant of a device, with what it may still act on.
+    """The newest grant of a device, with the earlier grants that it may still act on.
 
     Attributes:
         grant: the newest grant.
         superseded_w: the highest limit of the grants before it that the device may still act on.
-        phase: how far the device is, as far as it is known.
+        phase: the last known progress of the device's training.
         was_sent: the device may have received the grant.
         is_confirmed: the device has put the grant in force.
         is_in_session: the grant was sent in the device's current session.
-        is_on_its_way: this grant or one before it was sent in the current session and may arrive yet.
-        sent_s: when it was sent first.
-        is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
-        is_rogue: the device acts on a grant that is not known, until it confirms this one.
+        is_on_its_way: this grant or an earlier one was sent in the current session and may still arrive.
+        sent_s: when it was first sent.
+        is_given_up: nobody waits for the training any more. It counts until it is known to be over.
+        is_rogue: the device acts on an unknown grant until it confirms this one.
         is_late: the round has ended without the training, and a later round uses its update.
         began_s: when the device was first known to train by the plan; None before, and if an earlier process of the
             coordinator may have sent the grant.
@@ -70,12 +70,12 @@ class DeviceGrant:
 
     @property
     def assignment(self) -> Assignment | None:
-        """The assignment of the newest grant; None where the device has to stop."""
+        """The assignment of the newest grant; None if the device has to stop."""
         return self.grant.assignment
 
     @property
     def is_first(self) -> bool:
-        """Whether the device cannot know of this grant, nor act on one before it."""
+        """Whether the device has not received this grant and cannot act on an earlier one."""
         return not self.was_sent and not self.superseded_w
 
     @property
@@ -85,26 +85,26 @@ class DeviceGrant:
 
     @property
     def is_over(self) -> bool:
-        """Whether the device can act on no grant any more."""
+        """Whether the device can no longer act on any grant."""
         return self.phase is GrantPhase.OVER and not self.superseded_w and not self.is_rogue
 
     @property
     def granted_w(self) -> float:
-        """Watts that the device is told to keep to; 0 where it may only idle."""
+        """The watts that the newest grant allows; 0 if the device may only idle."""
         return 0.0 if self.phase is GrantPhase.OVER else self.grant.limit_w
 
     @property
     def counted_w(self) -> float:
-        """Watts that the device may draw by any grant that it may act on; 0 where it can only idle."""
+        """The most watts that the device may draw under any grant that it may act on; 0 if it can only idle."""
         return max(self.granted_w, self.superseded_w)
 
     @property
     def confirmed_w(self) -> float | None:
-        """Watts that the device has confirmed to keep to; None while it has confirmed no newest grant."""
+        """The watts of the newest grant if the device has confirmed it, or else None."""
         return self.granted_w if self.is_confirmed else None
 
     def followed_by(self, grant: Grant) -> DeviceGrant:
-        """The device's state after a newer grant was issued; until it is confirmed, the device may act on both."""
+        """The device's state after a newer grant was issued. Until the device confirms it, it may act on both."""
         if self.is_over:
             return DeviceGrant(grant, is_on_its_way=self.is_on_its_way)
         is_of_plan = grant.plan_id == self.plan_id
@@ -134,8 +134,8 @@ class DeviceGrant:
         """The device's state after a lease that names this grant.
 
         Args:
-            phase: how far the device is with its training.
-            now_s: the time now; None if nobody asks when trainings began.
+            phase: the progress of the device's training.
+            now_s: the time now; None if the start of trainings is not recorded.
         """
         is_stopped = self.assignment is None and phase is not GrantPhase.TRAINING
         return replace(
@@ -152,12 +152,12 @@ class DeviceGrant:
     def not_in_force(self, plan_id: str, phase: GrantPhase, now_s: float | None = None) -> DeviceGrant:
         """The device's state after a lease that names no grant, or another one.
 
-        The other grant is older than this one, or an earlier process sent and never stored it.
+        The other grant is older than this one, or an earlier process sent it without storing it.
 
         Args:
             plan_id: the plan of the grant that the lease names.
-            phase: how far the device is with the training of that plan.
-            now_s: the time now; None if nobody asks when trainings began.
+            phase: the progress of the training of that plan.
+            now_s: the time now; None if the start of trainings is not recorded.
         """
         is_of_plan = plan_id == self.plan_id
         if phase is not GrantPhase.OVER:
@@ -167,8 +167,8 @@ class DeviceGrant:
             return replace(self, is_rogue=self.is_rogue or not is_of_plan)
         if self.is_on_its_way:
             return self
-        # It acts on no grant, and none is on its way: a trim may lower this one, as if it was never sent.
-        # Its training of this plan is over, or shall not begin.
+        # It acts on no grant, and none is on its way: a trim may lower this one as if it had never been sent. Its
+        # training of this plan is over, or must not begin.
         phase = GrantPhase.OVER if is_of_plan or self.is_given_up else GrantPhase.WAITING
         return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_confirmed=False, is_rogue=False)
 

@@ -1,8 +1,8 @@
-"""What devices may draw beyond idling: a pure state machine, to which the time is passed.
+"""The power that devices may draw beyond idle power: a pure state machine; callers pass the time.
 
 A grant is a lease (Gray and Cheriton 1989): the device may act on it while it is in contact with the coordinator, and
 for a stated time afterwards. Every acknowledged lease of its session renews it. The coordinator counts the time from
-its acknowledgement and the device from its earlier request, so that the device's grant lapses first.
+its acknowledgement and the device from its earlier request, so the device's grant lapses first.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
 _DRIFT = 0.01
-"""Relative error of two clocks that count seconds: a hundred times that of a poor quartz."""
+"""Relative error between two clocks: a hundred times that of a poor quartz."""
 
 
 class Grants:
     """The newest grant of every device that a plan has chosen.
 
     Attributes:
-        pending: what has yet to be sent, and which grants have to be reviewed first.
-        unstored: what has to be stored, so that a coordinator that restarts frees no watts too early.
+        pending: which grants have yet to be sent, and which have to be reviewed first.
+        unstored: what has to be stored, so that a restarted coordinator does not free watts too early.
     """
 
     def __init__(
@@ -43,15 +43,16 @@ class Grants:
     ) -> None:
         """Start from what a store holds.
 
-        An earlier process may have told a device more than the store knows. So a device counts with the highest limit
-        that its newest plan ever had, until the device has said what it does, or its grant must have lapsed.
+        An earlier process may have sent a device more than the store knows. So a device counts with the highest limit
+        that its newest plan ever had, until the device has reported its grant, or its grant must have lapsed.
 
         Args:
             rounds: oldest first.
             runs: the runs of these rounds, by id.
             settings: how long grants and trainings last.
             started_s: the time now.
-            first_id: the id of the first grant; None for a random one, which no earlier process has used.
+            first_id: the id of the first grant; None for a random id, so that it differs from those of earlier
+                processes.
             stored: what an earlier process has stored about its grants.
         """
         self._settings = settings
@@ -65,7 +66,7 @@ class Grants:
         self.unstored = UnstoredGrants(stored, settings.lifetime_s)
         for record in rounds:
             for device_id in record.nodes:
-                self._grants.pop(device_id, None)  # a device is planned once its grant before is over
+                self._grants.pop(device_id, None)  # a device is planned once its previous grant is over
             self.commit(record)
             original = {each.device_id: each.power_limit_w for each in record.plan.original.assignments}
             for device_id in record.nodes:
@@ -91,11 +92,11 @@ class Grants:
 
     @property
     def longest_unknown_s(self) -> float:
-        """Seconds after which a training ends whose device does not know the length of its epoch."""
+        """Seconds after which a training ends if its device does not know the length of its epoch."""
         return self._settings.longest_unknown_s
 
     def of(self, device_id: str) -> DeviceGrant | None:
-        """A device's newest grant; None if no plan ever chose it."""
+        """A device's newest grant; None if no plan has chosen it."""
         return self._grants.get(device_id)
 
     def of_training(self) -> Iterator[str]:
@@ -103,15 +104,15 @@ class Grants:
         return (device_id for device_id, each in self._grants.items() if not each.is_over)
 
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
-        """The grants of trainings that somebody waits for, each with its device's id."""
+        """The grants of trainings that a Flower server waits for, each with its device's id."""
         return ((device_id, each) for device_id, each in self._grants.items() if each.is_in_flight)
 
     def given_up(self) -> Iterator[tuple[str, DeviceGrant]]:
-        """The grants of trainings that nobody waits for and that still draw power, each with its device's id."""
+        """The grants of trainings that draw power but are no longer waited for, each with its device's id."""
         return ((device_id, each) for device_id, each in self._grants.items() if each.is_given_up and each.granted_w)
 
     def plans_in_flight(self) -> set[str]:
-        """The plans that somebody waits for."""
+        """The ids of the plans that a Flower server waits for."""
         return {each.plan_id for _, each in self.in_flight()}
 
     def is_controllable(self, device_id: str, now_s: float) -> bool:
@@ -122,9 +123,9 @@ class Grants:
         return now_s - known.sent_s < self._settings.confirm_timeout_s
 
     def is_expected_back(self, device_id: str, now_s: float) -> bool:
-        """Whether a device that is not connected may be expected to return and keep to its newest grant.
+        """Whether a disconnected device may be expected to return and keep to its newest grant.
 
-        The coordinator has just been restarted, and the one before had told the device.
+        This is so if the coordinator was just restarted, and its previous process had sent the grant.
         """
         known = self._grants.get(device_id)
         is_starting = now_s - self._started_s < self._settings.lifetime_s
@@ -132,7 +133,7 @@ class Grants:
 
     @property
     def lowered_count(self) -> int:
-        """The number of devices that were told to draw less, and have not confirmed it."""
+        """The number of devices that have not confirmed a lower limit yet."""
         return sum(each.was_sent and each.superseded_w > each.granted_w for each in self._grants.values())
 
     def may_train(self, device_id: str) -> bool:
@@ -141,7 +142,7 @@ class Grants:
         return known is not None and not known.is_over
 
     def copy(self) -> Grants:
-        """An independent copy, whose orders are never sent."""
+        """An independent copy; its grants are never sent."""
         copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
         copied.pending = self.pending.copy()
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
@@ -150,14 +151,14 @@ class Grants:
     # --- plans --------------------------------------------------------------------------------------------------
 
     def commit(self, record: RoundRecord) -> None:
-        """Grant the devices of a new plan what they are assigned."""
+        """Issue the grants of a new plan's assignments."""
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
             assignment = assignments.get(device_id)
             self._issue(device_id, record.plan_id, assignment, self._longest_s(record.plan, assignment))
 
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
-        """Grant some devices in flight what a trimmed plan assigns; those that it no longer has stop."""
+        """Issue a trimmed plan's grants to the given devices in flight; devices that it no longer contains stop."""
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in device_ids:
             assignment = assignments.get(device_id)
@@ -165,23 +166,23 @@ class Grants:
             self._issue(device_id, record.plan_id, assignment, longest_s)
 
     def stop(self, device_id: str) -> None:
-        """Stop a device's training, or call it off."""
+        """Stop a device's training, or cancel it before it begins."""
         known = self._grants[device_id]
         self._issue(device_id, known.plan_id, None, known.grant.longest_s)
 
     def end_round(self, record: RoundRecord) -> None:
-        """Wait no more for the devices of a finished round, except for those that are late."""
+        """Stop waiting for the devices of a finished round, except for late ones."""
         self._end_round(record)
         self.unstored.note(record.nodes, self._plan_of_leftover_training)
 
     def give_up_round(self, record: RoundRecord) -> None:
-        """Wait no more for the devices of a round that is abandoned."""
+        """Stop waiting for the devices of an abandoned round."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
         self.unstored.note(record.nodes, self._plan_of_leftover_training)
 
     def give_up_runs(self, run_ids: Collection[str]) -> None:
-        """Wait no more for the devices of runs that are finished."""
+        """Stop waiting for the devices of finished runs."""
         given_up = [
             (device_id, known.plan_id) for device_id, known in self.in_flight() if run_of(known.plan_id) in run_ids
         ]
@@ -190,7 +191,7 @@ class Grants:
         self.unstored.note([device_id for device_id, _ in given_up], self._plan_of_leftover_training)
 
     def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
-        """Wait no more for some devices of a run, whose Flower server does not wait for them."""
+        """Stop waiting for the given devices of a run, because its Flower server does not wait for them."""
         for device_id in device_ids:
             known = self._grants.get(device_id)
             if known is None or known.is_given_up or known.is_over or not known.plan_id:
@@ -206,7 +207,7 @@ class Grants:
             self._lapses_s.pop(device_id, None)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
-        """Remove the grants of runs that were deleted, as far as they are over."""
+        """Remove those grants of deleted runs that are over."""
         for device_id, known in list(self._grants.items()):
             if known.is_over and run_of(known.plan_id) in run_ids:
                 self.forget([device_id])
@@ -214,7 +215,7 @@ class Grants:
     # --- devices ------------------------------------------------------------------------------------------------
 
     def session_began(self, device_id: str, now_s: float) -> None:
-        """Begin a device's session: what was sent in the one before may not have arrived."""
+        """Begin a device's session; what was sent in the previous session may not have arrived."""
         self.renew(device_id, now_s)
         known = self._grants.get(device_id)
         if known is not None:
@@ -223,26 +224,26 @@ class Grants:
                 self.pending.returned(device_id)
 
     def never_sent(self) -> list[str]:
-        """The devices whose trainings cannot begin yet, since no grant of the plan was sent."""
+        """The devices whose trainings cannot begin yet, because no grant of the plan was sent."""
         return [device_id for device_id, each in self._grants.items() if each.granted_w and each.is_first]
 
     def may_be_renewed(self, device_id: str) -> bool:
-        """Whether a device may be told that its grant is renewed.
+        """Whether a device's grant may be renewed.
 
         A grant that is older than the newest one must lapse, however often its device connects. So must a grant that
-        was not reviewed since its device could not be told of a lower budget.
+        was not reviewed after its device could not be informed of a lower budget.
         """
         known = self._grants.get(device_id)
         return known is None or known.is_over or (known.is_confirmed and not self.pending.is_unreviewed(device_id))
 
     def renew(self, device_id: str, now_s: float) -> None:
-        """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
+        """Restart the lifetime of a device's grant; call this before the renewal is acknowledged to the device."""
         self._lapses_s[device_id] = max(now_s + self._lasts_s(self._settings.lifetime_s), self._earlier_until_s)
 
     def confirm(
         self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase, now_s: float | None = None
     ) -> None:
-        """Take a device's word on which grant is in force, and how far it is.
+        """Record which grant a device reports as in force, and its progress.
 
         Args:
             device_id: the device.
@@ -254,7 +255,7 @@ class Grants:
         self.pending.heard(device_id)
         known = self._grants.get(device_id)
         if known is None or known.is_over:
-            if phase is not GrantPhase.OVER:  # it may have lapsed, and the device could not be parked
+            if phase is not GrantPhase.OVER:  # it may have lapsed while the device could not be parked
                 self._issue(device_id, plan_id, None, 0.0)
                 self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
                 self.pending.review(device_id)
@@ -269,15 +270,15 @@ class Grants:
                 self.pending.send(device_id)
 
     def observed(self, device_id: str, plan_id: str) -> None:
-        """Wait no more for a device that has reported its observation of a plan.
+        """Stop waiting for a device that has reported its observation of a plan.
 
-        The observation frees no watts: an agent that restarts repeats it, and may have received the grant once more by
-        then. The device's leases say whether its training is over.
+        The observation frees no watts: an agent that restarts repeats it, and may have received the grant again by
+        then. The device's leases state whether its training is over.
         """
         self._give_up(device_id, plan_id)
 
     def check(self, now_s: float) -> list[str]:
-        """End the grants that must have lapsed; returns the ids of their devices."""
+        """End the grants that must have lapsed, and return the ids of their devices."""
         lapsed = []
         for device_id, lapses_s in self._lapses_s.items():
             if now_s < lapses_s or (known := self._grants.get(device_id)) is None or known.is_over:
@@ -289,12 +290,12 @@ class Grants:
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
-        """Whether a device is back and has sent a lease, or has not confirmed its newest grant in time."""
+        """Whether any device has returned and sent a lease, or has not confirmed its newest grant in time."""
         unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
         return self.pending.needs_review({each for each in unconfirmed if not self.is_controllable(each, now_s)})
 
     def due(self) -> tuple[list[str], list[str]]:
-        """The devices whose grants may be sent now: those that may act on an older grant, and those without one."""
+        """Devices whose grants may be sent now: first those that may act on an older grant, then those without one."""
         changed: list[str] = []
         first: list[str] = []
         for device_id in self.pending.due(self._grants):
@@ -305,15 +306,15 @@ class Grants:
     def take_orders(
         self, is_reachable: Callable[[str], bool], now_s: float, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
-        """The grants to send to reachable devices now, each with its device's id; they count as sent.
+        """Return the grants to send to reachable devices now, each with its device's id, and mark them as sent.
 
-        A grant from before a session is reviewed before it is sent, and one of a plan that is held back waits, unless
-        it is a stop.
+        A grant that is older than the device's session is reviewed before it is sent. A grant of a plan that is held
+        back waits, unless it stops the training.
 
         Args:
-            is_reachable: whether a grant can be sent to a device.
+            is_reachable: returns whether a grant can be sent to a device.
             now_s: the time now.
-            only: the only devices to look at; None for all.
+            only: restricts the result to these devices; None for all.
         """
         orders = []
         for device_id in filter(is_reachable, self.pending.due(self._grants, only)):
@@ -326,11 +327,11 @@ class Grants:
     # --- internal -----------------------------------------------------------------------------------------------
 
     def _lasts_s(self, lifetime_s: float) -> float:
-        """Seconds after which a device that was renewed last must be parked."""
+        """Seconds after a device's last renewal by which it must be parked."""
         return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
 
     def _plan_of_leftover_training(self, device_id: str) -> str:
-        """The plan whose round or run has ended before a device's training; empty if there is none."""
+        """The id of the plan whose round or run ended before a device's training; empty if there is none."""
         known = self._grants.get(device_id)
         if known is None or known.is_over or not (known.is_given_up or known.is_late):
             return ""
@@ -356,17 +357,17 @@ class Grants:
         known = self._grants.get(device_id)
         self._grants[device_id] = DeviceGrant(grant) if known is None else known.followed_by(grant)
         self._next_id += 1
-        self._lapses_s.setdefault(device_id, math.inf)  # until its session is first heard of
+        self._lapses_s.setdefault(device_id, math.inf)  # until its session sends its first lease
         self.pending.issued(device_id)
 
     def _give_up(self, device_id: str, plan_id: str) -> None:
-        """Wait no more for a device; a training that may not have begun is called off."""
+        """Stop waiting for a device, and cancel its training if it may not have begun."""
         known = self._grants.get(device_id)
         if known is None or known.plan_id != plan_id or known.is_given_up or known.is_over:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
         if known.is_first:
-            self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
+            self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot have received it
             self.pending.ended(device_id)
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)

@@ -18,10 +18,10 @@ class ObservedRound:
         run_id: Flower's run.
         number: from 1.
         site_w: observed watts, idling devices included.
-        planned_w: watts that the round's plan set aside, idling devices included.
-        allowed_w: watts of the site at that time.
+        planned_w: watts that the round's plan reserved, idling devices included.
+        allowed_w: the site's budget at that time, in watts.
         duration_s: observed seconds of the slowest device.
-        predicted_s: seconds of the slowest device by the round's plan.
+        predicted_s: seconds of the slowest device according to the round's plan.
     """
 
     run_id: str
@@ -49,12 +49,12 @@ class EvaluatedRound:
 
 
 class LatestResults:
-    """The latest results, so that metrics need not walk through all rounds, some of which are not cached.
+    """The latest results, so that metrics need not read all rounds, some of which are not cached.
 
     Attributes:
-        assignments: by device id; of a device that a trim has stopped, the assignment before.
+        assignments: by device id; for a device that a trim has stopped, its assignment before the trim.
         observations: by device id.
-        predictions: of the trainings in `observations`, by device id.
+        predictions: for the trainings in `observations`, by device id.
         assigned_in: the run of each assignment, by device id.
         observed_in: the run of each observation, by device id.
         observed_numbers: the round of each observation, by device id.
@@ -74,14 +74,14 @@ class LatestResults:
         self.evaluated_round: EvaluatedRound | None = None
 
     def assigned(self, record: RoundRecord) -> None:
-        """Take note of a round that was planned or trimmed."""
+        """Record a round that was planned or trimmed."""
         for assignment in record.plan.assignments:
             self.assignments[assignment.device_id] = assignment
             self.assigned_in[assignment.device_id] = record.run_id
 
     def observed(self, record: RoundRecord, observations: Iterable[ObservedTraining]) -> None:
-        """Take note of new observations in a round, which its record includes already."""
-        # A device that a trim has stopped is in the first plan alone.
+        """Record new observations in a round; its record includes them already."""
+        # A device that a trim has stopped is only in the first plan.
         planned = {each.device_id: each for each in (*record.plan.original.assignments, *record.plan.assignments)}
         for observed in observations:
             self.observations[observed.device_id] = observed
@@ -96,12 +96,12 @@ class LatestResults:
             )
 
     def evaluated(self, record: RoundRecord) -> None:
-        """Take note of a round's metrics."""
+        """Record a round's metrics."""
         if "accuracy" in record.metrics and _is_newer(record, self.evaluated_round):
             self.evaluated_round = EvaluatedRound(record.run_id, record.number, record.metrics["accuracy"])
 
     def forget(self, device_ids: Iterable[str]) -> None:
-        """Remove the results of some devices."""
+        """Remove the results of the given devices."""
         for device_id in device_ids:
             for known in (self.assignments, self.observations, self.predictions):
                 known.pop(device_id, None)

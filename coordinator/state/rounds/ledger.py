@@ -1,4 +1,4 @@
-"""All rounds, with what follows from each change of one: the cache, grants, latest results and statistics."""
+"""All rounds, and what changes with them: the cache, grants, latest results and statistics."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RoundLedger:
     """The rounds of all runs. Each change goes through a method here and returns the record to store.
 
     Attributes:
-        cache: rounds in memory; a missing round must be restored before a method here names it.
-        grants: what devices may draw beyond idling.
+        cache: rounds in memory; a missing round must be restored before it is passed to a method here.
+        grants: what devices may draw beyond idle power.
         latest_results: each device's latest assignment and observation.
-        statistics: what the rounds of this process came to.
-        since_s: by plan id, when each round in flight was planned, or else when this process began; seconds of a clock
-            that whoever plans has chosen.
+        statistics: counts over the rounds of this process.
+        since_s: when each round in flight was planned, or else when this process began, by plan id; in seconds of the
+            planner's clock.
         is_trim_due: devices may draw more than when rounds were last trimmed.
         trim_count: how often rounds in flight were trimmed.
     """
@@ -45,7 +45,7 @@ class RoundLedger:
 
         Args:
             rounds: known rounds, oldest first.
-            archived: ids of the runs with rounds that are in the store only.
+            archived: ids of the runs that have rounds only in the store.
             grants: the grants that follow from these rounds.
         """
         self.cache = RoundCache(rounds, archived)
@@ -66,10 +66,10 @@ class RoundLedger:
         return self.cache.rounds
 
     def get(self, plan_id: str) -> RoundRecord:
-        """One round.
+        """Get one round.
 
         Raises:
-            UnknownRecordError: no such plan.
+            UnknownRecordError: the plan does not exist.
         """
         if plan_id not in self.records:
             raise UnknownRecordError(f"unknown plan {plan_id!r}")
@@ -95,7 +95,7 @@ class RoundLedger:
     # --- changes ------------------------------------------------------------------------------------------------
 
     def add(self, record: RoundRecord) -> RoundRecord:
-        """Add a planned round; its watts are granted to its devices from now on."""
+        """Add a planned round, and grant its watts to its devices."""
         self.grants.commit(record)
         self.latest_results.assigned(record)
         self.statistics.round_planned(record)
@@ -106,7 +106,7 @@ class RoundLedger:
 
         Args:
             record: the round with its trimmed plan.
-            changed_devices: devices whose assignment changed, or that the plan no longer has.
+            changed_devices: devices whose assignment changed, or that the plan no longer contains.
         """
         self.grants.reassign(record, changed_devices)
         self.latest_results.assigned(record)
@@ -117,7 +117,7 @@ class RoundLedger:
         """Add a device's observation of its training; a repeated report changes nothing.
 
         Raises:
-            UnknownRecordError: no such plan, or the device is not part of it.
+            UnknownRecordError: the plan does not exist, or the device is not part of it.
         """
         record = self.get(plan_id)
         if observed.device_id not in record.nodes:
@@ -133,12 +133,12 @@ class RoundLedger:
         return RoundObservation(plan_id, observed)
 
     def finish(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
-        """Finish a round: the Flower server waits for no more replies to it.
+        """Finish a round, because the Flower server waits for no more replies.
 
-        The training of a late device goes on, and its watts stay granted to it.
+        The training of a late device continues, and its watts stay granted.
 
         Raises:
-            UnknownRecordError: no such plan, or a device is not part of it.
+            UnknownRecordError: the plan does not exist, or a device is not part of it.
             InvalidInputError: the duration is negative or not finite.
         """
         record = self.get(plan_id)
@@ -155,12 +155,12 @@ class RoundLedger:
         return record
 
     def abandon(self, plan_id: str) -> None:
-        """Stop waiting for a round's devices, since its Flower server was silent for too long.
+        """Stop waiting for a round's devices, because its Flower server was silent for too long.
 
-        Devices that still train keep their watts until they report that they are done, or their grants have lapsed.
+        Devices that still train keep their watts until they report that they are done or their grants have lapsed.
 
         Raises:
-            UnknownRecordError: no such plan.
+            UnknownRecordError: the plan does not exist.
         """
         record = self.get(plan_id)
         if record.wall_s is None:
@@ -169,10 +169,10 @@ class RoundLedger:
         self.grants.give_up_round(record)
 
     def report_metrics(self, plan_id: str, metrics: Mapping[str, float]) -> RoundRecord:
-        """Add what the strategy evaluated after a round.
+        """Add the metrics that the strategy evaluated after a round.
 
         Raises:
-            UnknownRecordError: no such plan.
+            UnknownRecordError: the plan does not exist.
         """
         record = self.get(plan_id)
         record = self.cache.put(replace(record, metrics={**record.metrics, **metrics}))
@@ -180,7 +180,7 @@ class RoundLedger:
         return record
 
     def forget(self, device_ids: Collection[str]) -> None:
-        """Remove what is known of some devices besides their part in rounds."""
+        """Remove what is known about the given devices, except for their part in rounds."""
         self.grants.forget(device_ids)
         self.latest_results.forget(device_ids)
         self.statistics.forget(device_ids)

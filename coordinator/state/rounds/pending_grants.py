@@ -1,4 +1,4 @@
-"""Which grants have yet to be sent, and which have to be reviewed first: a pure state machine without the grants."""
+"""A state machine of which grants have yet to be sent, and which have to be reviewed first. It holds no grants."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from coordinator.state.rounds.device_grant import DeviceGrant
 
 
 class PendingGrants:
-    """What is still to be done about the devices' newest grants.
+    """What remains to be done about the devices' newest grants.
 
-    A review compares all grants with the budgets, and trims where necessary. A device that was away, or did not confirm
-    its grant in time, could not be told of a lower budget. Its grant is therefore reviewed before it is sent again or
-    renewed. The review of a device that was away waits for the first lease of its session, which says what the device
-    still has.
+    A review compares all grants with the budgets, and trims where necessary. A device that was disconnected, or did not
+    confirm its grant in time, could not be informed of a lower budget. Its grant is therefore reviewed before it is
+    sent again or renewed. The review of a device that was disconnected waits for the first lease of its session, which
+    states the grant that the device still has.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class PendingGrants:
     def due(self, grants: Mapping[str, DeviceGrant], only: Collection[str] | None = None) -> list[str]:
         """The devices whose grants may be sent now.
 
-        A grant that was not reviewed waits, and so does one of a plan that is held back, unless it is a stop.
+        A grant that was not reviewed waits. So does a grant of a plan that is held back, unless it stops the training.
 
         Args:
             grants: the newest grant of each device.
-            only: the only devices to look at; None for all.
+            only: restricts the result to these devices; None for all.
         """
         unsent = self._unsent if only is None else [each for each in only if each in self._unsent]
         return [
@@ -56,15 +56,15 @@ class PendingGrants:
         self._unsent[device_id] = None
 
     def sent(self, device_id: str) -> None:
-        """Note that a device's grant was sent."""
+        """Record that a device's grant was sent."""
         del self._unsent[device_id]
 
     def hold_back(self, plan_id: str) -> None:
-        """Send no grant of a plan until `let_go`: a coordinator that restarts must know of what it has granted."""
+        """Send no grant of a plan until `let_go`, because a restarted coordinator must know what was granted."""
         self._held_back.add(plan_id)
 
     def let_go(self, plan_id: str) -> None:
-        """Send the grants of a plan, since it is stored."""
+        """Allow sending the grants of a plan, because it is stored."""
         self._held_back.discard(plan_id)
 
     # --- reviews ------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class PendingGrants:
         return device_id in self._unreviewed
 
     def needs_review(self, late: set[str]) -> bool:
-        """Whether a device is back and has sent a lease, or is newly late.
+        """Whether any device has returned and sent a lease, or has newly failed to confirm in time.
 
         Args:
             late: the devices that have not confirmed their newest grants in time.
@@ -84,10 +84,10 @@ class PendingGrants:
         return is_new or not self._unreviewed <= self._unheard
 
     def reviewed(self, too_much: Set[str] = frozenset()) -> None:
-        """Note that all grants were compared with the budgets, and trimmed where necessary.
+        """Record that all grants were compared with the budgets, and trimmed where necessary.
 
         Args:
-            too_much: devices whose first grants have to wait until others have confirmed that they draw less.
+            too_much: devices whose first grants have to wait until others have confirmed lower limits.
         """
         self._unreviewed = self._unheard | too_much
 
@@ -98,7 +98,7 @@ class PendingGrants:
     # --- what happens to a device -------------------------------------------------------------------------------
 
     def issued(self, device_id: str) -> None:
-        """Send a device's new grant, which takes the budgets into account already."""
+        """Schedule a device's new grant for sending; it already respects the budgets."""
         self._unreviewed.discard(device_id)
         self.send(device_id)
 
@@ -108,16 +108,16 @@ class PendingGrants:
         self._unheard.add(device_id)
 
     def heard(self, device_id: str) -> None:
-        """Note that a device has sent a lease in its session."""
+        """Record that a device has sent a lease in its session."""
         self._unheard.discard(device_id)
 
     def confirmed(self, device_id: str) -> None:
-        """Review the grant of a device that has confirmed it late: no trim could count on that device meanwhile."""
+        """Review a grant that was confirmed late, because no trim could count on its device meanwhile."""
         if device_id in self._late:
             self._unreviewed.add(device_id)
 
     def ended(self, device_id: str) -> None:
-        """Send nothing and wait for no lease, since the grant is over."""
+        """Cancel sending and reviewing, because the grant is over."""
         self._unsent.pop(device_id, None)
         self._unheard.discard(device_id)
 

@@ -1,4 +1,4 @@
-"""A request for a round's plan: all that the plan depends on, taken from the fleet at one moment."""
+"""A request for a round's plan: everything that the plan depends on, copied from the fleet at one moment."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from wattfleet.planning.policies import Policy
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """An immutable request, so that any thread may plan the round while the fleet changes.
+    """An immutable request, so that another thread can plan the round while the fleet changes.
 
     Attributes:
         run_id: Flower's run.
         number: from 1.
         epochs: local epochs of each chosen device, or those that the policy may choose.
-        offers: what the ready devices can be planned with.
+        offers: the offers of the ready devices.
         nodes: Flower's node id of every device that has one.
         policy: the client-selection policy.
-        allowance: watts of every supply, and what all other devices draw there.
+        allowance: watts of every supply, and the watts that all other devices draw there.
         history: the run's finished rounds.
         selection: the operator's rules for client selection.
         trim_count: how often rounds in flight had been trimmed before.
-        not_offered: why ready devices are not among the offers, by id.
+        not_offered: device id -> why a ready device is not among the offers.
     """
 
     run_id: str
@@ -52,7 +52,7 @@ class RoundRequest:
 
         Raises:
             NoCandidatesError: none of the ready devices may be chosen.
-            NoDevicesError: no device can train with the watts that are not left to other runs.
+            NoDevicesError: no device can train with the watts that are left after other runs' shares.
             InfeasibleBudgetError: the site's budget is too small for any device.
             InvalidInputError: the number of epochs is not above zero.
         """
@@ -63,7 +63,7 @@ class RoundRequest:
         except InfeasibleBudgetError:
             if not any(self.allowance.left_w.values()):
                 raise
-            raise NoDevicesError("the watts are left to runs that have waited longer; ask again") from None
+            raise NoDevicesError("the watts are left to runs that have waited longer; try again later") from None
         if self.not_offered:
             others = (Decision(device_id, False, reason) for device_id, reason in self.not_offered.items())
             decisions = sorted((*plan.decisions, *others), key=lambda decision: decision.device_id)

@@ -1,4 +1,4 @@
-"""Counts of what rounds came to since the coordinator started: they also show rounds that end between two scrapes."""
+"""Counters of rounds since the coordinator started; they include rounds that end between two scrapes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from coordinator.histograms import Histogram
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
 
 RATIO_LIMITS = (0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
-"""Limits of observed by predicted values."""
+"""Bucket limits of the ratio of observed to predicted values."""
 
 DEVIATION_LIMITS = (0.25, 0.5, 1.0, 1.645, 1.96, 2.576, 4.0, 8.0)
-"""Limits of deviations in predicted standard deviations; an interval of 90 % reaches to 1.645, one of 95 % to 1.96."""
+"""Bucket limits of deviations, in predicted standard deviations; a 90 % interval ends at 1.645, a 95 % one at 1.96."""
 
 ROUND_LIMITS_S = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0, 10_800.0)
 ROUND_LIMITS_W = (10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0, 30_000.0, 100_000.0)
@@ -22,15 +22,15 @@ ROUND_LIMITS_J = (1e2, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6, 1e7, 1e8)
 
 
 class RoundStatistics:
-    """Counters and histograms of one fleet's rounds; nothing of them is stored.
+    """Counters and histograms of one fleet's rounds; they are not stored.
 
     Attributes:
-        planned: rounds that were planned.
-        ended: rounds by how they ended: `finished`, or `abandoned` by their Flower server.
-        over_budget: rounds that drew more than the site's budget at their time.
-        participations: devices' parts in planned and ended rounds, by what came of each.
-        ratios: observed by predicted values of trainings, by quantity: `time` or `power`.
-        deviations: of the same trainings, in standard deviations of the prediction.
+        planned: the number of planned rounds.
+        ended: the number of rounds by how they ended: `finished`, or `abandoned` by their Flower server.
+        over_budget: the number of rounds that drew more than the site's budget at the time.
+        participations: the number of devices' parts in planned and ended rounds, by outcome.
+        ratios: observed divided by predicted values of trainings, by quantity: `time` or `power`.
+        deviations: deviations of the same trainings, in standard deviations of the prediction.
         round_s: seconds of completely observed rounds, `predicted` and `observed`.
         round_w: watts of the site in completely observed rounds, `planned` and `observed`.
         round_j: observed joules of the trainings of a round.
@@ -76,7 +76,7 @@ class RoundStatistics:
         self.participations["stopped"] += len(before.plan.assignments) - len(after.plan.assignments)
 
     def round_finished(self, results: Iterable[DeviceResult]) -> None:
-        """Count a round that its Flower server has finished, and what came of its devices."""
+        """Count a round that its Flower server has finished, and the outcomes of its devices."""
         self.ended["finished"] += 1
         self.participations.update(map(_outcome, results))
 
@@ -85,11 +85,11 @@ class RoundStatistics:
         self.ended["abandoned"] += 1
 
     def observed(self, record: RoundRecord, seen: ObservedTraining) -> None:
-        """Count a new observation, which the round's record includes already."""
+        """Count a new observation; the round's record includes it already."""
         planned = record.plan.assignment_of(seen.device_id) or record.plan.original.assignment_of(seen.device_id)
         if planned is None:
             return
-        # Beside a duty, the seconds depend on the requests that arrived; an assumed length predicts none.
+        # Beside a duty, the seconds depend on the requests; with an assumed epoch length, no time is predicted.
         if not (seen.beside_duty or planned.is_length_assumed):
             self._compare("time", planned.epoch_s, planned.epoch_log_sd, seen.epoch_s)
         self._compare("power", planned.power_w, planned.power_log_sd, seen.power_w)
@@ -118,12 +118,12 @@ class RoundStatistics:
         self.round_j.add(training_j)
 
     def runs_finished(self, run_ids: Collection[str]) -> None:
-        """Remove what is kept of runs that have ended."""
+        """Remove the figures of runs that have ended."""
         for run_id in run_ids:
             self.run_j.pop(run_id, None)
 
     def forget(self, device_ids: Iterable[str]) -> None:
-        """Remove what is kept of some devices."""
+        """Remove the figures of the given devices."""
         for device_id in device_ids:
             self.device_j.pop(device_id, None)
 

@@ -1,4 +1,4 @@
-"""Rounds that trained without a plan: which there are, and what a Flower server may report about one."""
+"""Rounds that trained without a plan: which exist, and the checks of a Flower server's report of one."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from coordinator.state.records import DeviceResult, UnplannedRound
 from wattfleet.errors import InvalidInputError
 
 LONGEST_S = 366 * 24 * 3600.0
-"""A report of a round that began earlier, or took longer, is a mistake."""
+"""A reported round that began longer ago, or took longer, is refused as a mistake."""
 
 
 class UnplannedRounds:
-    """The numbers of the rounds without a plan, by run; the rounds themselves are in the store only."""
+    """The numbers of the rounds without a plan, by run; the rounds themselves are only in the store."""
 
     def __init__(self, known: Iterable[tuple[str, int]] = ()) -> None:
         """Start from what a store holds.
 
         Args:
-            known: run and number of each.
+            known: run id and round number of each.
         """
         self._numbers: dict[str, set[int]] = {}
         for run_id, number in known:
             self._numbers.setdefault(run_id, set()).add(number)
 
     def __len__(self) -> int:
-        """How many rounds there are, of all runs."""
+        """The number of rounds without a plan in all runs."""
         return sum(map(len, list(self._numbers.values())))
 
     def of_run(self, run_id: str) -> list[int]:
@@ -39,7 +39,7 @@ class UnplannedRounds:
         return number in self._numbers.get(run_id, ())
 
     def stored(self, record: UnplannedRound) -> None:
-        """Note a round that is on disk."""
+        """Record a round that is on disk."""
         self._numbers.setdefault(record.run_id, set()).add(record.number)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
@@ -57,19 +57,19 @@ def reported(
     results: Sequence[DeviceResult],
     metrics: Mapping[str, float],
 ) -> UnplannedRound:
-    """A round without a plan, as its Flower server reports it.
+    """Build the record of a round without a plan from its Flower server's report.
 
     Args:
         run_id: Flower's run.
         number: from 1.
         now: the date and time of the report.
-        began_ago_s: when the round began, seconds before the report.
+        began_ago_s: when the round began, in seconds before the report.
         wall_s: duration at the Flower server in seconds.
-        results: of the nodes that were sent a training.
+        results: results of the nodes that were sent a training.
         metrics: what the strategy reported.
 
     Raises:
-        InvalidInputError: the report cannot be true.
+        InvalidInputError: the report is not plausible.
     """
     if number < 1:
         raise InvalidInputError(f"rounds are numbered from 1, not {number}")

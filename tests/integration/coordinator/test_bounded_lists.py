@@ -98,7 +98,7 @@ async def test_400_000_tags_on_a_device_are_refused_and_none_is_added(config: Co
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.operator.TagDevices(request)
         assert status(refused)[1] == (
-            f"orin: a device has at most {MAX_TAGS} tags by command, not {2 * MAX_TAGS}: remove some first"
+            f"orin: a device has at most {MAX_TAGS} tags set by command, not {2 * MAX_TAGS}: remove some first"
         )
         tags = {device_id: len(device.operator_tags) for device_id, device in (await client.devices()).items()}
         assert tags == {"nano": 0, "orin": MAX_TAGS}

@@ -106,7 +106,7 @@ async def test_a_device_may_have_a_certificate_of_another_authority(
         code, _ = await refusal(client)
         assert code is grpc.StatusCode.PERMISSION_DENIED, "a device does not become an operator"
         renew = enrolment_pb2_grpc.EnrolmentServiceStub(client.channel).Renew
-        with pytest.raises(grpc.aio.AioRpcError, match="renew it with its own authority"):
+        with pytest.raises(grpc.aio.AioRpcError, match="renew it with the authority that issued it"):
             await renew(enrolment_pb2.RenewRequest(request_pem=b"none"))
 
 

@@ -31,7 +31,7 @@ def site(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
 async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
-        assert (await shell("devices")).stdout.startswith("no devices yet: `wattfleet coordinator invite`")
+        assert (await shell("devices")).stdout.startswith("no devices yet: enrol a board with")
         assert (await shell("devices", "--tag", "lab")).stdout.startswith("no device has this state and tag")
         assert await asked(shell, "devices") == []
         _, nano = await client.two_ready()
@@ -59,7 +59,7 @@ async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings
 async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: CoordinatorSettings) -> None:
     problem = "no agent listens at /run/wattfleet/agent.sock: start it"
     async with served_with_shell(site) as (client, shell):
-        assert "Nodes are asked before its first plan" in (await shell("nodes")).stdout
+        assert "Nodes are queried before its first plan" in (await shell("nodes")).stdout
         await client.two_ready()
         bindings = [
             planning_pb2.NodeBinding(node_id=1, device_id="orin", pairing_problem=""),
@@ -81,7 +81,7 @@ async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: Coordinator
         assert (nodes[2]["remedy"], nodes[2]["device_state"]) == (problem, "ready")
         assert len(await asked(shell, "nodes", "--all")) == 6
         shown = (await shell("nodes", columns=200)).stdout
-        assert "3 nodes: 2 to mend" in shown and f"nano: {problem}" in shown
+        assert "3 nodes: 2 to fix" in shown and f"nano: {problem}" in shown
         known = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[2]))
         assert known.bindings[0].pairing_problem == problem
     async with served_with_shell(site) as (_, shell):
@@ -204,7 +204,7 @@ async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_beca
         assert said == [
             "site: 20 W in force (operator)",
             "1 round in flight trimmed",
-            "1 device told to draw less",
+            "1 device ordered to draw less",
             "45 W are still set aside until devices confirm, or their grants lapse",
         ]
         await client.obey()
@@ -215,7 +215,7 @@ async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_beca
         said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
         assert said[1:] == [
             "1 round in flight trimmed",
-            "1 device told to draw less",
+            "1 device ordered to draw less",
             "20 W are still set aside until devices confirm, or their grants lapse",
         ]
         await client.obey()
@@ -321,7 +321,7 @@ async def test_a_reference_is_published_pinned_and_unpinned(
         }
         assert (await shell("reference", "pin", another.digest[:12])).stdout.splitlines() == [
             f"agents transfer from {another.digest[:12]}",
-            "1 agent reconnects to learn of it",
+            "1 agent reconnects to fetch it",
         ]
         _, *lines, start = (await shell("reference", "list")).stdout.splitlines()
         assert {line.split()[0]: line.rstrip().split("  ")[-1].strip() for line in lines} == {

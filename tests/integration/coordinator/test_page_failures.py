@@ -163,7 +163,7 @@ async def test_a_page_too_many_says_that_it_is_not_live_and_asks_again(
     async with serving(config) as client, browsing(str(client.bound.page_address), viewport=_DESK) as tab:
         await tab.page.clock.install()
         await tab.page.goto(f"http://{client.bound.page_address}/runs")
-        await tab.page.wait_for_selector(".connection.away:has-text('0 viewers are brought up to date already')")
+        await tab.page.wait_for_selector(".connection.away:has-text('0 viewers already receive updates')")
         monkeypatch.setattr(updates, "_MAX_VIEWERS", 1)
         await tab.page.clock.fast_forward(11_000)
         await tab.page.wait_for_selector(".connection.live")

@@ -126,7 +126,7 @@ def test_the_bundle_is_private_and_complete(tmp_path: Path) -> None:
     assert found.key is not None and found.key.public_key() == found.cert.certificate.public_key()
     assert len(found.additional_certs) == 1
     assert f"{identity.certificate.not_after:%Y-%m-%d}" in output and "trusted.pem" in output
-    assert "Make a browser profile for the page alone" in output and "could pose as any" in output
+    assert "Create a browser profile only for the page" in output and "could pose as any" in output
     with pytest.raises(ValueError, match="password|PKCS12"):
         pkcs12.load_pkcs12(file.read_bytes(), b"a wrong one")
 
@@ -150,6 +150,6 @@ def test_a_file_that_is_there_already_is_not_replaced(tmp_path: Path) -> None:
     for file in (folder / "key.pem", link):
         done = CliRunner().invoke(app, ["browser-certificate", str(file), "--identity", str(folder)])
         assert isinstance(done.exception, InvalidInputError) and exit_code(done.exception) == 2
-        assert str(done.exception) == f"{file} is there already: remove it, or name another file"
+        assert str(done.exception) == f"{file} exists already: remove it, or name another file"
     assert (folder / "key.pem").read_bytes() == before
     assert link.is_symlink()

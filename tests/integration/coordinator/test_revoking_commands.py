@@ -55,6 +55,6 @@ async def test_on_a_terminal_it_asks_before_it_revokes_several_roles(
     shell: Callable[..., str], answer: str, left: list[str]
 ) -> None:
     out = await asyncio.to_thread(shell, "revoke", "roof", typed=answer)
-    assert "roof is the name of certificates of several roles: device, viewer" in out
-    assert ("nothing was revoked: repeat it with --role device or --role viewer" in out) == bool(left)
+    assert "roof has certificates of several roles: device, viewer" in out
+    assert ("nothing was revoked: repeat the command with --role device or --role viewer" in out) == bool(left)
     assert await asyncio.to_thread(roles_left, shell) == left

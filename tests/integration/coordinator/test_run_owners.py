@@ -131,8 +131,8 @@ async def test_so_many_runs_go_on_at_once(config: CoordinatorSettings) -> None:
             await client.planning.StartRun(start("3"))
         assert status(refused) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "2 runs have not ended, as many as may be: end some with `wattfleet coordinator delete RUN --end`, or raise"
-            " the coordinator's setting rounds.max_live_runs",
+            "2 runs have not ended, which is the limit: end some with `wattfleet coordinator delete RUN --end`, or"
+            " raise the coordinator's setting rounds.max_live_runs",
         )
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="2"))
         await client.planning.StartRun(start("3"))

@@ -49,11 +49,11 @@ async def test_commands_sign_and_rotate_what_a_device_then_takes(
         assert shown["digests"] == [another.digest]
         root_key = shown["root"]["keys"][0]["id"]
         next((tmp_path / "keys").glob(f"root-{root_key[:8]}.pem")).unlink()
-        assert "private key is not here" in command("reference", "keys", "show", keys).stdout
+        assert "private key is missing" in command("reference", "keys", "show", keys).stdout
         said = (await shell("reference", "keys", "rotate", keys, "--replace", root_key[:8], columns=200)).stdout
         assert "version 2 of the root is served" in said
         await shell("reference", "sign", "--keys", keys, "--revoke", another.digest[:8], columns=200)
-        with pytest.raises(InvalidInputError, match="not the begin of exactly one id"):
+        with pytest.raises(InvalidInputError, match="does not match exactly one id"):
             await shell("reference", "sign", "--keys", keys, "--revoke", another.digest[:8])
         with pytest.raises(Exception, match="not named"):
             await device.take(another.digest)
@@ -92,7 +92,7 @@ async def test_metadata_that_is_not_signed_by_the_operator_is_not_served(
         for root, targets, text in (
             (b"{}", b"", "the signed root is damaged"),
             (b" " * 70_000, b"", "the limit is 65,536"),
-            (b"", b"", "there is no root yet"),
+            (b"", b"", "no root has been published yet"),
         ):
             request = operator_pb2.PublishMetadataRequest(roots=[root] if root else [], targets=targets)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -126,9 +126,9 @@ def test_other_and_older_metadata_is_refused_and_the_served_one_stays(
     metadata = repository.metadata
     for roots, targets, text in (
         ([first_root], old_targets, "version 2 of the signed targets is older than version 3"),
-        (stranger.roots, b"", "another root of version 1 is served"),
+        (stranger.roots, b"", "a different root of version 1 is served"),
         ([first_root], stranger.signed_targets, "lacks signatures of the keys"),
-        ([first_root], first_root, "is of another kind"),
+        ([first_root], first_root, "has another type"),
     ):
         with pytest.raises(InvalidInputError, match=text):
             metadata.publish(roots, targets)

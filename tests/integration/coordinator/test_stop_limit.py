@@ -86,7 +86,7 @@ def test_sigterm_ends_a_coordinator_of_which_something_hangs(tmp_path: Path, han
         assert status == 0, said
     else:
         assert status == 1, said
-        assert f"did not stop within {_LIMIT_S} s: it ends now" in said
+        assert f"did not stop within {_LIMIT_S} s and is terminated now" in said
 
 
 def test_sigterm_ends_a_coordinator_whose_log_nobody_reads(tmp_path: Path) -> None:

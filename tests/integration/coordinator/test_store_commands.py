@@ -188,7 +188,7 @@ def test_nothing_is_restored_while_a_coordinator_uses_the_store(path: Path, tmp_
     store("backup", tmp_path / "copy.db", "--store", path)
     with closing(Store(path)) as running:
         running.save(BLANK)
-        assert "stop it before a backup is restored" in refused("restore", tmp_path / "copy.db", "--store", path)
+        assert "stop it before you restore a backup" in refused("restore", tmp_path / "copy.db", "--store", path)
         assert len(running.load().devices) == 13
 
 
@@ -236,5 +236,5 @@ def test_a_full_backup_disk_is_told_and_leaves_nothing(path: Path, small_disk: P
     with open(small_disk / "rest", "wb") as file:
         file.write(bytes(16 * 2**20 - 64 * 2**10))
     said = refused("backup", small_disk / "copy.db", "--store", path)
-    assert "no room for" in said and "free some space" in said
+    assert "no space for" in said and "free some space" in said
     assert [each.name for each in small_disk.iterdir()] == ["rest"]

@@ -223,7 +223,7 @@ async def test_devices_are_ordered_to_measure_a_workload(config: CoordinatorSett
         assert {each.device_id: each.reason for each in answer.not_told} == {
             "away": "it is offline: repeat the command when it is ready",
             "broken": "it is degraded: repeat the command when it is ready",
-            "nano": "its agent is older than this command: update it",
+            "nano": "its agent is too old for this command: update it",
         }
         order = await orin.hear(orin.profile_orders)
         assert (order.workload.name, order.synthetic, order.modes) == ("vision", "resnet18", 12)

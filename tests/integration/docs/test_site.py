@@ -87,7 +87,7 @@ def test_the_reference_has_every_group_of_commands_and_its_options(site: Path) -
 def test_the_reference_has_settings_with_their_defaults(site: Path) -> None:
     settings = text(site / "reference/settings.html")
     assert "WATTFLEET_COORDINATOR_" in settings
-    assert "Export metrics of single devices" in settings
+    assert "Export metrics of individual devices" in settings
     assert "Default: all devices." in settings
 
 

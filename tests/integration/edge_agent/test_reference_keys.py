@@ -137,7 +137,7 @@ def test_two_of_three_root_keys_have_to_sign(tmp_path: Path, clock: VirtualClock
     repository.operator.rotate([lost[:8]])
     repository.serve()
     first, second = (lose_key(repository, "root") for _ in range(2))
-    with pytest.raises(InvalidInputError, match="2 of the 3 root keys have to sign; 1 here"):
+    with pytest.raises(InvalidInputError, match=r"2 of the 3 root keys have to sign \(1 available\)"):
         repository.operator.rotate([first[:8], second[:8]])
 
 

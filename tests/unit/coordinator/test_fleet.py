@@ -92,7 +92,7 @@ def test_with_nobody_ready_every_device_is_said_to_be_what_it_is() -> None:
 def test_a_ready_device_without_a_node_is_said_to_lack_one() -> None:
     fleet = small_fleet()
     fleet.agents.disconnect("nano")
-    with pytest.raises(NoDevicesError, match=r"orin is ready, but no Flower node of this round has its name"):
+    with pytest.raises(NoDevicesError, match=r"orin is ready, but no Flower node of this round names it"):
         fleet.flower.plan(RUN, 1, [NANO_NODE], 1.0)
 
 

@@ -177,7 +177,7 @@ def test_the_key_of_a_supernode_is_enrolled_once() -> None:
     enrolling.invite("many", uses=5)
     enrolling.redeem("many", Application("orin-3", flower_key="ecdsa AAAA"))
     for name in ("orin-3", "orin-4"):
-        with pytest.raises(AlreadyEnrolledError, match="the key of this SuperNode was enrolled before"):
+        with pytest.raises(AlreadyEnrolledError, match="the key of this SuperNode was already enrolled"):
             enrolling.redeem("many", Application(name, flower_key="ecdsa AAAA"))
     assert enrolling.valid() == ["1"] and enrolling.identities.invites(NOW)[0].uses_left == 4
     enrolling.redeem("many", Application("orin-4"))

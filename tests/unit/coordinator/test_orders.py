@@ -158,7 +158,7 @@ async def test_an_order_to_measure_is_refused_while_too_many_are_unsent() -> Non
     device = SlowReader()
     for number in range(MAX_UNSENT_ORDERS):
         device.orders.order_profile("orin", profile_order(f"workload-{number}", 10))
-    with pytest.raises(QuotaExceededError, match="has not taken 32 earlier orders yet: repeat the command later"):
+    with pytest.raises(QuotaExceededError, match="has not received 32 earlier orders yet: repeat the command later"):
         device.orders.order_profile("orin", profile_order("one more", 10))
     device.orders.order_profile("orin", profile_order("workload-3", 20))
     await device.read(MAX_UNSENT_ORDERS)
@@ -169,4 +169,4 @@ async def test_orders_to_measure_that_a_session_left_unsent_are_logged(caplog: p
     device = SlowReader()
     device.orders.order_profile("orin", profile_order("bert", 10))
     device.orders.end("orin", device.stream)
-    assert "orin: its session ended before it took the order to measure 'bert': repeat the order" in caplog.text
+    assert "orin: its session ended before it received the order to measure 'bert': repeat the order" in caplog.text

@@ -40,7 +40,7 @@ def test_a_valid_certificate_begins_a_call_and_keeps_its_session() -> None:
 
 
 def test_another_fleets_certificate_or_one_without_a_name_begins_no_call() -> None:
-    with pytest.raises(InvalidCertificateError, match="is of the fleet 'fleet-2', and this is 'fleet-1'"):
+    with pytest.raises(InvalidCertificateError, match="belongs to the fleet 'fleet-2', but this fleet is 'fleet-1'"):
         check().require_valid(replace(ORIN, uri="spiffe://fleet-2/device/orin"))
     with pytest.raises(UnknownPeerError):
         check().require_valid(replace(ORIN, uri=""))

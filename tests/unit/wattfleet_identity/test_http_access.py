@@ -47,7 +47,7 @@ def test_viewers_and_operators_may_read_and_nobody_else(role: Role) -> None:
 
 def test_a_viewer_of_another_fleet_or_with_an_invalid_certificate_may_not_read() -> None:
     viewer: Any = Connection(Role.VIEWER)
-    with pytest.raises(InvalidCertificateError, match="is of the fleet 'farm', and this is 'mill'"):
+    with pytest.raises(InvalidCertificateError, match="belongs to the fleet 'farm', but this fleet is 'mill'"):
         access("mill").require_viewer(viewer)
     with pytest.raises(InvalidCertificateError, match="was revoked"):
         access(is_revoked=True).require_viewer(viewer)

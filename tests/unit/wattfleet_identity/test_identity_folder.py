@@ -36,7 +36,7 @@ def test_a_late_renewal_leaves_the_identity_of_a_new_enrolment_alone(fleet: Cert
     write_identity(folder, old)
     answer = renewal_of(fleet, old)
     write_identity(folder, new)
-    with pytest.raises(RenewalError, match="another identity meanwhile"):
+    with pytest.raises(RenewalError, match="now has another identity"):
         store_renewed(folder, old, answer)
     found = read_identity(folder)
     assert found is not None and (found.key_pem, found.certificate_pem) == (new.key_pem, new.certificate_pem)

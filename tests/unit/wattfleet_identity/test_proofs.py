@@ -27,9 +27,9 @@ def test_a_proof_names_its_maker(fleet: CertifiedFleet) -> None:
 @pytest.mark.parametrize(
     ("audience", "later", "lifetime", "why"),
     [
-        ("another", timedelta(0), DAY, "meant for somebody else"),
+        ("another", timedelta(0), DAY, "is for another audience"),
         (FOR_SUPERLINK, timedelta(hours=2), timedelta(hours=1), "the certificate expired on"),
-        (FOR_SUPERLINK, timedelta(hours=13), DAY, "the proof of identity expired at .*: make a new one"),
+        (FOR_SUPERLINK, timedelta(hours=13), DAY, "the proof of identity expired at .*: create a new one"),
         (FOR_SUPERLINK, timedelta(hours=-2), DAY, "is from the future: check the clocks"),
     ],
 )
@@ -47,7 +47,7 @@ def test_a_proof_holds_for_half_a_day_and_not_for_ever(fleet: CertifiedFleet) ->
     assert proven(proof, FOR_SUPERLINK, fleet.authority.trusted_pem, now + timedelta(hours=11))
     # Nobody makes one that holds for longer.
     lasting = proof_of(own, FOR_SUPERLINK, now + timedelta(days=20))
-    with pytest.raises(InvalidProofError, match="make a new one"):
+    with pytest.raises(InvalidProofError, match="create a new one"):
         proven(lasting, FOR_SUPERLINK, fleet.authority.trusted_pem, now)
 
 

@@ -1,6 +1,6 @@
 """The tables as created before they had versions.
 
-Files of that time may lack some of them: missing tables were created whenever a file was opened.
+Files of that time may lack some tables, because missing tables were created whenever a file was opened.
 """
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Create what is missing."""
+    """Create the missing tables."""
     op.create_table(
         "device",
         sa.Column("device_id", sa.String(), primary_key=True),

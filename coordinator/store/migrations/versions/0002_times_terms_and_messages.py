@@ -60,7 +60,7 @@ def _runs() -> None:
         run.add_column(sa.Column("started_at", _TIME))
         run.add_column(sa.Column("finished_at", _TIME))
     op.create_index("ix_run_finished_at", "run", ["finished_at"])
-    # When they ended is unknown: retention counts from now.
+    # It is unknown when they ended, so retention counts from now.
     run_ = sa.table("run", sa.column("finished", sa.Boolean()), sa.column("finished_at", _TIME))
     op.execute(sa.update(run_).where(run_.c.finished).values(finished_at=context.config.attributes["now"]()))
 
@@ -81,7 +81,7 @@ def _rounds() -> None:
         round_.add_column(sa.Column("results", sa.Text(), nullable=False, server_default="[]"))
         round_.add_column(sa.Column("planned_at", _TIME))
         round_.add_column(sa.Column("finished_at", _TIME))
-    # In a second step, since the old and the new column have the same name.
+    # In a second step, because the old and the new column have the same name.
     with op.batch_alter_table("round") as round_:
         round_.add_column(sa.Column("plan", sa.LargeBinary(), nullable=False, server_default=""))
     for row in rows:
@@ -109,7 +109,7 @@ def _front_bytes(text: str) -> bytes:
 
 
 def _results(failed: list[str]) -> str:
-    """Results of a round of which only the failed devices were stored."""
+    """Derive the results of a round for which only the failed devices were stored."""
     return json.dumps(
         [
             {"device_id": each, "failure": "no usable reply", "num_examples": None, "loss": None, "share": 0.0}

@@ -1,4 +1,4 @@
-"""What the operator sets by command: tags and drained devices, budgets, and reference predictors."""
+"""Settings made by commands: tags and drained devices, budgets, and reference predictors."""
 
 import sqlalchemy as sa
 from alembic import op

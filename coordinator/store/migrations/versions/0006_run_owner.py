@@ -1,4 +1,4 @@
-"""The owner of a run; runs stored before belong to nobody."""
+"""Adds the owner of a run; runs that were stored before have no owner."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Trainings that were given up and may go on, the longest lifetime of a grant, and since when a device is trusted."""
+"""Adds trainings that may outlast their round, the longest lifetime of a grant, and since when a device is trusted."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Workloads: what each run trains, and a front for each workload of a device."""
+"""Adds workloads: the workload of each run, and a front for each workload of a device."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ _COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Add the columns and the table; a front of before counts for every workload, whose name is empty."""
+    """Add the columns and the table; an existing front counts for every workload, with an empty name."""
     op.add_column("run", sa.Column("workload", sa.String(), nullable=False, server_default="unnamed"))
     op.add_column("run", sa.Column("facts", sa.Text(), nullable=False, server_default="{}"))
     op.create_table(

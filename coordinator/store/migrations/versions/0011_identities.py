@@ -1,4 +1,4 @@
-"""Identities: invites, certificates, the audit log, and the supply that a device's invite puts it behind."""
+"""Adds identities: invites, certificates, the audit log, and the supply that a device's invite assigns."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""How Flower's nodes are paired with their devices, and when each told its device."""
+"""Adds how Flower's nodes are paired with their devices, and when each node named its device."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,6 +8,6 @@ down_revision = "0011"
 
 
 def upgrade() -> None:
-    """Add the columns; the nodes of before were not checked."""
+    """Add the columns; existing nodes count as not checked."""
     op.add_column("node", sa.Column("pairing_problem", sa.String()))
     op.add_column("node", sa.Column("bound_at", sa.DateTime(timezone=True)))
