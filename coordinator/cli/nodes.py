@@ -96,8 +96,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
             "-" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
             str(each["node_id"]),
         )
-    mend = sum(each["status"] not in styles for each in found)
-    summary = f"{count_of(len(found), 'node')}: " + (f"{mend} to fix" if mend else "none to mend")
+    unpaired = sum(each["status"] not in styles for each in found)
+    summary = f"{count_of(len(found), 'node')}: " + (f"{unpaired} to fix" if unpaired else "nothing to fix")
     problems = [
         Text(f"{each['device_id']}: {each['remedy']}", style="" if each["status"] in styles else "red")
         for each in found

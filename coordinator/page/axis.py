@@ -46,7 +46,7 @@ def round_log_values(least: float, most: float, about: int) -> list[float]:
 
 
 def _step(span: float, about: int) -> tuple[float, int]:
-    """The round step that divides a span into at most so many parts, and the decimals of its multiples."""
+    """Return the round step that divides a span into at most `about` parts, and the decimals of its multiples."""
     exponent = math.floor(math.log10(span / about))
     # Three decimals, so that 10.000000001 steps are 10.
     step = next(each for each in _STEPS if round(span / (each * 10.0**exponent), 3) <= about)

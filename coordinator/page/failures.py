@@ -91,7 +91,7 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    return await _answer(request, "This cannot be asked for", str(error), 400)
+    return await _answer(request, "Invalid request", str(error), 400)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -104,8 +104,8 @@ async def _no_page(request: Request, error: Exception) -> Response:
         return await _answer(request, "Not found", "There is no such page: choose one above.", 404)
     if error.status_code == 405:
         text = "The page only reads: change the fleet with the commands of wattfleet coordinator."
-        return await _answer(request, "This cannot be asked for", text, 405)
-    return await _answer(request, "This cannot be asked for", error.detail, error.status_code)
+        return await _answer(request, "Invalid request", text, 405)
+    return await _answer(request, "Invalid request", error.detail, error.status_code)
 
 
 async def _answer(request: Request, title: str, text: str, status: int) -> Response:
