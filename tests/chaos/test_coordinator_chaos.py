@@ -40,7 +40,7 @@ SEED = int(os.environ.get("CHAOS_SEED", "0"))
 KILLS = int(os.environ.get("CHAOS_KILLS", "3"))
 AGENTS = 100 if KILLS > 10 else 30
 BACK_WITHIN_S = 5.0
-GRANTED_WITHIN_S = 30.0
+GRANTED_WITHIN_S = 90.0
 RUN = "chaos"
 FRONT = front((10, 14), (12, 10), (20, 7))
 

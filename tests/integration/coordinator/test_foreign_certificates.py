@@ -113,7 +113,7 @@ async def test_a_device_may_have_a_certificate_of_another_authority(
 @pytest.mark.parametrize(
     ("uris", "code", "why"),
     [
-        (["spiffe://another-plant/operator/anna"], grpc.StatusCode.UNAUTHENTICATED, "of the fleet 'another-plant'"),
+        (["spiffe://another-plant/operator/anna"], grpc.StatusCode.UNAUTHENTICATED, "the fleet 'another-plant'"),
         ([], grpc.StatusCode.UNAUTHENTICATED, "no SPIFFE id"),
         (["https://plant-7/operator/anna"], grpc.StatusCode.UNAUTHENTICATED, "not of the form"),
         ([f"spiffe://{FLEET}/ns/default/sa/anna"], grpc.StatusCode.UNAUTHENTICATED, "not of the form"),

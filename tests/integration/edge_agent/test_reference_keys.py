@@ -256,7 +256,7 @@ async def test_a_reference_that_ships_needs_no_signature(repository: SignedRepos
 async def test_an_unsigned_further_reference_is_left_out(repository: SignedRepository, device: TrustingDevice) -> None:
     repository.artefacts[NEW.digest] = NEW
     assert await device.take(OLD.digest, NEW.digest) == [OLD.digest]
-    assert "left out: not named" in device.references.refused
+    assert "is not used: not named" in device.references.refused
     repository.publish(NEW)
     await device.references.wait_until_accepted([OLD.digest, NEW.digest])
     assert device.in_force == (OLD.digest, NEW.digest)
