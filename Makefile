@@ -35,8 +35,9 @@ demo: install ## Run federated rounds over a simulated fleet: out/simulate/repor
 	$(BIN)/wattfleet simulate
 
 STATIC := format lint types contracts stubs
-# Tests run on all cores, so each process computes on one.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=auto --dist=worksteal
+# Many tests wait, so there are more processes than cores. Each of them computes on one core.
+TEST_PROCESSES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
 
 check: $(STATIC) ## Run the static checks and the unit tests
 	$(PYTEST) tests/unit
