@@ -1,4 +1,4 @@
-"""Every repository path in back quotes in the documentation exists."""
+"""Every repository path that the documentation puts in back quotes exists."""
 
 from __future__ import annotations
 
