@@ -1,4 +1,4 @@
-"""What the coordinator is told that a run trains."""
+"""The workload of a run that the coordinator is told."""
 
 from __future__ import annotations
 
