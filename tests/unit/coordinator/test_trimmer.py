@@ -1,4 +1,4 @@
-"""Rounds in flight are trimmed whenever they may exceed the budget, and devices are told even if the store fails."""
+"""Trims of rounds in flight that may exceed the budget; devices get their orders even if the store fails."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_training_takes_what_was_planned_beside_the_duty(world, budget_mw):
     training.finish(1_000)
     took_s = world.board.clock.now_s() - begin_s
     assert 0.97 < plan.minibatch_ms * 1_000 / 1e3 / took_s < 1.4
-    # Training alone would be much faster.
+    # Training alone would be noticeably faster.
     assert took_s > 1.1 * world.simulated.load(plan.mode).minibatch_ms
     *_, span = world.file.read()
     assert (span.is_training, span.mode, span.batch, len(span.minibatch_end_s)) == (True, plan.mode, plan.batch, 1_000)

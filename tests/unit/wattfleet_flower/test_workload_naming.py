@@ -1,4 +1,4 @@
-"""The workload of a run that the coordinator is told."""
+"""The description of a run's workload that the coordinator gets."""
 
 from __future__ import annotations
 
