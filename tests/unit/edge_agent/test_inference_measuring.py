@@ -117,7 +117,7 @@ def test_only_batches_that_leave_time_for_requests_are_measured(bench: Bench) ->
     bench.planning.turns.duty = duty(158.0)
     bench.planning.front()
     bench.measure()
-    # Predictions: 40, 20 and 10 ms per request. Two batches of 80 ms take too long, even if 95 % of requests were in
+    # Predictions: 40, 20 and 10 ms per request. Two batches of 80 ms take too long, although 95 % of requests are in
     # time.
     assert set(bench.servers.asked) == {(SLOW, 1), (HALF, 1), (HALF, 2), (FAST, 1), (FAST, 4)}
 

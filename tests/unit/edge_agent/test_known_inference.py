@@ -119,8 +119,7 @@ def test_a_seen_batch_counts_with_its_live_time_and_others_by_the_clocks() -> No
     """In the fast mode, a batch of 4 took 40 ms live, where 100 ms were predicted."""
     known = known_inference(MODES, {1: predicted(90.0), 4: predicted(100.0), 8: predicted(500.0)}, no_rows(), {})
     safe_ms = with_live_times(known, {FAST: {4: 40.0}}).safe_minibatch_ms(0.95)
-    # 1 request takes at most as long as 4, 8 take at most twice as long, and half the GPU clock at most doubles each
-    # time.
+    # 1 request takes at most as long as 4, 8 at most twice as long, and half the GPU clock at most doubles each time.
     assert safe_ms == pytest.approx([40.0, 80.0, 40.0, 80.0, 80.0, 160.0])
 
 

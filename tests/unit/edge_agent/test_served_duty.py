@@ -1,4 +1,4 @@
-"""A duty beside a training on a simulated board."""
+"""A duty that a simulated board serves while it trains."""
 
 import dataclasses
 

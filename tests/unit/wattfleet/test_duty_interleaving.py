@@ -152,8 +152,7 @@ def test_of_many_boards_none_could_train_one_minibatch_more(seed: int) -> None:
 
 
 def test_hand_computed_share_of_regular_requests() -> None:
-    # At 20 per second, 16 requests arrive in 800 ms: 45 ms of inference, 10 ms of switches, and 12 minibatches of 60
-    # ms.
+    # At 20 per second, 16 requests arrive in 800 ms: 45 ms of inference, 10 ms of switches and 12 * 60 ms of training.
     found = kept(Demand(20, 1000, pattern=REGULAR)).fastest(math.inf)
     assert (found.mode, found.batch, found.minibatches) == (FAST, 16, 12)
     assert found.minibatch_ms == pytest.approx(800 / 12)

@@ -95,7 +95,7 @@ def test_a_problem_without_a_known_solution_counts_beside_solved_ones() -> None:
 
 
 def test_a_choice_without_training_is_worth_finding() -> None:
-    # 4 requests arrive in 100 ms and take 40 ms, so 60 ms are left, but a minibatch takes 120 ms. Batches of 16 are
+    # 4 requests arrive in 100 ms and take 40 ms. A minibatch of 120 ms does not fit into the rest. 16 requests are
     # late.
     known = pair(sd=0.01)
     found = next_measurement(known, [ServiceLimits(150, 40, 14e3)], WINDOW)

@@ -67,7 +67,7 @@ def kept_by_loop(
         # At 40 per second, 4 requests arrive in 100 ms and 16 in 400 ms.
         (1000, 40, 50, WINDOW, FAST, 16, 11),  # (400 - 60) / 30
         (1000, 40, 50, SECOND, FAST, 16, 11),  # 27.5 per second; with batches of 4, 2 in 100 ms are 20 per second
-        (1000, 40, 39, WINDOW, SLOW, 16, 2),  # the fast mode draws 40 W with it, and as many fit with 4, at more power
+        (1000, 40, 39, WINDOW, SLOW, 16, 2),  # FAST draws 40 W with 16; with 4, 2 also fit, at more power
         (1000, 40, 39, SECOND, FAST, 4, 2),
         (1000, 40, 34, WINDOW, SLOW, 16, 2),  # training in the fast mode draws 35 W: (400 - 130) / 100
         (1000, 40, 18, WINDOW, SLOW, 16, 2),  # 18 W is exactly the power of training

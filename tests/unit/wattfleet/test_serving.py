@@ -111,8 +111,7 @@ def predicted(time_sd: float, power_sd: float) -> KnownModes:
 
 
 def test_an_unmeasured_setting_keeps_its_limits_with_the_probability() -> None:
-    # At 1.645 standard deviations of 10 %, a single sample in the slow mode may take 21.2 ms, but one arrives every 20
-    # ms.
+    # At 1.645 standard deviations of 10 %, a sample in the slow mode may take 21.2 ms, but one arrives every 20 ms.
     limits = ServiceLimits(500, 50, 50e3)
     assert choose_serving(predicted(0.1, 0.01), limits, Objective.LEAST_POWER, 0.95).batch == 4
     assert choose_serving(predicted(0.1, 0.01), limits, Objective.LEAST_POWER, 0.5).batch == 1

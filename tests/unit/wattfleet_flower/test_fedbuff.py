@@ -195,8 +195,7 @@ def test_plans_are_over_the_nodes_that_are_free_and_each_is_reported() -> None:
         (request.plan_id.split("/")[1], [result.device_id for result in request.results])
         for request in planner.asked("FinishRound")
     ]
-    # A plan's results are reported when all have arrived. At the end of the run, the ones that have arrived are
-    # reported.
+    # A plan's results are reported when all have arrived; the last plan reports what has arrived at the end of the run.
     assert told == [("2", ["a"]), ("3", ["a"]), ("1", ["a", "b"]), ("4", [])]
     assert not any(result.failure for results in planner.results() for result in results.values())
     assert [request.round for request in planner.asked("ReportMetrics")] == [0, 1, 2, 3, 4]
