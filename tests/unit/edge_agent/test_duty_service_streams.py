@@ -104,7 +104,7 @@ def test_only_a_server_that_measures_is_asked_to(servicer, turns, measures):
         turns.serve_here()
         says: asyncio.Queue[Any] = asyncio.Queue()
         says.put_nowait(duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=4, measures=measures)))
-        says.put_nowait(duty_pb2.ServeRequest(measured=duty_pb2.BatchMeasured(number=1)))  # no batch was requested
+        says.put_nowait(duty_pb2.ServeRequest(measured=duty_pb2.BatchMeasured(number=1)))  # no measuring was requested
         says.put_nowait(duty_pb2.ServeRequest(answered=duty_pb2.BatchAnswered(batch=1, latency_ms=[1.0])))
 
         async def requests() -> AsyncIterator[Any]:
