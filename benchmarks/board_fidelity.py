@@ -114,7 +114,7 @@ def measured(device: SimulatedDevice, modes: ModeArray) -> Profile:
 
 
 def repeatability(profile: Profile) -> dict[str, float]:
-    """Return by how many percent a row differs from its two neighbours in CPU frequency, where that hardly matters.
+    """Return the scatter, in percent, between rows of neighbouring CPU frequencies, where these hardly matter.
 
     With eight or more cores and the slowest memory, only the memory limits a step.
     """

@@ -27,7 +27,7 @@ _WARM_UP_MINIBATCHES = 100
 
 
 def profiled(workload: str, minibatch: int) -> dict[str, float]:
-    """Return what `wattfleet agent profile` measures: `minibatch_ms`, `compute_ms`, `power_w`, and `seconds`."""
+    """Return the figures of `wattfleet agent profile`: `minibatch_ms`, `compute_ms`, `power_w`, and `seconds`."""
     with tempfile.TemporaryDirectory() as state:
         options = ["--workload", workload, "--minibatch", str(minibatch), "--modes", "1", "--state-dir", state]
         command = [sys.executable, "-c", _COMMAND, "agent", "profile", "--device", "host", *options]
@@ -45,7 +45,7 @@ def profiled(workload: str, minibatch: int) -> dict[str, float]:
 
 
 def plain(workload: str, minibatch: int, seconds: float) -> dict[str, float]:
-    """Return what a plain loop measures: the median minibatch, ms, and the mean power by the energy counter, W."""
+    """Return a plain loop's median time of a minibatch, ms, and its mean power by the energy counter, W."""
     import torch
 
     pynvml = importlib.import_module("pynvml")

@@ -42,7 +42,7 @@ class Case:
     Attributes:
         inference: the inference workload.
         source: the values that the plan is made from.
-        arrival_per_s: requests a second.
+        arrival_per_s: requests per second.
         latency_ms: limit of the latency.
         budget_w: the board's budget.
         seed: random seed of the board.

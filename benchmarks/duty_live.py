@@ -9,14 +9,14 @@ convolutional networks on one thread and are bound to the same core. With `--dev
 Orin in real time, which slows both down to its physics of ResNet-18's training and ResNet's inference.
 
 The same is then repeated without `share_device`. On the host, the operating system shares the core between them. For
-the simulated board, it does so, too: both processes compute on one core for as long as the board would.
+the simulated board, it also does so: both processes compute on one core for as long as the board would.
 
-- `arrival_per_s`: requests a second, chosen so that inference alone, in batches of the largest size, would use
+- `arrival_per_s`: requests per second, chosen so that inference alone, in batches of the largest size, would use
   `--inference-share` of the device.
-- `planned_per_s`: training minibatches a second that `wattfleet.duties.keep_duty` plans, from the times of a minibatch,
-  of inference batches, and of a switch between both. The times are measured on the host, or come from the simulated
-  board's physics.
-- `trained_per_s`: minibatches a second that were trained; `of_plan_pct` is this relative to the plan.
+- `planned_per_s`: training minibatches per second that `wattfleet.duties.keep_duty` plans, from the times of a
+  minibatch, of inference batches, and of a switch between both. The times are measured on the host, or come from the
+  simulated board's physics.
+- `trained_per_s`: trained minibatches per second; `of_plan_pct` is this relative to the plan.
 - `training_pct`, `inference_pct`: the share of the time in which each of them computed.
 - `within_pct`: the share of the requests that were answered within the latency.
 - `latency_ms`: median, 95 % and 99 % quantile of the latency. Requests that still wait at the end count with the time
@@ -122,7 +122,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 def _planned_per_s(
     options: argparse.Namespace, inference_ms: dict[int, float], minibatch_ms: float, switch_ms: float
 ) -> float:
-    """Return the training minibatches a second of a plan for one fully measured mode."""
+    """Return the training minibatches per second that a plan for one fully measured mode has."""
     batches = sorted(inference_ms)
     mode = np.ones((1, 4))
 

@@ -87,7 +87,7 @@ class Candidates:
 
     @classmethod
     def of(cls, modes: ModeArray, predictions: Mapping[int, Prediction], first_gcycles: float) -> Candidates:
-        """Drop modes that another one with the same batch size and CPU clock, so the same start, dominates.
+        """Drop modes dominated by another one with the same batch size and CPU clock, which has the same warm-up.
 
         Args:
             modes: `[n, 4]` modes.
@@ -115,7 +115,7 @@ class Candidates:
         return predicted_front(self.modes[own], self.prediction.among(own), minibatches, self.first_gcycles)
 
     def batch_front(self, samples: float, largest: int, efficiency: BatchEfficiency) -> Front:
-        """Return the front over modes and batch sizes, for epochs that bring the same progress with every batch size.
+        """Return the front over modes and batch sizes, for epochs that make the same progress with every batch size.
 
         Args:
             samples: samples of an epoch with batches of `BASE_BATCH`.
@@ -134,7 +134,7 @@ class Candidates:
 
 
 def passes(batch: int, efficiency: BatchEfficiency) -> float:
-    """Return how many passes over the data bring the progress of one pass with `BASE_BATCH`."""
+    """Return how many passes over the data make as much progress as one pass with `BASE_BATCH`."""
     return 1.0 if batch == BASE_BATCH else efficiency.of(batch) / efficiency.of(BASE_BATCH)
 
 

@@ -1,4 +1,4 @@
-"""Measures on a server's proxy data how efficient batch sizes are, and how much progress local epochs bring.
+"""Measures how efficient batch sizes are and how much progress local epochs make, on a server's proxy data.
 
 The server splits its own data over imagined devices, and counts the rounds to an accuracy. This shows the effect of
 local training on the average, which centralised training does not show.
@@ -39,7 +39,7 @@ class Measured:
 
     Attributes:
         batches: samples needed with each batch size.
-        epochs: the numbers of local epochs to choose from, with the progress of a round with each.
+        epochs: the numbers of local epochs to choose from, and the progress of a round with each of them.
     """
 
     batches: BatchEfficiency
@@ -76,7 +76,7 @@ def epoch_choice_of(rounds: Mapping[int, tuple[float, float]]) -> EpochChoice:
     """Return the choice of epochs that explains the rounds to a target with few and with many devices.
 
     With `k` devices, the rounds are `c * (1 + h / k)`, as in `Progress`. Two numbers of devices determine `c` and `h`.
-    Numbers of epochs that bring no more progress than a smaller number are left out.
+    Numbers of epochs that make no more progress than a smaller number are left out.
 
     Args:
         rounds: rounds by local epochs, for each of the two numbers of devices.

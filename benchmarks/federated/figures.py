@@ -113,7 +113,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def reached(accuracy: Sequence[float], target: float) -> int | None:
-    """Return the first round at which the mean accuracy of the last three is high enough, so not a lucky one."""
+    """Return the first round at which the mean accuracy of the last three rounds is high enough."""
     if len(accuracy) < 3:
         return None
     smooth = np.convolve(accuracy, np.ones(3) / 3, mode="valid")

@@ -66,7 +66,7 @@ def _runs(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _compared(runs: Mapping[str, Any], name: str, budget: str, targets: Sequence[float]) -> dict[str, Any]:
-    """Return how many times sooner than with presets, and later than with the oracle, a target is reached; medians."""
+    """Return median factors: how much sooner targets are reached than with presets, and later than with the oracle."""
 
     def ratio(other: str, quantity: str, inverted: bool) -> dict[str, float | None]:
         both = [runs.get(each, {}).get(budget, {}).get("seeds") for each in (name, other)]

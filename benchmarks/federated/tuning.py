@@ -1,4 +1,4 @@
-"""What a run may tune, and the methods that are compared for each."""
+"""The settings that a run may tune, and the methods that are compared for each of them."""
 
 from __future__ import annotations
 

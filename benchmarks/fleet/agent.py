@@ -34,7 +34,7 @@ class Observer(Protocol):
         """A lease was acknowledged."""
 
     def ended_by_itself(self, agent: Agent, reason: str) -> None:
-        """A session, or an attempt at one, ended without being cut."""
+        """A session ended, or could not be opened, although this side did not cut it."""
 
 
 class Agent:
@@ -165,7 +165,7 @@ class Agent:
             self._send_lease()
 
     def _end(self, status: int, text: str) -> None:
-        if self._connection is not None:  # otherwise this side has ended it
+        if self._connection is not None:  # otherwise this side ended the session
             self._fail(f"status {status}: {text}")
 
     def _fail(self, reason: str) -> None:

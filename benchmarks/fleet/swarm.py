@@ -115,7 +115,7 @@ class Swarm:
                 self._all_settled.set()
 
     def ended_by_itself(self, agent: Agent, reason: str) -> None:
-        """A session, or an attempt at one, ended without being cut."""
+        """A session ended, or could not be opened, although this side did not cut it."""
         # With device ids and ports, every reason would be different.
         self.ended[re.sub(r"\d{2,}", "N", reason)] += 1
         if agent.settled:

@@ -87,7 +87,7 @@ class Beginner:
         self._attempt = asyncio.get_running_loop().create_task(self._begin())
 
     def _ended(self, status: int, text: str) -> None:
-        if self._connection is not None:  # otherwise this side has ended it
+        if self._connection is not None:  # otherwise this side ended the session
             self._tally.ended(status, text)
 
 

@@ -130,7 +130,7 @@ class Unit:
         return minibatch_ms * time_error, power_mw * power_error
 
     def profiled(self, network: str, limit: PowerLimit) -> JointProfile:
-        """Return what the published profiling order measures below a limit; measurements are exact."""
+        """Return the rows that the published profiling order measures below a limit; measurements are exact."""
 
         def measure(mode: PowerMode, batch: int) -> JointMeasurement:
             return JointMeasurement(mode, batch, *self.truth(network, mode, batch))

@@ -44,7 +44,7 @@ def environment(python: str) -> dict[str, str]:
 
 
 def installed(lock: Path, python: str) -> dict[str, Locked]:
-    """What a lock installs on a Jetson with some Python, by name."""
+    """The packages, by name, that a lock installs on a Jetson with the given Python."""
     found = [
         each
         for each in entries(lock.read_text())
@@ -107,7 +107,7 @@ def test_every_locked_package_has_the_hashes_of_all_its_files(lock: Path) -> Non
     assert len(locked) == len(re.findall(r"^[A-Za-z0-9].*==", text, re.MULTILINE)) > 30
     hashes = {each.name: re.findall(r"--hash=sha256:([0-9a-f]{64})(?: \\)?$", each.text, re.M) for each in locked}
     assert [name for name, found in hashes.items() if not found] == []
-    # One file for each Python and machine, and not the one that was installed where the lock was made.
+    # A lock needs the files for every Python and machine, not only the one installed where the lock was made.
     assert len(hashes["numpy"]) > 20 and len(hashes["grpcio"]) > 20
     assert "://" not in text, "the index is whoever installs to choose"
 
@@ -129,7 +129,7 @@ def test_a_lock_has_all_that_its_packages_need(lock: Path) -> None:
     locked = installed(lock, here)
     missing, checked = [], 0
     for each in locked.values():
-        with suppress(PackageNotFoundError):  # of another platform
+        with suppress(PackageNotFoundError):  # a package for another platform
             if version(each.name) != each.version:
                 continue
             checked += 1

@@ -1,4 +1,4 @@
-"""The Python and TOML of the documentation: it is valid, and the names, arguments and keys in it exist."""
+"""Python and TOML in the documentation is valid, and its names, arguments and keys exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks_in(*languages: str) -> list[Block]:
 
 
 def code_of(block: Block) -> str:
-    """The code of a block, where a loop or a function may lack its body."""
+    """The code of a block, with `pass` as the body of each loop or function that has none."""
     lines = []
     for line, following in zip(block.lines, [*block.lines[1:], ""], strict=True):
         lines.append(line)
@@ -56,7 +56,7 @@ def tree_of(code: str) -> ast.Module:
 
 
 def documented_calls() -> Iterator[tuple[Path, ast.Call]]:
-    """The calls in blocks of Python, and in code within the text."""
+    """The calls in Python blocks and in inline code."""
     for page in PAGES:
         for block in blocks_of_page(page):
             if block.language == "python":
@@ -64,7 +64,7 @@ def documented_calls() -> Iterator[tuple[Path, ast.Call]]:
         for inline in _INLINE_CALL.findall(page.read_text()):
             try:
                 tree = ast.parse(" ".join(inline.split()))
-            except SyntaxError:  # in words, or of another language
+            except SyntaxError:  # prose, or another language
                 continue
             yield from ((page, node) for node in ast.walk(tree) if isinstance(node, ast.Call))
 
@@ -78,7 +78,7 @@ def public(name: str) -> Callable[..., Any] | None:
 
 
 def check_arguments(call: ast.Call, function: Callable[..., Any]) -> None:
-    """Raise TypeError if the function does not take these arguments; `...` stands for any."""
+    """Raise TypeError if the function does not accept these arguments; `...` stands for any others."""
     arguments = [each for each in call.args if not (isinstance(each, ast.Constant) and each.value is ...)]
     keywords = {each.arg: None for each in call.keywords if each.arg is not None}
     inspect.signature(function).bind_partial(*arguments, **keywords)
@@ -133,13 +133,13 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path, monkeypatch
         assert tables["project"].items() <= package["project"].items()
     else:
         monkeypatch.setenv("WATTFLEET_CONFIG", str(file))
-        for command in (["simulate"], ["coordinator", "devices"]):  # which checks the tables of the whole group
+        for command in (["simulate"], ["coordinator", "devices"]):  # they validate the tables of the whole group
             shown = CliRunner().invoke(cli.wattfleet, [*command, "--help"])
             assert shown.exit_code == 0, shown.exception
 
 
 def run_configs() -> list[tuple[Block, str, UserConfig]]:
-    """Block, folder of the app, and what overrides the app's run config."""
+    """Each block with `flwr run`, the app's folder, and the overrides of the run config."""
     return [
         (block, call[1], parse_config_args([call[call.index(option) + 1]]))
         for block in blocks()
@@ -154,7 +154,7 @@ def test_the_run_config_that_a_command_overrides_has_these_keys() -> None:
     assert run_configs()
     for block, app, overridden in run_configs():
         folder = ROOT / "examples" / app.partition("examples/")[2]
-        # An app that the reader brings is one as in the example that was used.
+        # A reader's own app takes the run config of the example that the guide uses.
         folder = folder if (folder / "pyproject.toml").exists() else ROOT / "examples/quickstart-sklearn/plain"
         config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         assert overridden.keys() <= config.keys(), str(block)

@@ -1,4 +1,4 @@
-"""Every block of commands in the documentation is run by a test or says why not, and its commands exist."""
+"""Every command block in the documentation is run by a test or states why it is not, and its commands exist."""
 
 from __future__ import annotations
 

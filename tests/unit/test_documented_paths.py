@@ -1,4 +1,4 @@
-"""Every repository path that the documentation names in back quotes exists."""
+"""Every repository path that the documentation puts in back quotes exists."""
 
 from __future__ import annotations
 

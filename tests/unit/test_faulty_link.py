@@ -1,4 +1,4 @@
-"""The faulty link itself: each fault does what it states to a connection of an echo server."""
+"""The faulty link: each fault affects a connection to an echo server as documented."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.polling import eventually
 
 
 class Echo:
-    """A server that returns what it gets, and counts it."""
+    """A server that returns the bytes it receives and counts them."""
 
     def __init__(self) -> None:
         self.got = b""
@@ -29,7 +29,7 @@ class Echo:
 
 
 class Client:
-    """One connection over the link."""
+    """A client connection through the link."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

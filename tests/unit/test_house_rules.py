@@ -1,4 +1,4 @@
-"""Every test module follows the limits on the length of names and of modules."""
+"""Every test module keeps the limits on the lengths of names and modules."""
 
 from __future__ import annotations
 

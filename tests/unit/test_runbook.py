@@ -1,4 +1,4 @@
-"""The runbook says what to do at every alert and at every error."""
+"""The runbook states what to do at every alert and every error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALERTS, ERRORS = (ROOT / "docs/operate.md").read_text().split("\n## Errors\n")
 
 
 def errors_of(folders: list[Path]) -> set[str]:
-    """Names of the classes that are a `WattfleetError`, directly or through others, but for those of one module."""
+    """The names of all subclasses of `WattfleetError`, direct or indirect, except private ones."""
     bases: dict[str, set[str]] = {}
     for module in (module for folder in folders for module in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(module.read_text())):

@@ -1,4 +1,4 @@
-"""Mode and batch size chosen together: what is judged, compared and left out."""
+"""The benchmark that chooses mode and batch size together: cases, limits, dominated rows and summary figures."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_run_that_never_reached_its_target_is_refused(tmp_path: Path) -> None:
 
 
 def test_promising_predictions_are_measured_until_one_keeps_the_limit() -> None:
-    # The faster a mode is, the more power it takes; predictions are 10 % too low, and uncertain by as much.
+    # A faster mode draws more power. The predictions are 10 % too low, and their standard deviation is also 10 %.
     gpu_hz = np.arange(1.0, 11.0)
     true_mw = 1_000 * gpu_hz
     known = KnownModes(
@@ -161,6 +161,6 @@ def test_promising_predictions_are_measured_until_one_keeps_the_limit() -> None:
     limit = PowerLimit(7_400.0)
     before = choose_jointly(JointTable(known), efficiency, limit).chosen.mode.gpu_hz
     better, count = measure_promising(JointTable(known), efficiency, limit, 5, measure)
-    # 8 has 7.2 W predicted, but takes 8 W. 7 keeps the limit, and no faster mode is as likely to keep it.
+    # Mode 8 is predicted at 7.2 W but draws 8 W. Mode 7 keeps the limit, and no faster mode is as likely to keep it.
     assert (before, asked, count) == (6, [8, 7], 2)
     assert choose_jointly(better, efficiency, limit).chosen.mode.gpu_hz == 7

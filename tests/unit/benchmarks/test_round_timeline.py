@@ -1,4 +1,4 @@
-"""Where the seconds of a round went, from hand-made times."""
+"""The benchmark that divides a round into stages, on times written by hand."""
 
 import pytest
 

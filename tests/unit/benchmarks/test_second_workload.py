@@ -1,4 +1,4 @@
-"""How many modes a board's first workload saves its second."""
+"""The benchmark of how many measured modes a board's first workload saves for its second one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.second_workload import MODES, needed
 
 
 def test_a_constant_saving_is_found_from_the_errors() -> None:
-    # An error of 40 / n, and of 20 / n with the first workload: half the modes reach the same error.
+    # The error is 40 / n, or 20 / n with the first workload: half the modes give the same error.
     found = needed([40 / n for n in MODES], [20 / n for n in MODES])
     assert found[0] == MODES[0], "fewer modes were not measured"
     assert found[1:] == pytest.approx([n / 2 for n in MODES[1:]])

@@ -1,4 +1,4 @@
-"""What the pictures of a document's tables read from them."""
+"""Figures drawn from the tables of a document: which tables and numbers are read."""
 
 from __future__ import annotations
 

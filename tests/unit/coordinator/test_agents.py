@@ -1,4 +1,4 @@
-"""The agents' side of the fleet: sessions, states, fronts and nodes."""
+"""Devices in the fleet's state: sessions, states, fronts and Flower nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_id_stays_with_the_board_it_was_enrolled_as(board: str, provenance: s
     fleet.agents.disconnect("orin")
     with pytest.raises(InvalidInputError, match=f"enrolled as simulated agx-orin, not as {provenance} {board}"):
         fleet.agents.connect("orin", board, provenance, 18_096)
-    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)  # the refusal left no session behind
+    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)  # the refused connection left no session behind
 
 
 @pytest.mark.parametrize(("device_id", "board", "modes"), [("", "agx-orin", 1), ("a", "", 1), ("a", "agx-orin", 0)])

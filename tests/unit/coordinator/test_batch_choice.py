@@ -1,4 +1,4 @@
-"""Plans that choose the batch of a device with its mode: what is assigned, granted, and kept by a trim."""
+"""Plans that choose a batch size and a mode for each device: assignments, grants and trims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 WORKLOAD = Workload("digits", WorkloadFacts(batch=16), BatchOptions((16, 64), (0.5, 1.0)))
-# Seconds of an epoch, watts and batch of each point.
+# Seconds per epoch, watts and batch size of each point.
 POINTS = [(10.0, 50.0, 64), (20.0, 40.0, 64), (30.0, 30.0, 16), (60.0, 20.0, 64), (80.0, 12.0, 16)]
 IDLE_W = 5.0
 
@@ -54,7 +54,7 @@ def seen(assignment: Assignment) -> tuple[float, float, int | None]:
 
 
 def in_flight(fleet: Fleet) -> tuple[float, float, int | None] | None:
-    """What the only device of the fleet is assigned now; None if its training was stopped."""
+    """The current assignment of the fleet's only device; None if its training was stopped."""
     assignments = fleet.rounds.records[f"{RUN}/1"].plan.assignments
     return seen(assignments[0]) if assignments else None
 

@@ -1,4 +1,4 @@
-"""Overrides of budgets when the date jumps, in virtual time."""
+"""Budget overrides when the system date jumps, in virtual time."""
 
 from __future__ import annotations
 

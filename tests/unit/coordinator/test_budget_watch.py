@@ -1,4 +1,4 @@
-"""The budgets in force, in virtual time: what is told when, and that no source ends the watch."""
+"""The watch that reads budgets, in virtual time: when it reports changes, and that it survives failing sources."""
 
 from __future__ import annotations
 

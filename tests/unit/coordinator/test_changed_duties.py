@@ -30,7 +30,7 @@ class Clock:
 
 
 def in_training(clock: Clock, deadline_s: float | None = None) -> tuple[Fleet, str]:
-    """An Orin that trains within 30 W and a Nano within 15 W; the Orin has a duty."""
+    """A fleet in training: an Orin at up to 30 W, which has a duty, and a Nano at up to 15 W."""
     fleet = small_fleet(now_s=clock)
     record = fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert record.plan.duration_s == 35.0
@@ -132,7 +132,7 @@ def test_the_budget_is_kept_after_a_review() -> None:
 
 @pytest.mark.parametrize(("idle_w", "modes"), [(3.0, ()), (20.0, ("orin",))])
 def test_more_idle_watts_at_rest_trim_the_round_in_flight(idle_w: float, modes: tuple[str, ...]) -> None:
-    """A device at rest in a full budget gets a duty, for which it rests in a higher mode."""
+    """The budget is used up. An idle device gets a duty and then idles in a mode that draws more power."""
     fleet = small_fleet(site_budget_w=40.0)
     record = fleet.flower.plan(RUN, 1, NODES[:1], 1.0)
     confirm_all(fleet)
@@ -153,7 +153,7 @@ def test_idle_watts_over_the_whole_budget_are_shown_as_reserved() -> None:
 
 
 def test_watts_at_rest_with_a_duty_may_be_those_of_a_training() -> None:
-    """An AGX Orin idles at 35 W or less, and draws up to 150 W."""
+    """An AGX Orin idles at 35 W or less without a duty, and draws at most 150 W."""
     fleet = small_fleet()
     with pytest.raises(ImplausibleError, match="40 W as its idle power"):
         fleet.agents.report_front("orin", SLOWER, 40.0, 50, "")

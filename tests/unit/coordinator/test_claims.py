@@ -1,4 +1,4 @@
-"""Devices whose reports are not plausible, or are contradicted by their own observations."""
+"""Devices whose reports are not plausible, or whose observations contradict their predictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lying_fleet() -> Fleet:
 
 
 def train(fleet: Fleet, number: int, nano_s: float = 30.0) -> RoundRecord:
-    """One round, with what its devices observe."""
+    """Run one round in which every device reports an observation."""
     record = fleet.flower.plan(RUN, number, NODES, 1.0)
     for device_id in record.nodes:
         fleet.observe(device_id, record.plan_id, nano_s if device_id == "nano" else 20.0, 20.0)

@@ -1,4 +1,4 @@
-"""What the operator says of devices, and a look at the next plan: in the fleet, without a service."""
+"""Device overrides of the operator, reserved watts, and the plan preview, on the fleet's state without a service."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def look(fleet: Fleet, run_id: str = "", epochs: float = 0.0, all_devices: bool 
 
 
 def chosen(fleet: Fleet, number: int = 1) -> set[str]:
-    """The devices of a round, whose server does not wait for those of the round before."""
+    """The devices selected for a round, after the server stopped waiting for the round before."""
     fleet.flower.release(RUN, NODES)
     return {assignment.device_id for assignment in fleet.flower.plan(RUN, number, NODES, 1.0).plan.assignments}
 
@@ -66,7 +66,7 @@ def reasons(fleet: Fleet, number: int = 1) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """A state that can be compared: arrays do not compare as one."""
+    """Convert a state to lists and dicts, since arrays cannot be compared with a single `==`."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):
@@ -147,7 +147,7 @@ def test_what_a_drained_device_trains_it_finishes() -> None:
     fleet.operator.drain(["orin", "nano"])
     assert fleet.rounds.records[record.plan_id] == record
     fleet.rounds.observe(record.plan_id, ObservedTraining("orin", 10.0, 50.0))
-    # And it is trimmed with the others.
+    # A drained device's round is trimmed like any other.
     fleet.take_orders()
     [_trimmed] = fleet.set_budget("site", InForce(17.0, "constant", False, "always"))
     assert [device_id for device_id, _ in fleet.take_orders()] == ["nano"]
@@ -170,7 +170,7 @@ def test_a_drained_device_keeps_its_tags_and_a_restart_keeps_both() -> None:
     assert reasons(after)["nano"] == "drained by the operator"
 
 
-# --- what is set aside --------------------------------------------------------------------------------------------
+# --- reserved watts -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_set_aside_counts_trainings_and_idling_devices_up_to_the_site() -> None:

@@ -1,4 +1,4 @@
-"""The order of a list of devices, and what it says of each."""
+"""The text that describes a device in lists, and the order of these lists."""
 
 from __future__ import annotations
 

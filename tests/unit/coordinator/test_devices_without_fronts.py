@@ -1,4 +1,4 @@
-"""Devices that say why they have no front: their duty takes the whole board."""
+"""Devices that report why they have no front, for example because their duty takes the whole board."""
 
 from __future__ import annotations
 

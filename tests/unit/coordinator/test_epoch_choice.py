@@ -1,4 +1,4 @@
-"""Plans that choose the local epochs of each device: what is recorded, observed, trimmed and stored."""
+"""Plans that choose the local epochs of each device: records, observations, trims and the store."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from wattfleet.planning.policies import AllDevices, Policy, Progress
 from wattfleet_proto.convert import epoch_choice_to_message
 from wattfleet_proto.v1 import planning_pb2
 
-# The Orin's epoch takes 10 s, the Nano's 35 s. With (1.6 + 1) / 4 in 35 + 50 s, a round of both makes more progress per
-# second than with 2 / 4 in the same time, with 3.2 / 4 in 105 + 50 s, or with 1.6 / 3 in 30 + 50 s of the Orin alone.
+# An epoch takes 10 s on the Orin and 35 s on the Nano, and the overhead is 50 s. A round in which the Orin trains 3
+# epochs and the Nano 1 makes progress (1.6 + 1) / 4 in 35 + 50 s. That is more per second than 2 / 4 in 35 + 50 s (one
+# epoch each), 3.2 / 4 in 105 + 50 s (three each) or 1.6 / 3 in 30 + 50 s (three of the Orin alone).
 POLICY = Progress(half_devices=2.0, overhead_s=50.0)
 CHOICE = EpochChoice.of({1: 1.0, 3: 1.6}, is_per_device=True)
 CHOSEN = {"nano": 1.0, "orin": 3.0}
@@ -71,7 +72,7 @@ def test_the_observed_duration_is_of_each_devices_own_epochs(
     [(50.0, 60.0, CHOSEN), (31.0, 120.0, CHOSEN), (25.0, 35.0, {"nano": 1.0}), (14.0, 35.0, {})],
 )
 def test_a_trim_keeps_the_epochs(budget_w: float, duration_s: float, left: dict[str, float]) -> None:
-    """The Orin's three epochs take 30, 60 or 120 s with 50, 30 or 20 W, the Nano's one 35 or 60 s with 15 or 10 W."""
+    """Three epochs of the Orin take 30, 60 or 120 s at 50, 30 or 20 W; one of the Nano, 35 or 60 s at 15 or 10 W."""
     fleet, before = planned()
     confirm_all(fleet)
     fleet.set_budget("site", InForce(budget_w, "query", False, "the meter"))
@@ -106,7 +107,7 @@ def test_the_epochs_of_each_device_are_stored(tmp_path: Path) -> None:
 def test_a_plan_from_before_is_read_with_the_epochs_of_its_round(tmp_path: Path) -> None:
     fleet = small_fleet()
     record = fleet.flower.plan(RUN, 1, NODES, 2.5)
-    # Stored as before assignments stated epochs: a 0 is not written.
+    # Stored by a version whose assignments did not state epochs: a 0 is not written.
     plan = replace(record.plan, assignments=tuple(replace(each, epochs=0.0) for each in record.plan.assignments))
     store = Store(tmp_path / "coordinator.db")
     store.save(fleet.flower.run(RUN), replace(record, plan=replace(plan, first_planned=plan)))

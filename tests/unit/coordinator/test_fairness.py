@@ -1,4 +1,4 @@
-"""Two runs that share devices and watts: neither waits longer than for what is in flight."""
+"""Two runs that share devices and watts: neither waits longer than for one round of the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TICK_S = 1.0
 
 
 class Run:
-    """A Flower app that always wants every device, asks every second, and trains for some seconds."""
+    """A Flower app that always wants every device, asks for a plan every second, and trains for `round_s` seconds."""
 
     def __init__(self, fleet: Fleet, run_id: str, nodes: list[int], round_s: float) -> None:
         self.fleet, self.run_id, self._nodes, self._round_s = fleet, run_id, nodes, round_s
@@ -89,7 +89,7 @@ def test_no_run_waits_longer_than_for_the_round_in_flight(
     a, b, live = two_runs(devices, budget_w, round_s)
     live(500.0)
     assert a.number > 5 and b.number > 5
-    # A round of the other run, and the tick in which each asks again.
+    # One round of the other run, plus the ticks after which each app asks again.
     assert a.longest_wait_s <= round_s[1] + 2 * TICK_S
     assert b.longest_wait_s <= round_s[0] + 2 * TICK_S
 
@@ -104,7 +104,7 @@ def test_a_run_alone_has_all_devices() -> None:
 
 def test_a_run_whose_app_has_gone_is_soon_not_waited_for() -> None:
     a, b, live = two_runs(6, 1_000.0, (10.0, 10.0))
-    live(5.0)  # b has asked, and was refused
+    live(5.0)  # b has asked for a plan and was refused
     b.tick = lambda: None  # type: ignore[method-assign]
     live(60.0)
     assert a.record is not None and len(a.record.nodes) == 6
@@ -130,7 +130,7 @@ def test_the_run_that_has_waited_longest_leaves_nothing() -> None:
     live = {"a": "x", "b": "y", "c": "z"}
     waiting.refused("a", ["d1"])
     waiting.refused("b", ["d1"])
-    waiting.refused("a", ["d1"])  # asks again, and keeps its place
+    waiting.refused("a", ["d1"])  # it asks again and keeps its place
     assert waiting.share_of("a", live).ahead == ()
     assert (waiting.share_of("b", live).of_all, waiting.share_of("b", live).ahead) == (0.5, ("a",))
     assert (waiting.share_of("c", live).of_all, waiting.share_of("c", live).ahead) == (1 / 3, ("a", "b"))
@@ -156,9 +156,9 @@ def test_a_run_that_did_not_ask_for_long_loses_its_place() -> None:
 def test_a_run_that_has_ended_does_not_wait_although_its_app_asks() -> None:
     a, b, live = two_runs(1, 1_000.0, (60.0, 10.0))
     fleet = a.fleet
-    live(5.0)  # a holds the device, and b has asked
+    live(5.0)  # a holds the device, and b has asked for it
     fleet.flower.finish_run("b", "ended by the operator")
-    live(5.0)  # the app of b asks on
+    live(5.0)  # the app of b keeps asking
     b.tick = lambda: None  # type: ignore[method-assign]
     other = Run(fleet, "c", [0], 10.0)
     other.tick()

@@ -1,4 +1,4 @@
-"""What waits for a device's lease, and for how long: the first one of its session, or one that comes late."""
+"""What waits for the first lease of a device's session, for how long, and what happens if it is late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAPSED_S = 1e9
 
 
 def fleet_with_a_silent_session() -> tuple[Fleet, RoundRecord]:
-    """A fleet whose Orin was sent a grant, and has sent no lease in its session since."""
+    """A fleet whose Orin was sent a grant, began a new session and has sent no lease in it."""
     fleet = small_fleet()
     planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
     assert [device_id for device_id, _ in fleet.take_orders()] == ["orin"]

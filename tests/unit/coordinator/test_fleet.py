@@ -1,4 +1,4 @@
-"""The fleet's state machine: what changes, what is refused, and what a plan is made from."""
+"""The fleet's state machine: state changes, refusals, and the devices and watts that a plan starts from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def offered(record: RoundRecord) -> set[str]:
     return {decision.device_id for decision in record.plan.decisions}
 
 
-# --- who is planned with ------------------------------------------------------------------------------------------
+# --- devices offered to a plan ------------------------------------------------------------------------------------
 
 
 def test_a_round_is_planned_over_the_ready_devices() -> None:
@@ -37,7 +37,7 @@ def test_a_round_is_planned_over_the_ready_devices() -> None:
     assert record.nodes == {"orin": ORIN_NODE, "nano": NANO_NODE}
     assert record.plan.duration_s == 2 * 35
     assert record.plan.site_budget_w == 100
-    # At 35 s the Nano takes 15 W and the Orin, which is quicker, its 30 W mode.
+    # Within 35 s, the Nano needs 15 W. The Orin is faster and uses its 30 W mode.
     assert record.plan.planned_w == 45
 
 
@@ -66,7 +66,7 @@ def test_a_device_without_a_node_or_a_front_is_not_offered() -> None:
     fleet.agents.connect("blank", "orin-nx", "simulated", 5_824)
     fleet.agents.report_state("blank", DeviceState.READY, 50, "")
     fleet.flower.bind_node(77, "blank")
-    record = fleet.flower.plan(RUN, 1, [*NODES, 77, 12345], 1.0)  # 99 is not connected to Flower, 12345 is no device's
+    record = fleet.flower.plan(RUN, 1, [*NODES, 77, 12345], 1.0)  # 99 is not connected to Flower, 12345 has no device
     assert chosen(record) == {"orin", "nano"}
     reasons = {each.device_id: each.reason for each in record.plan.decisions if not each.selected}
     assert reasons == {"blank": "has no prediction for the workload 'unnamed' yet"}
@@ -135,7 +135,7 @@ def test_a_round_without_epochs_is_refused(epochs: float) -> None:
 
 
 def with_a_third(idle_w: float, site_budget_w: float) -> Fleet:
-    """The small fleet and a device that is connected and idles, but is not well."""
+    """The small fleet plus a third device that is connected and idles, but is degraded."""
     fleet = small_fleet(site_budget_w)
     make_ready_in(fleet, "third", front((50, 60)), idle_w, 3)
     fleet.agents.report_state("third", DeviceState.DEGRADED, 50, "")
@@ -143,11 +143,11 @@ def with_a_third(idle_w: float, site_budget_w: float) -> Fleet:
 
 
 def test_a_connected_device_that_is_not_ready_idles_on_the_sites_watts() -> None:
-    # Both can train from 30 W on, at 60 s; the third one idles at 4 W beside them.
+    # Two devices can train from 30 W on, in 60 s, while the third one idles at 4 W.
     assert with_a_third(4.0, 34.0).flower.plan(RUN, 1, NODES, 1.0).plan.planned_w == 34
     record = with_a_third(4.0, 33.0).flower.plan(RUN, 1, NODES, 1.0)
     assert chosen(record) == {"nano"}
-    # The Nano at 15 W beside the Orin's 5 W and the third one's 4 W.
+    # The Nano at 15 W, the idle Orin at 5 W and the third device at 4 W.
     assert (record.plan.planned_w, record.plan.site_budget_w, record.idle_w) == (24, 33, 9)
 
 
@@ -160,7 +160,7 @@ def test_a_device_that_is_gone_may_still_idle_and_counts() -> None:
 
 @pytest.mark.parametrize("site_budget_w", [1.0, 11.9, 18.9])
 def test_too_few_watts_are_refused_with_the_watts_that_suffice(site_budget_w: float) -> None:
-    # 12 W of idling, of which the Nano's 3 W turn into 10.
+    # All idle at 12 W in total. Training the Nano raises its 3 W to 10 W.
     with pytest.raises(InfeasibleBudgetError) as refusal:
         with_a_third(4.0, site_budget_w).flower.plan(RUN, 1, NODES, 1.0)
     text = str(refusal.value)

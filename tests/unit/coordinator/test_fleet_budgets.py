@@ -1,4 +1,4 @@
-"""What the fleet makes of supplies, of what the operator states of devices, and of watts that change."""
+"""How the fleet handles supplies, device settings of the operator, and budgets that change."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def modes_of(fleet: Fleet, plan_id: str) -> dict[str, float]:
 
 def test_a_device_keeps_its_own_limit_and_its_circuit() -> None:
     record = two_circuits().flower.plan(RUN, 1, NODES, 1.0)
-    # The Orin's faster modes are over its own 25 W.
+    # The Orin's faster modes exceed its own limit of 25 W.
     assert {a.device_id: a.power_w for a in record.plan.assignments} == {"orin": 20, "nano": 15}
     assert {use.supply: use.planned_w for use in record.plan.supplies} == {"site": 35, "rack": 20, "roof": 15}
     with pytest.raises(InfeasibleBudgetError, match="rack: 12 W is not enough to train one device on top of 5.0 W"):
@@ -135,7 +135,7 @@ def test_a_straggler_counts_with_the_watts_that_were_set_aside_for_it() -> None:
 def test_a_device_whose_training_was_sent_for_counts_before_it_begins() -> None:
     fleet = small_fleet()
     [assignment] = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan.assignments
-    second = fleet.flower.plan(RUN, 2, [NANO_NODE], 1.0)  # as asynchronous aggregation asks, before the first is over
+    second = fleet.flower.plan(RUN, 2, [NANO_NODE], 1.0)  # as asynchronous strategies do, during the first
     assert second.plan.planned_w == assignment.power_limit_w + second.plan.assignments[0].power_limit_w
 
 

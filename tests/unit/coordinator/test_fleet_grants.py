@@ -1,4 +1,4 @@
-"""From when and until when a device counts with the watts that a plan has granted it."""
+"""From when until when a device's granted watts are counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def two_runs(site_budget_w: float = 100.0) -> Fleet:
 
 
 def reconnect(fleet: Fleet, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
-    """Begin a session, whose first lease says which grant is in force."""
+    """Begin a session whose first lease reports the grant in force."""
     fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
     fleet.rounds.grants.session_began(device_id, 0.0)
     fleet.rounds.grants.confirm(device_id, grant_id, plan_id, phase)
@@ -89,7 +89,7 @@ def test_a_node_that_its_own_run_takes_for_free_is_offered_again() -> None:
     fleet = small_fleet()
     fleet.flower.plan(RUN, 1, NODES, 1.0)
     confirm_all(fleet)
-    assert fleet.flower.release(RUN, [ORIN_NODE]) == {"orin"}  # its message was lost, and the Nano trains still
+    assert fleet.flower.release(RUN, [ORIN_NODE]) == {"orin"}  # its message was lost, and the Nano still trains
     confirm_all(fleet)
     assert fleet.flower.release(RUN, [ORIN_NODE]) == set()
     second = fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
@@ -147,7 +147,7 @@ def test_a_device_that_trains_when_its_round_is_given_up_counts_as_long_as_it_do
     assert fleet.flower.plan(OTHER, 2, [NANO_NODE], 1.0).idle_w == 5.0
 
 
-# --- gone, and back -----------------------------------------------------------------------------------------------
+# --- disconnected and connected again -----------------------------------------------------------------------------
 
 
 def test_a_device_that_is_gone_counts_until_its_grant_has_lapsed() -> None:
@@ -213,7 +213,7 @@ def test_who_was_gone_when_the_watts_fell_is_trimmed_when_it_is_back() -> None:
     train(fleet, "orin")
     fleet.agents.disconnect("orin")
     fleet.set_budget("site", watts(30.0))
-    # The Orin cannot be told anything, and its 30 W are all that there are.
+    # The Orin cannot be reached, and its 30 W use up the budget.
     [(device_id, stop)] = fleet.take_orders()
     assert (device_id, stop.plan_id, stop.assignment) == ("nano", planned.plan_id, None)
     connect(fleet, "orin", DeviceState.TRAINING)
@@ -294,7 +294,7 @@ def test_a_device_without_a_supply_does_not_keep_rounds_from_being_planned() -> 
     assert fleet.trim() == []
 
 
-# --- what else draws ----------------------------------------------------------------------------------------------
+# --- other draws of power -----------------------------------------------------------------------------------------
 
 
 def test_a_device_that_measures_itself_anew_counts_with_its_hungriest_mode() -> None:
@@ -323,7 +323,7 @@ def test_rounds_in_flight_share_what_the_fall_of_the_watts_costs() -> None:
     assert set_aside_w(first, "nano") + set_aside_w(second, "orin") == 65.0
     confirm_all(fleet)
     changed = fleet.set_budget("site", watts(50.0))
-    # The older one need not end for the newer one's sake.
+    # The older round need not be stopped for the newer one.
     assert [(device_id, each.plan_id) for device_id, each in confirm_all(fleet).items()] == [("orin", second.plan_id)]
     assert [record.plan_id for record in changed] == [second.plan_id]
     assert changed[0].plan.planned_w == 45.0

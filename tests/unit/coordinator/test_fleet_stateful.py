@@ -1,4 +1,4 @@
-"""Whatever happens to a fleet in whatever order, its promises hold."""
+"""Invariants of the fleet's state after any sequence of events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 BUDGET_W = 45.0
-# Connected devices are expected to obey however long they take: the random worlds have those that do not.
+# Connected devices may take any time to confirm. The random-world tests have devices that never do.
 GRANTS = GrantSettings(confirm_timeout_s=1e9)
 LAPSED_S = 1_000.0
 IDS, RUNS = [f"device-{k}" for k in range(4)], ["run", "other"]
@@ -36,7 +36,7 @@ numbers = st.integers(1, 4)
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """A fleet, a store that keeps only what the fleet hands out, and a plain account of what was done to it."""
+    """A fleet, a store of everything that the fleet returns for storing, and a simple model of what was done to it."""
 
     @initialize(
         policy=st.sampled_from([FastestK(2), AllDevices(), RandomK(2, seed=3)]),
@@ -67,7 +67,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(device=devices, is_restarted=st.booleans())
     def connect(self, device: str, is_restarted: bool) -> None:
-        """Begin a session: the agent still has its grant, or has restarted and none."""
+        """Begin a session. The agent still has its grant unless it has restarted."""
         self.keep(self.fleet.agents.connect(device, "orin-nx", "simulated", 5_824))
         self.fleet.rounds.grants.session_began(device, self.now_s)
         self.connected.add(device)
@@ -77,13 +77,13 @@ class FleetMachine(RuleBasedStateMachine):
         else:
             self.fleet.rounds.grants.confirm(device, 0, "", GrantPhase.OVER)
             if part is not None and not part.is_over:
-                # Nothing is on its way in a new session, so the grant counts as if it was never sent.
+                # Nothing from an earlier session can still arrive, so the grant counts as never sent.
                 part.had_w, part.is_over = 0.0, part.is_given_up
                 part.was_sent = part.is_confirmed = part.has_begun = False
 
     @rule(unheard=st.sets(devices))
     def deliver(self, unheard: set[str]) -> None:
-        """Send what is due; most devices confirm it."""
+        """Send the grants that are due. All devices but the `unheard` ones confirm theirs."""
         for device, grant in self.fleet.take_orders():
             part = self.granted[device]
             assert device in self.connected and (grant.plan_id, grant.limit_w) == (part.plan_id, part.told_w)
@@ -108,7 +108,7 @@ class FleetMachine(RuleBasedStateMachine):
             self.report_state(device, DeviceState.READY)
 
     def confirm(self, device: str, part: Granted) -> None:
-        """The device says that it keeps to the newest grant."""
+        """The device confirms its newest grant."""
         known = self.fleet.rounds.grants.of(device)
         assert known is not None
         part.is_over |= not part.told_w
@@ -118,7 +118,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule()
     def lapse(self) -> None:
-        """Time passes: grants of devices without a session lapse."""
+        """Let time pass, so that the grants of devices without a session lapse."""
         self.now_s, self.is_starting = self.now_s + LAPSED_S, False
         for device in self.connected:
             self.fleet.rounds.grants.renew(device, self.now_s)
@@ -146,7 +146,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(device=devices, device_front=fronts())
     def become_ready(self, device: str, device_front: Front) -> None:
-        """All that a device does before a round, so that rounds are frequent."""
+        """Take all steps that a device needs before a round, so that rounds are frequent."""
         if device not in self.connected:
             self.connect(device, False)
         self.report_front(device, device_front, 2)
@@ -166,7 +166,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(run=runs, some=st.sets(devices, min_size=1))
     def plan_next(self, run: str, some: set[str]) -> None:
-        """A run's next round over the nodes of some devices, so that several are in flight."""
+        """Plan a run's next round over the nodes of some devices, so that several rounds are in flight."""
         nodes = {device: node for node, device in self.nodes.items() if device in some}
         self.release(run, some)
         self.deliver(set())
@@ -211,7 +211,7 @@ class FleetMachine(RuleBasedStateMachine):
         assert self.site_w() == record.plan.planned_w, "nobody's watts are promised twice"
 
     def release(self, run: str, some: set[str]) -> None:
-        """A run's Flower server does not wait for some devices any more."""
+        """A run's Flower server stops waiting for some devices."""
         nodes = [node for node, device in self.nodes.items() if device in some]
         self.fleet.flower.release(run, nodes)
         for device in self.paired(nodes):
@@ -219,7 +219,7 @@ class FleetMachine(RuleBasedStateMachine):
                 self.granted[device].give_up()
 
     def paired(self, nodes: list[int]) -> list[str]:
-        """The devices of some nodes. Two nodes that name the same device have none."""
+        """The devices of these nodes. Devices that two of the nodes name are left out."""
         claims = Counter(self.nodes[node] for node in nodes if node in self.nodes)
         return [device for device, count in claims.items() if count == 1]
 
@@ -300,7 +300,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.stored_devices = {
             device: replace(record, state=DeviceState.OFFLINE) for device, record in self.stored_devices.items()
         }
-        # A store does not keep what devices have confirmed: each may keep to the highest limit that it ever had.
+        # A store does not keep confirmations, so each device may still use the highest limit that it was ever granted.
         for device, part in self.granted.items():
             record = self.stored_rounds[part.plan_id]
             told_w = limits_w(record.plan.assignments).get(device, 0.0)
@@ -309,7 +309,7 @@ class FleetMachine(RuleBasedStateMachine):
             if (record.wall_s is not None and device not in record.late) or device in record.observations:
                 self.granted[device].give_up()
 
-    # --- the account --------------------------------------------------------------------------------------------
+    # --- the model of what was done -----------------------------------------------------------------------------
 
     def over(self, plan_id: str, *device_ids: str) -> None:
         for device in device_ids:
@@ -323,7 +323,7 @@ class FleetMachine(RuleBasedStateMachine):
         return record.state is DeviceState.READY and record.front_for("unnamed") is not None
 
     def tellable(self) -> set[str]:
-        """Devices that can be told to keep to less."""
+        """Devices that can be sent a lower limit."""
         return {
             device
             for device, part in self.granted.items()
@@ -337,7 +337,7 @@ class FleetMachine(RuleBasedStateMachine):
         return self.stored_devices[device].idle_w or 0.0
 
     def drawn_w(self, device: str, granted_w: float | None = None) -> float:
-        """What a device may draw as far as it is known."""
+        """The most that a device may draw, as far as the coordinator can know."""
         fronts, part = self.stored_devices[device].fronts, self.granted.get(device)
         if granted_w is None:
             granted_w = part.counted_w if part is not None else 0.0
@@ -345,7 +345,7 @@ class FleetMachine(RuleBasedStateMachine):
         return max(granted_w, hungriest_w, self.idle_w(device))
 
     def expected_of_w(self, device: str) -> float:
-        """What a device draws once it has obeyed; devices are expected back shortly after a start."""
+        """What a device draws once it has obeyed. Shortly after a start, absent devices are expected to return."""
         part = self.granted.get(device)
         if part is None or (device not in self.connected and (part.was_sent or not self.is_starting)):
             return self.drawn_w(device)
@@ -357,7 +357,7 @@ class FleetMachine(RuleBasedStateMachine):
     def site_w(self) -> float:
         return sum(map(self.drawn_w, self.stored_devices))
 
-    # --- what always holds --------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------
 
     @invariant()
     def nothing_changed_that_was_not_handed_out(self) -> None:

@@ -1,4 +1,4 @@
-"""Who may be in the fleet: invites are used as often as they say and no longer, and certificates end when revoked."""
+"""Admission to the fleet: an invite works as often as it states, and a revoked certificate is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORIN = Application("orin-3", "agx-orin", "6f0c")
 
 
 class Enrolling:
-    """Identities, and a count that makes serial numbers."""
+    """Identities, and a counter for serial numbers."""
 
     def __init__(self) -> None:
         self.identities = Identities()
@@ -49,7 +49,7 @@ class Enrolling:
         return admission
 
     def unstored(self, token: str, application: Application = ORIN) -> Callable[[], object]:
-        """Enrol a machine whose enrolment is not stored yet; returns what takes it back."""
+        """Enrol a machine whose enrolment is not stored yet; returns a function that undoes it."""
         admission = self.identities.redeem(token, application, FLEET, NOW)
         record = self.issue(admission.peer)
         return lambda: self.identities.take_back(admission, record, NOW)
@@ -257,7 +257,7 @@ def test_a_cancelled_invite_stays_closed(uses: int) -> None:
     ("first", "second", "valid"), [(True, False, ["2"]), (False, True, ["3"]), (False, False, ["1"])]
 )
 def test_of_two_machines_that_enrol_at_once_only_stored_ones_count(first: bool, second: bool, valid: list[str]) -> None:
-    """Machines 2 and 3 replace machine 1; what the stored one has replaced does not come back."""
+    """Machines 2 and 3 replace machine 1, which stays replaced if either of the two is stored."""
     enrolling = Enrolling()
     for token in ("old", "a", "b"):
         enrolling.invite(token, name="orin-3")

@@ -1,4 +1,4 @@
-"""The garbage collector of a process that serves: what lives for long is left alone, garbage is not."""
+"""Garbage collection in a long-running service: objects that survive a collection are frozen, and garbage is freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coordinator.interpreter import serve_many
 
 
 class Ring:
-    """Refers to itself, so that only the collector frees it."""
+    """An object that refers to itself, so that only the garbage collector frees it."""
 
     def __init__(self) -> None:
         self.own = self

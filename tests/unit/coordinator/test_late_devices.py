@@ -1,4 +1,4 @@
-"""Devices that still train when their round ends without them: no failure, and their watts stay granted."""
+"""Devices that still train when their round ends: this is no failure, and they keep their grants."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NANO_LATE = DeviceResult("nano", share=0.0, late=True)
 
 
 def late_round(fleet: Fleet, number: int = 1) -> RoundRecord:
-    """A round that ends while the Nano trains."""
+    """A round that ends while the Nano still trains."""
     plan_id = fleet.flower.plan(RUN, number, NODES, 1.0).plan_id
     train(fleet, "orin")
     train(fleet, "nano")
@@ -38,7 +38,7 @@ def late_round(fleet: Fleet, number: int = 1) -> RoundRecord:
 
 
 def nano_w(fleet: Fleet) -> float:
-    """Watts that count for the Nano, by its grant."""
+    """The watts counted for the Nano's grant."""
     grant = fleet.rounds.grants.of("nano")
     return 0.0 if grant is None else grant.counted_w
 

@@ -1,4 +1,4 @@
-"""Leases stretch with the fleet, lapse when nothing is heard, and pass from an agent's old session to its new one."""
+"""Leases: longer in large fleets, expired after silence, and replaced when an agent opens a new session."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_agent_that_is_back_takes_the_place_of_its_old_session() -> None:
     assert replaced is None
     new, replaced = leases.begin("orin", "same", 1.0)
     assert replaced is old
-    assert not leases.end(old)  # what ends now is no end of the device's connection
+    assert not leases.end(old)  # the old session ends, but the device stays connected
     assert len(leases) == 1
     assert leases.end(new)
     assert len(leases) == 0

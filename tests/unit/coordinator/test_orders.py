@@ -1,4 +1,4 @@
-"""Grants of a large plan are sent in steps, between which other devices are answered and budgets may change."""
+"""Grants of a large plan are sent in steps, between which other requests are served and budgets may change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST_STEP = 5
 
 
 class ConnectedFleet:
-    """A fleet of ready devices, each with a stream; `sent` lists what they were sent, in order."""
+    """A fleet of ready devices, each with a stream; `sent` lists the grants sent, in order."""
 
     def __init__(self, budget_w: float) -> None:
         self.fleet = Fleet(Allowance.of_site(budget_w), AllDevices())
@@ -63,7 +63,7 @@ async def test_other_devices_are_answered_between_the_steps_of_a_large_plan() ->
     largest = before = 0
     async with asyncio.timeout(10.0):
         while before < COUNT:
-            await asyncio.sleep(0)  # a turn of the event loop, in which others are answered
+            await asyncio.sleep(0)  # a turn of the event loop, in which other requests are served
             largest, before = max(largest, len(connected.sent) - before), len(connected.sent)
     assert 0 < largest <= LARGEST_STEP
     assert sorted(device_id for device_id, _ in connected.sent) == [f"orin-{number:02}" for number in range(COUNT)]
@@ -80,7 +80,7 @@ async def test_a_budget_that_falls_between_two_steps_holds_for_the_later_ones() 
     connected.fleet.set_budget("site", watts(COUNT * 20.0))
     connected.orders.send_due()
     await connected.until_sent(len(told))
-    await asyncio.sleep(0.2)  # for steps that should not come
+    await asyncio.sleep(0.2)  # time for further steps, which must not come
     assert {device_id for device_id, _ in connected.sent} == set(told), "the others wait for their confirmations"
     for device_id, grant in connected.sent:
         connected.confirm(device_id, grant)
@@ -103,7 +103,7 @@ async def test_a_round_that_is_given_up_between_two_steps_begins_on_no_further_d
     connected.fleet.rounds.finish(f"{RUN}/1", [], 1.0)
     connected.orders.send_due()
     await connected.until_sent(len(told))
-    await asyncio.sleep(0.2)  # for steps that should not come
+    await asyncio.sleep(0.2)  # time for further steps, which must not come
     assert {device_id for device_id, _ in connected.sent} == set(told)
     assert not any(grant.HasField("mode") for _, grant in connected.sent), "their trainings are called off"
 
@@ -126,7 +126,7 @@ def profile_order(workload: str, modes: int) -> session_pb2.ProfileOrder:
 
 
 class SlowReader:
-    """A device that takes nothing until it reads; `taken` lists the orders that it then takes."""
+    """A device that receives nothing until it reads; `taken` lists the orders received."""
 
     def __init__(self) -> None:
         self.orders = Orders(Fleet(Allowance.of_site(100.0), AllDevices()))

@@ -1,4 +1,4 @@
-"""Nodes that cannot train on the device that they name: left out of plans with the remedy, and nobody else is."""
+"""A SuperNode that cannot train on the device it names is left out of plans, with the remedy; others are unaffected."""
 
 from __future__ import annotations
 

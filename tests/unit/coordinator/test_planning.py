@@ -1,4 +1,4 @@
-"""The planning service without a network: what it does as time passes."""
+"""The planning service without a network: plans, refusals, and events during planning."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_nothing_is_granted_before_the_plan_is_stored() -> None:
 
 
 class SlowPolicy:
-    """Takes everyone, once it is let."""
+    """A policy that selects all devices, but only once the test lets it continue."""
 
     name, counts = "slow", False
 
@@ -137,7 +137,7 @@ class SlowPolicy:
 async def planning(
     fleet: Fleet, policy: SlowPolicy, story: Callable[[PlanningServicer], Awaitable[None]]
 ) -> RoundRecord:
-    """A round of two devices, in the midst of whose planning something happens."""
+    """Plan a round of two devices, and run `story` while the policy is selecting."""
     writer = Writer(RecordingStore())
     service = service_of(fleet, writer)
     asked = asyncio.create_task(service.PlanRound(request(RUN), PlaintextContext()))

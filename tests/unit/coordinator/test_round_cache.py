@@ -1,4 +1,4 @@
-"""What of a run's rounds is kept at hand, and that what is not at hand is recalled without a difference."""
+"""Which of a run's rounds stay cached, and that the others are recalled unchanged."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TWO_ROUNDS = 4
 
 @pytest.fixture(autouse=True)
 def two_rounds_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of two devices each, so that two of them stay."""
+    """Limit the cache to two rounds of two devices each."""
     monkeypatch.setattr(round_cache, "_DECISIONS", TWO_ROUNDS)
 
 
 def train(fleet: Fleet, number: int, run_id: str = RUN) -> RoundRecord:
-    """A round from its plan to its end."""
+    """Run a round from its plan to its end."""
     plan_id = fleet.flower.plan(run_id, number, NODES, 1.0).plan_id
     for device_id in fleet.rounds.records[plan_id].nodes:
         fleet.rounds.observe(plan_id, ObservedTraining(device_id, 20.0, 12.0))
@@ -33,7 +33,7 @@ def train(fleet: Fleet, number: int, run_id: str = RUN) -> RoundRecord:
 
 
 def let_go(fleet: Fleet) -> list[str]:
-    """As if all of it were stored."""
+    """Evict all that can be evicted, as if it had been stored."""
     gone = fleet.rounds.evictable()
     fleet.rounds.cache.evict(gone)
     return sorted(gone)
@@ -92,7 +92,7 @@ def test_what_was_let_go_of_counts_in_the_plans_to_come() -> None:
         results = []
         for fleet in (forgetful, whole):
             planned = fleet.flower.plan(RUN, number, NODES, 1.0)
-            # A device that fails rests, the longer the more often it failed.
+            # A device that fails is rested, and for longer after each further failure.
             failed = [DeviceResult(device_id, "no reply", share=0.0) for device_id in planned.nodes]
             results.append(fleet.rounds.finish(planned.plan_id, failed, 30.0))
         assert results[0] == results[1]
@@ -113,7 +113,7 @@ def test_a_history_that_is_recalled_is_brought_up_to_what_is_at_hand() -> None:
         fleet.rounds.cache.history(run_id)
     let_go(fleet)
     assert fleet.rounds.cache.is_history_missing(RUN), "the others were used since"
-    stored = History().after(1, {}).after(2, {})  # the third is at hand, and not stored yet
+    stored = History().after(1, {}).after(2, {})  # the third round is cached and not stored yet
     fleet.rounds.cache.restore_history(RUN, stored)
     assert [past.number for past in fleet.rounds.cache.history(RUN).rounds] == [1, 2, 3]
     assert fleet.rounds.cache.history(RUN).latest == {"orin": whole.latest["orin"], "nano": whole.latest["nano"]}

@@ -1,4 +1,4 @@
-"""What rounds come to, as counters and histograms: worked out by hand for two devices."""
+"""Counters and histograms of rounds, computed by hand for two devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def value(fleet: Fleet, name: str, only: tuple[str, ...] = (), **labels: str) ->
 
 
 def observed_fleet() -> Fleet:
-    """One of three devices is not selected; the two others trained two epochs each."""
+    """A fleet after a round of two epochs, in which two of three devices took part."""
     fleet = small_fleet(site_budget_w=90.0, policy=FastestK(2))
     make_ready(fleet, "slow", front((90, 12)), 2.5, 3)
     plan_id = fleet.flower.plan(RUN, 1, [*NODES, 3], 2.0).plan_id
@@ -45,7 +45,7 @@ def test_a_histogram_counts_a_value_at_its_limit_as_within() -> None:
 
 def test_observed_trainings_are_compared_with_the_prediction_of_their_own_round() -> None:
     fleet = observed_fleet()
-    # Of the orin, 21 s after a prediction of 20 s; of the nano, 28 s after 35 s.
+    # The Orin took 21 s where 20 s were predicted, and the Nano 28 s where 35 s were predicted.
     for limit, count in (("0.8", 1), ("1.02", 1), ("1.05", 2)):
         assert value(fleet, "observed_to_predicted_ratio_bucket", quantity="time", le=limit) == count
     assert value(fleet, "observed_to_predicted_ratio_sum", quantity="power") == pytest.approx(31 / 30 + 14.5 / 15)
@@ -55,7 +55,7 @@ def test_deviations_are_in_predicted_standard_deviations() -> None:
     fleet = small_fleet()
     make_ready(fleet, "orin", front((20, 30), epoch_log_sd=0.1, power_log_sd=0.05), 5.0, NODES[0])
     plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
-    # Two deviations too slow, and one too frugal. The Nano's prediction states no deviation.
+    # The Orin is two deviations too slow and one below its power. The Nano's prediction states no deviation.
     fleet.observe("orin", plan_id, 20 * math.exp(0.2), 30 * math.exp(-0.05))
     fleet.observe("nano", plan_id, 40.0, 15.0)
     assert value(fleet, "prediction_deviations_count", quantity="time") == 1
@@ -68,7 +68,7 @@ def test_deviations_are_in_predicted_standard_deviations() -> None:
 def test_rounds_and_participants_are_counted_by_what_came_of_them() -> None:
     fleet = observed_fleet()
     results = [DeviceResult("orin", share=0.5), DeviceResult("nano", failure="the node is gone")]
-    for _ in range(2):  # a Flower server repeats what it saw no answer to
+    for _ in range(2):  # a Flower server repeats requests that it got no answer to
         fleet.rounds.finish(f"{RUN}/1", results, 80.0)
     fleet.flower.plan(RUN, 2, [*NODES, 3], 2.0)
     fleet.rounds.abandon(f"{RUN}/2")

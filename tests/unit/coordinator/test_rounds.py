@@ -1,4 +1,4 @@
-"""Rounds and runs: repeated plans, observations, results, metrics, and what a restart keeps."""
+"""Rounds and runs: repeated plans, observations, results, metrics, and restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator install` and `uninstall`: what they write, refuse, show and keep."""
+"""`wattfleet coordinator install` and `uninstall`: what they write, refuse, print and keep."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from wattfleet_io.systemd.ownership import InstalledCode
 
 Commands = Callable[..., Result]
 OF_THE_AGENT_ALONE = {
-    "ReadWritePaths",  # the kernel's knobs
-    "DevicePolicy",  # PrivateDevices closes all
+    "ReadWritePaths",  # the agent writes to the kernel's knobs
+    "DevicePolicy",  # the coordinator's PrivateDevices hides all devices
     "DeviceAllow",
     "RuntimeDirectory",
     "RuntimeDirectoryMode",
@@ -32,7 +32,7 @@ OF_THE_AGENT_ALONE = {
 
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """Runs a command on an image in `tmp_path`, from an installation that root alone may write."""
+    """Run a command on an image in `tmp_path`, as if from an installation that only root can write to."""
     code = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
     monkeypatch.setattr("wattfleet_io.systemd.ownership.running_code", lambda: code)
     return lambda *words: command(*words, "--root", str(tmp_path), columns=200)

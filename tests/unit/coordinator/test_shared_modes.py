@@ -1,4 +1,4 @@
-"""What devices of one kind learn from each other: kept by the coordinator, and passed on in time."""
+"""Measured modes that devices of one kind share: the coordinator stores them and forwards them in time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_so_many_workloads_are_kept_and_those_without_runs_go() -> None:
 
 
 class Sharing:
-    """Devices with sessions; `told` lists the measured units that each was announced, in order."""
+    """Devices with sessions; `told` lists, in order, the measured units that each was sent."""
 
     def __init__(self, share_modes: int = 16) -> None:
         self.fleet = Fleet(Allowance.of_site(100.0), AllDevices())

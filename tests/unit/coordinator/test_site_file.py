@@ -1,4 +1,4 @@
-"""The operator's site file: what it states, and that whatever cannot be is refused by file and key."""
+"""The operator's site file: how it is read, and that errors name the file and the key."""
 
 from __future__ import annotations
 

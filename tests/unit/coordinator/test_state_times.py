@@ -1,4 +1,4 @@
-"""Since when devices are in their states, and how long their profiling takes, in virtual time."""
+"""How long devices have been in their states, and how long profiling takes, in virtual time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_left_follows_from_the_pace_since_profiling_began(times: StateTi
     clock.sleep_s(5)
     assert times.profiling_left_s(PROFILING) is None, "no mode yet"
     clock.sleep_s(5)
-    halfway = replace(PROFILING, profiled_modes=12)  # 2 modes in 10 s: 5 s each, and 38 are left of 50
+    halfway = replace(PROFILING, profiled_modes=12)  # 2 modes in 10 s are 5 s each, and 38 of 50 modes are left
     times.note(halfway)
     assert times.profiling_left_s(halfway) == 38 * 5
     clock.sleep_s(30)

@@ -1,4 +1,4 @@
-"""Rounds in flight are trimmed whenever they may exceed the watts, and devices told, whatever the store does."""
+"""Trims of rounds in flight that may exceed the budget; devices get their orders even if the store fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wattfleet_proto.device_state import DeviceState
 
 
 class Told(Orders):
-    """Notes what is told; the devices confirm it at once."""
+    """Records which devices were sent orders; the devices confirm them at once."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
@@ -34,7 +34,7 @@ class Told(Orders):
 
 
 async def looked(fleet: Fleet, writer: Writer, told: Told, times: int = 1) -> None:
-    """Let the watch look at the fleet so many times."""
+    """Let the trimmer check the fleet `times` times."""
     looks = asyncio.Semaphore(times)
 
     async def sleep(_: float) -> None:

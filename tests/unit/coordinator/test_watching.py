@@ -1,4 +1,4 @@
-"""What `--watch` shows in a terminal that is too low for all of it, and which keys it takes."""
+"""`--watch` in a terminal that is too low for all lines: what it shows, and which keys it handles."""
 
 from __future__ import annotations
 

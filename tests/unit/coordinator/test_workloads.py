@@ -1,4 +1,4 @@
-"""Fronts by workload: what a run is planned with, what counts against the watts, and what is predicted."""
+"""Fronts by workload: which front a run is planned with, how watts are counted, and what is predicted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report(fleet: Fleet, device_id: str, device_front: Front, workload: str, min
 
 
 def fleet_of_two_workloads() -> Fleet:
-    """Both devices know bert, and what runs train that state no workload."""
+    """Both devices have a front for bert and one for runs that state no workload."""
     fleet = small_fleet()
     report(fleet, "orin", ORIN_FRONT, "unnamed")
     report(fleet, "nano", NANO_FRONT, "unnamed")
@@ -43,7 +43,7 @@ def times(record: RoundRecord) -> dict[str, float]:
     return {each.device_id: each.epoch_s for each in record.plan.assignments}
 
 
-# --- what a run is planned with -------------------------------------------------------------------------------------
+# --- the front that a run is planned with ---------------------------------------------------------------------------
 
 
 def test_each_run_is_planned_with_the_fronts_of_its_own_workload() -> None:
@@ -116,7 +116,7 @@ def test_an_epoch_of_unknown_length_is_as_long_as_those_of_other_devices() -> No
         fleet.agents.connect(f"other-{k}", "agx-orin", "simulated", 7)
         report(fleet, f"other-{k}", front((1, 2)), "bert", minibatches)
     report(fleet, "nano", BERT_ON_NANO, "bert", None)
-    report(fleet, "orin", BERT_ON_ORIN, "bert", 100)  # of the four known lengths, the median is 600
+    report(fleet, "orin", BERT_ON_ORIN, "bert", 100)  # the median of the four known lengths is 600
     record = fleet.flower.plan("b", 1, NODES, 1.0)
     assert times(record)["nano"] == 6 * 300
     [nano, orin] = record.plan.assignments
@@ -201,7 +201,7 @@ def test_a_training_whose_workload_was_removed_still_keeps_to_the_watts(budget_w
     assert kept == (before if budget_w == 60.0 else ())
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
+# --- what is stored -------------------------------------------------------------------------------------------------
 
 
 def test_of_too_many_workloads_the_one_reported_longest_ago_goes() -> None:

@@ -1,4 +1,4 @@
-"""What an agent exports: every documented name, what its parts know, and nothing where nothing is known."""
+"""The metrics that an agent exports: all documented names, known values, and no sample where a value is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent samples of its board between two leases, in virtual time."""
+"""The samples that an agent takes of its board between two leases, in virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sampled(device: ScriptedDevice, sampler: BoardSampler, seconds: int) -> Boar
 def test_energy_is_the_area_below_the_power() -> None:
     device = ScriptedDevice(power_at=lambda at_s: 1_000.0 * at_s)
     device.conditions_at = lambda at_s: Conditions(61.5, 3)
-    # A power that rises by 1 W a second: 50 J after ten seconds.
+    # The power rises by 1 W per second: 50 J after ten seconds.
     assert sampled(device, BoardSampler(device), 10) == BoardSample(10.0, 61.5, OTHER, 3, energy_j=50.0)
 
 

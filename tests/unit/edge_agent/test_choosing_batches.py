@@ -1,4 +1,4 @@
-"""The front over modes and batch sizes, and what an agent makes of apps that train with another batch."""
+"""The front over modes and batch sizes, and apps that train with a batch size other than the planned one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from wattfleet.modes import BatchOptions, PowerMode, Profile, Workload, Workload
 from wattfleet.prediction import restore_predictor
 
 HEADER = JournalHeader("orin", "scripted", "hardware", "app", 16)
-# A batch of 64 needs twice the samples that a batch of 16 needs to the same accuracy.
+# To reach the same accuracy, a batch size of 64 needs twice as many samples as one of 16.
 RELATIVE = {16: 0.5, 32: 0.75, 64: 1.0}
 OPTIONS = BatchOptions.of(RELATIVE)
-# Minibatches of an epoch: as many samples as 200 batches of 16, in proportion to the samples each batch needs.
+# Minibatches per epoch. 200 batches of 16 set the samples, scaled by the relative samples of each batch size.
 MINIBATCHES = {16: 200.0, 32: 150.0, 64: 100.0}
 APP = Workload("app", WorkloadFacts(batch=16), OPTIONS)
 MODES = [PowerMode(cores, 1_000_000, gpu_hz * 10**8, 2 * 10**9) for cores in (2, 4) for gpu_hz in range(3, 9)]
@@ -36,7 +36,7 @@ PLANNED = math.exp(NormalDist().inv_cdf(0.95) * POWER_LOG_SD)
 
 
 class Bench:
-    """A learner on a board of twelve modes."""
+    """A learner on a scripted board with twelve modes."""
 
     def __init__(self, folder: Path) -> None:
         self.journal = Journal.open(folder / "profile.jsonl", HEADER)
@@ -63,7 +63,7 @@ Setting = tuple[PowerMode, int]
 
 
 def all_settings(table: Table) -> dict[Setting, tuple[float, float]]:
-    """Seconds of an epoch and planned watts of each mode with each batch."""
+    """Seconds per epoch and planned watts of each mode with each batch size."""
     return {
         (mode, batch): (
             float(table.minibatch_ms[batch][k]) * MINIBATCHES[batch] / 1e3,
@@ -109,7 +109,7 @@ def test_the_front_equals_the_comparison_of_all_modes_and_batches(bench: Bench, 
 
 
 def test_an_epoch_of_unknown_length_counts_100_minibatches_of_the_largest_batch(bench: Bench) -> None:
-    """200 minibatches of 16 are 100 of 64."""
+    """200 minibatches of 16 make as much progress as 100 of 64."""
     assert_same_points(
         bench.learner(KnownWorkload(APP)).predicted_front()[0],
         bench.learner(KnownWorkload(APP, 200)).predicted_front()[0],
@@ -156,7 +156,7 @@ def test_the_granted_mode_is_judged_by_the_watts_of_its_batch(bench: Bench) -> N
             learner.granted_mode(MODES[at], limit_w)
 
 
-# --- apps that train with another batch ---------------------------------------------------------------------------
+# --- apps that train with another batch size ----------------------------------------------------------------------
 
 
 def test_an_app_that_ignores_its_plan_is_offered_no_batch(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A wall clock that jumps, as on boards without a battery once they reach a time server, changes no measurement."""
+"""Measurements are unaffected by jumps of the wall clock, as on boards that have no clock battery."""
 
 import ast
 import time

@@ -1,4 +1,4 @@
-"""`wattfleet advise`: the comparison as a shell sees it."""
+"""`wattfleet advise`: the output and exit code of the comparison of profiling methods."""
 
 from __future__ import annotations
 

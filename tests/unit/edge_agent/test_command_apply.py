@@ -1,4 +1,4 @@
-"""`wattfleet agent modes`, `apply` and `restore`: what is offered, what is put in force, and the way back."""
+"""`wattfleet agent modes`, `apply` and `restore`: the modes listed, the mode applied, and the way back."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def refused(ended, code, *said):
     assert all(words in ended.err for words in said), ended.err
 
 
-# --- what is offered ------------------------------------------------------------------------------------------------
+# --- the modes listed -----------------------------------------------------------------------------------------------
 
 
 def test_modes_shows_every_value_and_the_named_modes(run, jetson):
@@ -121,7 +121,7 @@ def test_nvpmodel_applies_a_preset_and_prints_what_a_reboot_would_do(tmp_path, r
     assert jetson.everything() == before and not kept(state).exists() and not nvpmodel.rebooted
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 def sent_at_write(monkeypatch, number, *counts):
-    """Let this process be sent a signal at some of the writes to knobs, counted from 1; returns all writes."""
+    """Send this process the signal `number` at the given writes to knobs, counted from 1; returns all writes."""
     writes, real = [], FakedJetson.write
 
     def write(tree, path, text):
@@ -208,7 +208,7 @@ def sent_at_write(monkeypatch, number, *counts):
 @pytest.mark.parametrize("number", STOPS)
 def test_a_signal_half_way_takes_the_change_back(run, jetson, state, monkeypatch, number):
     before, handler = jetson.everything(), signal.getsignal(number)
-    # The second comes while the first change is being undone.
+    # The second signal comes while the first change is being undone.
     sent_at_write(monkeypatch, number, 10, 12)
     ended = run("apply", MODE)
     assert (ended.code, ended.out) == (128 + number, "") and "the device was restored" in ended.err
@@ -293,7 +293,7 @@ def test_the_real_tree_of_a_container_is_set_too(agent, tmp_path):
     spec = f"sysfs:{tmp_path / 'root'}"
     applied = agent("apply", "6,1510400,408000000,2133000000", "--device", spec, "--state-dir", tmp_path / "one")
     assert applied.code == 0 and jetson.everything() != before
-    # A board has one restore file, whoever changed it and wherever the others keep their state.
+    # A board has one restore file, whoever changed the board and whichever state directories are used.
     two = ("--device", spec, "--state-dir", tmp_path / "two")
     assert agent("status", *two, "--json").content["knob_backup"]["restore_file"] is True
     assert agent("restore", *two, "--json").content["restored"] is True

@@ -1,4 +1,4 @@
-"""`wattfleet agent choose`, `explain` and `front`: what a profiled device is told about its modes."""
+"""`wattfleet agent choose`, `explain` and `front` on a profiled device."""
 
 import errno
 import json
@@ -36,13 +36,13 @@ def run(agent, profiled_state):
 
 @pytest.fixture
 def copied(profiled_state, tmp_path):
-    """A state directory of one's own to damage."""
+    """A copy of the state directory that a test may damage."""
     return shutil.copytree(profiled_state, tmp_path / "copied", ignore=shutil.ignore_patterns("*.sock"))
 
 
 @pytest.fixture
 def of_unknown_length(copied):
-    """A state of which no app has told how many minibatches an epoch has."""
+    """A state directory in which no app has reported the minibatches per epoch."""
     folders = WorkloadFolders(copied)
     folders.note(replace(folders.known("built-in"), minibatches_per_epoch=None))
     return copied
@@ -252,7 +252,7 @@ def test_a_measured_mode_of_the_front_has_its_measured_values(run, tmp_path):
     for label in both:
         for name in ("warmup_s", "epoch_s", "power_w"):
             assert on_front[label][name] == measured[label][name]
-    # What a round reserves stays that of the prediction.
+    # The power that a round reserves is still the predicted one.
     assert all(on_front[label]["planned_w"] != on_front[label]["power_w"] for label in both)
     chosen = run("choose", "--budget-w", 100, "--json").content
     assert (on_front[chosen["label"]]["epoch_s"], chosen["measured"]) == (chosen["epoch_s"], chosen["label"] in both)

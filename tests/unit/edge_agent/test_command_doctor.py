@@ -1,4 +1,4 @@
-"""`wattfleet agent doctor`: what it finds, what it advises, and when it says that the agent cannot work."""
+"""`wattfleet agent doctor`: its findings, its advice, and when it reports that the agent cannot work."""
 
 import math
 import os
@@ -20,7 +20,7 @@ EXISTING = Path("/usr/bin/env")
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    """Set which code runs: by default code that the service can run, as Wattfleet may be anyone's in the tests."""
+    """Set the running code. The default is code that the service can run, whoever owns it on this machine."""
 
     def be(program=EXISTING, imported=(), writable=None):
         code = InstalledCode(program, (), imported)
@@ -33,7 +33,7 @@ def installed(monkeypatch):
 
 @pytest.fixture
 def look(agent, tmp_path):
-    """The findings on a device by topic, with the exit code."""
+    """Run doctor on a device; returns the exit code and the findings by topic."""
 
     def run(device, state=tmp_path / "state"):
         socket = tmp_path / "agent.sock"
@@ -116,7 +116,7 @@ def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_p
 
 @pytest.fixture
 def host(tmp_path, as_device, monkeypatch):
-    """A workstation's files, with no GPU; `auto` finds it."""
+    """A fake workstation without a GPU, which `auto` selects."""
     monkeypatch.setattr("edge_agent.devices.selection.is_jetson", lambda tree: False)
     monkeypatch.setattr("edge_agent.diagnosis.machine.is_jetson", lambda tree: False)
     root = tmp_path / "workstation"

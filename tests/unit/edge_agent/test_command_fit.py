@@ -1,4 +1,4 @@
-"""`wattfleet agent fit`: the predictor anew, from the journal alone."""
+"""`wattfleet agent fit`: the predictor is fitted again from the journal alone."""
 
 import shutil
 
@@ -75,7 +75,7 @@ def test_the_errors_are_those_of_modes_that_the_fit_has_not_seen(fit, state):
         foreseen = RooflinePredictor.fit(others, prior).predict(profile.modes[[left]])
         errors.append(foreseen.minibatch_ms[0] / profile.minibatch_ms[left] - 1)
     said = [mode["time_error"] for mode in content["modes"]]
-    # Left out by a formula, with everything else of the fit as it is: near to fitting without the mode.
+    # The formula that leaves out a mode keeps the other parts of the fit, so it only comes close to a fit without it.
     assert np.corrcoef(errors, said)[0, 1] > 0.8
     assert content["median_time_error"] == pytest.approx(np.median(np.abs(said)))
 

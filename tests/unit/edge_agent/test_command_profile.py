@@ -1,4 +1,4 @@
-"""`wattfleet agent profile`: modes measured by hand, stopped at any moment, and gone on with."""
+"""`wattfleet agent profile`: measures modes, can be stopped at any moment, and continues where it stopped."""
 
 import errno
 import json
@@ -37,7 +37,7 @@ def profile(agent, state):
 
 @pytest.fixture
 def board(as_device):
-    """A simulated board that outlives a command, as real ones do, in its owner's mode."""
+    """A simulated board in a mode that its owner set. Like a real board, it keeps its state between commands."""
     device = open_virtual_board(PROFILED, seed=0)
     device.apply(array_to_modes(device.modes)[777])
     as_device(device)
@@ -49,7 +49,7 @@ def journalled(state):
 
 
 def sending(number, device, at_mode):
-    """Let the process be sent a signal in the middle of a mode, counted from 1."""
+    """Send the process a signal, twice, during the measurement of mode number `at_mode`, counted from 1."""
     applied, real_apply, real_step = [], device.apply, device.step
 
     def apply(mode):
@@ -66,7 +66,7 @@ def sending(number, device, at_mode):
     return applied
 
 
-# --- what it does ---------------------------------------------------------------------------------------------------
+# --- the usual case -------------------------------------------------------------------------------------------------
 
 
 def test_modes_are_measured_shown_and_fitted(profile, agent, state):
@@ -122,7 +122,7 @@ def test_a_reference_in_a_directory_is_transferred_and_kept_for_later_fits(profi
     assert [kept.name for kept in (state / "references").iterdir()] == [reference.digest]
 
 
-# --- stopped in the middle ------------------------------------------------------------------------------------------
+# --- stopped during a measurement -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -222,7 +222,7 @@ def test_a_jetson_stopped_in_the_middle_of_a_mode_is_as_its_owner_left_it(profil
 
 
 class Training:
-    """Trains on a faked Jetson, whose power flickers as real ones do."""
+    """Trains on a faked Jetson whose measured power fluctuates, as on real ones."""
 
     def __init__(self, jetson, seen):
         self._jetson, self._seen, self._steps = jetson, seen, 0

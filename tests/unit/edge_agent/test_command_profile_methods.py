@@ -1,4 +1,4 @@
-"""`wattfleet agent profile --method ...`: what each method measures, and that the journal names it."""
+"""`wattfleet agent profile --method ...`: what each method measures, and that the journal records the method."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def state(tmp_path):
 
 @pytest.fixture
 def small(tmp_path):
-    """A replayed board with 12 modes, which brute force measures in minutes."""
+    """A replayed board with 12 modes, which brute force can measure in minutes."""
     modes = NANO.array()[[row for row in range(len(NANO)) if row % 150 == 149]]
     work = modes.prod(axis=1) ** 0.25
     path = tmp_path / "small.csv"
@@ -109,14 +109,14 @@ def test_a_brute_force_of_many_hours_has_to_be_confirmed(profile, state):
 
 @pytest.fixture
 def board(as_device):
-    """A simulated board that outlives a command."""
+    """A simulated board that keeps its state between commands."""
     device = open_virtual_board(PROFILED, seed=0)
     as_device(device)
     return device
 
 
 def stopped(device, at_mode):
-    """Send an interrupt in the middle of a mode, counted from 1."""
+    """Send an interrupt during the measurement of mode number `at_mode`, counted from 1."""
     applied, real_apply, real_step = [], device.apply, device.step
 
     def apply(mode):

@@ -1,4 +1,4 @@
-"""`wattfleet agent run`: its settings, and the signals that end it."""
+"""`wattfleet agent run`: its settings, and the signals that stop it."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ def run(agent, tmp_path):
 
 @pytest.fixture
 def ended_by(monkeypatch):
-    """The signals that were sent to an agent that ended."""
+    """Replace the agent by one that sends itself the last signal in this list and then waits to be stopped."""
     sent = []
 
     async def run_agent(settings, board, profiled, device_folder, stop):
@@ -40,7 +40,7 @@ def ended_by(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_in_good_order(run, ended_by, number):
-    # Unhandled, the signal must end no test run.
+    # If the command does not handle the signal, the test fails instead of being killed.
     before = signal.signal(number, lambda *_: pytest.fail("not handled"))
     try:
         ended_by.append(number)
@@ -146,7 +146,7 @@ def test_metrics_for_other_machines_are_refused_before_the_device_is_opened(agen
 
 
 def enrol_for_clients_only(folder):
-    """A device's identity as earlier coordinators issued it."""
+    """Store a device's identity whose certificate is for clients only, as earlier coordinators issued it."""
     authority, key = CertificateAuthority.create("fleet", utc_now()), new_key()
     uri = Peer("fleet", Role.DEVICE, "orin-nano-0").uri
     certificate = (

@@ -1,4 +1,4 @@
-"""`wattfleet agent status`: how the device and its agent stand, whatever cannot be read."""
+"""`wattfleet agent status`: the state of the device and its agent, even if parts of it cannot be read."""
 
 import errno
 import json

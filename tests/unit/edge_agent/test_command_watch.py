@@ -1,4 +1,4 @@
-"""`wattfleet agent watch`: what is shown while it lasts, and what is said to be missing."""
+"""`wattfleet agent watch`: what it prints every second, and which values it reports as missing."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Files of the state directory with whatever somebody wrote into them: a typed error in one line, or a fresh start."""
+"""State files with arbitrary content: each one gives a typed one-line error or a fresh start."""
 
 from __future__ import annotations
 

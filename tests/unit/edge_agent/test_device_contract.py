@@ -1,4 +1,4 @@
-"""The contract of devices, over every kind of them."""
+"""The contract that every kind of device fulfils."""
 
 import json
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ class DeviceContract(ABC):
 
     @abstractmethod
     def open(self, folder) -> Device:
-        """A device as it is after start-up."""
+        """Open a device in its state after start-up."""
 
     @pytest.fixture
     def device(self, tmp_path):

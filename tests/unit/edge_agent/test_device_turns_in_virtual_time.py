@@ -1,4 +1,4 @@
-"""The turns of a device on an event loop whose time is virtual: rates, resting modes, and the end of the agent."""
+"""Turns of a device on an event loop with virtual time: rates, idle modes, and the end of the agent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wattfleet.modes import modes_to_array
 
 
 class _NoWait(selectors.SelectSelector):
-    """Waits for nothing: the time until the next timer passes at once."""
+    """A selector that never blocks: it adds the time until the next timer to `passed_s` instead."""
 
     passed_s = 0.0
 
@@ -49,7 +49,7 @@ def run(loop: VirtualLoop, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def answer(turns: DeviceTurns, server: int, took_s: float, arrived: int = 1) -> None:
-    """Answer one batch of one request."""
+    """Take a turn for one batch of requests and answer it."""
     ticket = await turns.take(Kind.INFERENCE, server=server)
     await asyncio.sleep(took_s)
     turns.batch_answered(arrived, [took_s * 1e3], 0)
@@ -65,7 +65,7 @@ def test_training_goes_on_when_requests_cease_although_no_server_reports_it():
         turns.serve_here()
         turns.duty = duty(latency_ms=150.0)
         server = turns.server_connected(8)
-        for batch in range(200):  # 100 requests per s: 8 arrive during a minibatch, and their batch takes too long
+        for batch in range(200):  # 100 requests per second: 8 arrive during a minibatch, and their batch would be late
             await answer(turns, server, 0.02, arrived=10)
             await asyncio.sleep(0.08)
             if batch % 20 == 0:
@@ -127,9 +127,9 @@ def test_a_mode_change_that_is_asked_for_while_the_agent_stops_goes_on():
     async def stops() -> None:
         turns.serve_here()
         turns.server_connected(1)
-        await turns.take(Kind.INFERENCE)  # so that nobody else gets a turn
+        await turns.take(Kind.INFERENCE)  # so that no other turn is given
         changing = asyncio.get_running_loop().run_in_executor(None, device.apply, OTHER)
-        time.sleep(0.1)  # on purpose on the loop: the question is on its way to it
+        time.sleep(0.1)  # blocks the event loop on purpose, while the call from the other thread is pending
         turns.stop()
         await changing
 

@@ -1,4 +1,4 @@
-"""The workloads of a device: opened beside other work, kept while they are in use, and removed in order of use."""
+"""The workloads of a device: opened concurrently, kept while in use, and removed in order of last use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHIN_S = 60.0
 
 
 class Learner:
-    """A learner that learns nothing."""
+    """A learner that does not learn."""
 
     profiled_modes = 7
 
@@ -44,7 +44,7 @@ def workloads_of(
     fit: Callable[[str], object] = lambda name: None,
     opened: Callable[[Learner], object] = lambda learner: None,
 ) -> Iterator[tuple[Workloads, list[str]]]:
-    """Workloads whose learners are fitted by `fit` and shown to `opened`, and the names of those that were removed."""
+    """Yield workloads and the names of removed ones. `fit` is called for each fit, `opened` with each learner."""
     removed: list[str] = []
 
     def open_learner(known: KnownWorkload, folder: Path) -> Any:
@@ -63,7 +63,7 @@ def workloads_of(
 
 
 class SlowFit:
-    """Fits one workload until it is let go."""
+    """A fit that, for one workload, lasts until `may_end` is set."""
 
     def __init__(self, slow: str) -> None:
         self._slow = slow

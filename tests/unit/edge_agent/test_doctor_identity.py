@@ -1,4 +1,4 @@
-"""What `wattfleet agent doctor` finds about certificate, key, clock and plaintext."""
+"""The findings of `wattfleet agent doctor` about certificate, key, clock and plaintext connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def enrol(folder: Path, role: Role = Role.DEVICE) -> None:
-    """An identity that was stored at ENROLLED."""
+    """Store an identity that was issued at ENROLLED."""
     authority, key = CertificateAuthority.create("farm", ENROLLED), new_key()
     peer = Peer("farm", role, "orin-3", board="orin-nano" if role is Role.DEVICE else "")
     certificate = authority.issue(request_certificate(key), peer, LIFETIME, ENROLLED)
@@ -124,7 +124,7 @@ def test_a_certificate_of_another_role_is_refused(folder: Path) -> None:
 
 
 def installed(root: Path, coordinator: str, is_insecure: bool) -> InstalledConnection | None:
-    """What is read back of a service that `install` has put below a folder."""
+    """The connection settings of an installed service, as read back from below `root`."""
     path = root / SETTINGS_PATH.lstrip("/")
     path.parent.mkdir(parents=True)
     path.write_text(ServiceSettings("host", "orin-3", coordinator, is_insecure=is_insecure).text())

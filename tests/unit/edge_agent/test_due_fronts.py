@@ -1,4 +1,4 @@
-"""The fronts that a device has to report."""
+"""The fronts that a device still has to report."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_front_of_an_announced_workload_is_reported_even_if_it_is_unchanged(
     ready = ready_with(Workloads([first, second]))
     assert [report.workload.name for report in ready.due_fronts()] == ["first", "second"]
     assert ready.due_fronts() == []
-    ready.announced(Workload("second"))  # the coordinator may have dropped its front
+    ready.announced(Workload("second"))  # the coordinator may have dropped this workload's front
     assert [report.workload.name for report in ready.due_fronts()] == ["second"]
     assert ready.due_fronts() == []
 
@@ -107,7 +107,7 @@ def test_the_front_of_a_run_that_states_its_batch_is_predicted_for_it() -> None:
 
 @pytest.mark.parametrize(("batch", "minibatches"), [(16, 200), (32, 150), (64, 100)])
 def test_the_reported_length_is_that_of_the_largest_batch_a_plan_may_choose(batch: int, minibatches: int) -> None:
-    """Whichever batch was trained last: 200 minibatches of 16 make the progress of 100 of 64."""
+    """Any batch size may have been trained last: 200 minibatches of 16 make as much progress as 100 of 64."""
     options = BatchOptions((16, 32, 64), (0.5, 0.75, 1.0))
     known = KnownWorkload(Workload("digits", WorkloadFacts(batch=batch), options), minibatches)
     [report] = ready_with(Workloads([Learner(known)])).due_fronts()

@@ -1,4 +1,4 @@
-"""The batches and the mode of a device that answers requests, as its plans count with them."""
+"""The batch size and mode in which a device answers requests, and how its plans account for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PER_S = 40.0
 
 
 class Batches(Planning):
-    """Twice as large a batch takes half as long again and draws 1 W more; the mode in the middle draws the least."""
+    """Doubling the batch size takes 1.5 times as long and draws 1 W more. The middle mode draws the least."""
 
     def predict(self, workload: str, batches: tuple[int, ...], rows: Profile) -> Mapping[int, Prediction]:
         times_ms, power_mw = np.array([40.0, 20.0, 10.0]), np.array([9e3, 7e3, 20e3])
@@ -33,7 +33,7 @@ class Batches(Planning):
 
 @pytest.fixture
 def planning(tmp_path: Path) -> Batches:
-    """With a server that takes 8 requests at once, and a duty that leaves time for training."""
+    """A server that accepts batches of 8 requests, and a duty that leaves time for training."""
     planning = Batches(tmp_path)
     planning.turns.plan_batching = planning.batching
     planning.turns.server_connected(8)
@@ -55,7 +55,7 @@ def test_a_server_is_limited_to_the_batch_of_the_plan_in_each_mode(planning: Bat
     for mode in (FAST, HALF):
         planning.turns.in_mode(mode)
         found[mode] = planning.turns.batching
-    # By hand: of all batches, the one with the most minibatches of training a second.
+    # The expected batch size is the one that allows the most minibatches of training per second.
     batches = [1, 2, 4, 8]
     inference = KnownModes.of(
         np.repeat(MODES, 4, axis=0),

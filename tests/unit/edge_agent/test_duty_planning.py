@@ -1,4 +1,4 @@
-"""Fronts beside a duty: only modes that keep it, with the time that is left; otherwise the reason."""
+"""Fronts beside a duty: only modes that keep it, with the time left for training, or the reason for no front."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wattfleet.prediction import Prediction
 
 @pytest.fixture
 def planning(tmp_path: Path) -> Planning:
-    """On a board with a measured row, to which an inference server is connected."""
+    """A board with one measured row of inference and a connected inference server."""
     planning = Planning(tmp_path)
     planning.turns.server_connected(1)
     planning.rows.add("camera", Profile.of([Measurement(FAST, 10.0, 20e3, 1)], Task.INFERENCE))
@@ -40,7 +40,7 @@ def test_without_a_duty_a_front_is_that_of_training_alone(planning: Planning) ->
 
 
 def test_a_front_has_only_modes_that_keep_the_duty_with_the_time_that_is_left(planning: Planning) -> None:
-    """An answer may wait for one minibatch: 30, 60 and 120 ms in all at most, and another cycle at most."""
+    """An answer, including one minibatch before it, takes at most 30, 60 or 120 ms by mode, plus at most one cycle."""
     planning.turns.duty = duty(100.0)
     assert planning.modes_of_front() == {HALF, FAST}
     front = planning.front()
@@ -74,7 +74,7 @@ def test_a_training_in_progress_has_no_time_once_the_duty_takes_the_whole_board(
 
 
 def test_a_training_that_is_hardly_known_leaves_no_front_but_a_remedy(planning: Planning) -> None:
-    """At the median, its minibatches of 20 ms fit; with a probability of 95 % they take up to 104 ms."""
+    """The median of 20 ms per minibatch fits, but the 95 % quantile is 104 ms."""
     planning.turns.duty = duty(100.0)
     unsure = Prediction(TRAINING.minibatch_ms, TRAINING.power_mw, np.ones(3), NONE)
     with pytest.raises(
@@ -158,7 +158,7 @@ NOW = DutyNow(duty(100.0), 20.0, 8, 1.0, {FAST: {1: 10.0, 4: 20.0}})
         (NOW, False),
         (replace(NOW, duty=duty(99.0)), True),
         (replace(NOW, largest_batch=None), True),
-        (replace(NOW, arrivals_per_s=22.0), False),  # within three standard deviations: 17 %
+        (replace(NOW, arrivals_per_s=22.0), False),  # within three standard deviations, which are 17 %
         (replace(NOW, arrivals_per_s=26.0), True),
         (replace(NOW, arrivals_per_s=15.0), True),
         (replace(NOW, live={FAST: {1: 11.0, 4: 20.0}}), False),

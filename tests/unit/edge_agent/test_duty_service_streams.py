@@ -1,4 +1,4 @@
-"""The duty's service alone: how many apps it serves at once, and what their batches tell."""
+"""The duty service alone: how many apps it serves at once, and what it learns from their messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WANTED = duty_pb2.ShareRequest(wanted=duty_pb2.MinibatchWanted())
 
 
 async def requests_of(request: Any) -> AsyncIterator[Any]:
-    """The requests of an app that says one thing and stays connected."""
+    """The request stream of an app that sends one message and stays connected."""
     yield request
     await asyncio.Event().wait()
 
@@ -104,7 +104,7 @@ def test_only_a_server_that_measures_is_asked_to(servicer, turns, measures):
         turns.serve_here()
         says: asyncio.Queue[Any] = asyncio.Queue()
         says.put_nowait(duty_pb2.ServeRequest(hello=duty_pb2.ServerHello(largest_batch=4, measures=measures)))
-        says.put_nowait(duty_pb2.ServeRequest(measured=duty_pb2.BatchMeasured(number=1)))  # nobody has asked for it
+        says.put_nowait(duty_pb2.ServeRequest(measured=duty_pb2.BatchMeasured(number=1)))  # no measuring was requested
         says.put_nowait(duty_pb2.ServeRequest(answered=duty_pb2.BatchAnswered(batch=1, latency_ms=[1.0])))
 
         async def requests() -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""A mode that the board does not bear is no mode to be trained in, nor are those that ask even more of it."""
+"""A mode that overloads the board is excluded from training, and so are all higher modes."""
 
 import json
 import shutil

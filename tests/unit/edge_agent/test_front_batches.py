@@ -1,4 +1,4 @@
-"""The front's table and JSON where its points differ in the batch, and references of another task."""
+"""Table and JSON output of fronts whose points differ in batch size, and references of another task."""
 
 import numpy as np
 import pytest

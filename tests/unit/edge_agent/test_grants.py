@@ -1,4 +1,4 @@
-"""What an agent makes of a coordinator's grants."""
+"""How an agent handles a coordinator's grants."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_session_that_delivers_no_newer_grant_does_not_renew_the_old_one
     await grants.welcomed(120.0)
     await grants.receive(session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=6000.0))
     grants.begin("7/1")
-    for clock.now_s in (50.0, 100.0):  # the sessions break off after the Welcome, or before the newest grant arrives
+    for clock.now_s in (50.0, 100.0):  # the sessions break off after the Welcome, or before the newest grant
         grants.greeting()
         await grants.welcomed(120.0)
         await grants.acknowledged(grants.lease().number, 120.0, is_renewed=False)

@@ -1,4 +1,4 @@
-"""A machine without power modes, on faked files and a faked NVML."""
+"""A machine without power modes, on fake files and a fake NVML."""
 
 # ruff: noqa: N802 - named as pynvml names them
 from __future__ import annotations
@@ -47,7 +47,7 @@ def host(root, nvml=None):
 
 
 class FakeNvml(types.ModuleType):
-    """pynvml with one GPU."""
+    """A fake pynvml module with one GPU."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_GRAPHICS, NVML_CLOCK_MEM = 0, 0, 2
 
@@ -130,7 +130,7 @@ def test_a_machine_that_changes_by_itself_is_no_reason_to_refuse_a_start(root):
 def test_rapl_is_energy_over_time_over_all_packages_and_survives_a_wrap(root):
     package(root, 0, 900_000)
     package(root, 1, 100_000)
-    # psys holds the packages, and `:0:0` is a part of one: neither counts a second time.
+    # psys includes the packages, and `:0:0` is a part of one. Neither may be added to the packages.
     package(root, 2, 0, name="psys")
     package(root, "0:0", 0, name="core")
     clock = VirtualClock()
@@ -139,7 +139,7 @@ def test_rapl_is_energy_over_time_over_all_packages_and_survives_a_wrap(root):
     assert rapl.packages == 2
     assert np.isnan(read_mw())
     clock.sleep_s(2.0)
-    package(root, 0, 50_000)  # wrapped at 1 J: 0.15 J
+    package(root, 0, 50_000)  # wrapped at 1 J: 0.15 J were used
     package(root, 1, 150_000)
     assert read_mw() == pytest.approx(100.0)  # 0.2 J in 2 s
     assert np.isnan(read_mw()), "no time has passed"

@@ -1,4 +1,4 @@
-"""Measuring the inference of a duty: in which modes, with which batches, and when it ends."""
+"""Measuring the inference of a duty: in which modes, with which batch sizes, and when it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wattfleet.modes import Measurement, PowerMode, Profile, Task
 
 
 class Board(RealTimeBoard):
-    """Draws 12 W in any mode; it may be one without a meter, or refuse a mode."""
+    """A board that draws 12 W in any mode. A test can take away its meter or make it refuse modes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Board(RealTimeBoard):
 
 
 class Servers:
-    """Repeat batches of up to 4 requests: 100 ms a request in SLOW, 50 in HALF and 25 in FAST."""
+    """Servers that repeat batches of up to 4 requests: 100 ms per request in SLOW, 50 ms in HALF and 25 ms in FAST."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -68,7 +68,7 @@ class Servers:
 
 
 class Bench:
-    """A device with a duty that leaves time for training, and a server that was asked for requests."""
+    """A device whose duty leaves time for training, and whose server has answered requests."""
 
     def __init__(self, folder: Path, modes: int = 3) -> None:
         self.planning, self.board = Planning(folder), Board()
@@ -90,7 +90,7 @@ class Bench:
         self.reports: list[Progress] = []
 
     def measure(self) -> set[tuple[PowerMode, int, float, float]]:
-        """All rows, after what is wanted was measured."""
+        """Measure all wanted modes; returns all stored rows."""
         self.measuring.measure(self.measuring.wanted([]), self.reports.append)
         rows = self.rows.read("camera").measurements()
         return {(each.mode, each.batch or 0, round(each.minibatch_ms), each.power_mw) for each in rows}
@@ -102,7 +102,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_modes_that_keep_the_duty_are_measured_with_two_batches(bench: Bench) -> None:
-    """A request may wait for a whole batch and then for its own: 500 ms each, by what was predicted before."""
+    """A request may wait for a whole batch before its own: at most 500 ms each by the predictions."""
     bench.planning.front()
     rows = bench.measure()
     assert rows == {
@@ -117,7 +117,8 @@ def test_only_batches_that_leave_time_for_requests_are_measured(bench: Bench) ->
     bench.planning.turns.duty = duty(158.0)
     bench.planning.front()
     bench.measure()
-    # 40, 20 and 10 ms a request are predicted. Twice 80 ms is too long, although 95 % of the requests would be in time.
+    # Predictions: 40, 20 and 10 ms per request. Two batches of 80 ms take too long, although 95 % of requests are in
+    # time.
     assert set(bench.servers.asked) == {(SLOW, 1), (HALF, 1), (HALF, 2), (FAST, 1), (FAST, 4)}
 
 

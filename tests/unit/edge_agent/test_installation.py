@@ -1,4 +1,4 @@
-"""An agent's name outlives its process, and no trouble with the file keeps an agent from starting."""
+"""The name of an agent's installation: it survives restarts, and errors with its file do not stop the agent."""
 
 from __future__ import annotations
 

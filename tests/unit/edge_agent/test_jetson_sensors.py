@@ -1,4 +1,4 @@
-"""Fan, power rails, thermal zones and throttle counters of a Jetson, also when they fail."""
+"""Fan, power rails, thermal zones and throttle counters of a Jetson, and their failures."""
 
 import errno
 
@@ -17,7 +17,7 @@ from tests.fakes.jetson_tree import INA_HWMON, INA_IIO, FakedJetson, Ticks, open
 from wattfleet_io.clock import VirtualClock
 
 BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
-# What becomes of a CPU policy whose cores are offline, by kernel.
+# How kernels show a CPU policy whose cores are all offline.
 OFFLINE_POLICIES = pytest.mark.parametrize(
     "offline_policy", [None, errno.EINVAL, errno.EBUSY], ids=["vanishes", "EINVAL", "EBUSY"]
 )

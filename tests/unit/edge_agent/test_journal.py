@@ -99,7 +99,7 @@ def test_damage_before_the_end_is_reported_and_nothing_is_lost(path, damage):
 
 
 class FullDisk:
-    """A disk with room for so many bytes more; what does not fit is written in part."""
+    """A disk with `room` bytes left; a write that does not fit is written in part."""
 
     def __init__(self, room):
         self.room = room
@@ -176,7 +176,7 @@ def test_a_journal_written_before_there_were_kinds_of_records_is_still_read(path
         assert list(journal.records) == RECORDS[:1]
         assert journal.records[0].fetch_stall_ms is None
         assert (journal.records[0].first_minibatch_ms, journal.first_gcycles) == (None, 0.0)
-        # A mode that is measured now tells for all.
+        # A first minibatch that is measured now sets the value for the whole journal.
         journal.append(replace(RECORDS[1], first_minibatch_ms=6_750.0))
     with Journal.open(path, HEADER) as journal:
         assert journal.first_gcycles == pytest.approx(6.75 * 1.0368)
@@ -319,7 +319,7 @@ def test_a_damaged_batch_is_refused_with_its_line(path, batch):
         Journal.open(path, HEADER)
 
 
-# --- the method that selects the modes ----------------------------------------------------------------------------
+# --- the method that selected the modes ---------------------------------------------------------------------------
 
 
 def test_a_journal_without_a_method_was_measured_by_transfer(path):
@@ -349,7 +349,7 @@ def test_a_closed_journal_writes_into_no_other_file(path, tmp_path):
     journal = Journal.open(path, HEADER)
     journal.close()
     journal.close()
-    with open(tmp_path / "other", "wb") as other:  # it gets the number of the closed descriptor
+    with open(tmp_path / "other", "wb") as other:  # it gets the file descriptor number that the journal had
         other.write(b"something else")
         other.flush()
         with pytest.raises(JournalError, match="cannot be written"):

@@ -1,4 +1,4 @@
-"""A board read through a faked jtop, as of jetson-stats 4.3 and 7.x."""
+"""A board read through a fake jtop, as in jetson-stats 4.3 and 7.x."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import array_to_modes
 
-# What the two generations announce; 7.x has further keys.
+# The data that the two versions report; 7.x has further keys.
 ANNOUNCED = {
     "4.3": {
         "power": {
@@ -35,7 +35,7 @@ ANNOUNCED = {
 
 
 class FakeFan(dict):
-    """jtop's fan: what is set shows only some time later."""
+    """jtop's fan, where a new setting is visible only after a delay."""
 
     def __init__(self, clock, delay_s):
         super().__init__(pwmfan={"profile": "quiet", "speed": [30.0]})
@@ -63,7 +63,7 @@ class FakeFan(dict):
 
 
 class FakeJtop(types.ModuleType):
-    """The module `jtop` of one generation."""
+    """The `jtop` module of one version of jetson-stats."""
 
     class JtopException(Exception):  # noqa: N818 - named as jtop names it
         pass

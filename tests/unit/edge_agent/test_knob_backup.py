@@ -1,4 +1,4 @@
-"""A device is left as it was found, whatever happens to the agent, and serves one agent at a time."""
+"""A device is restored whatever happens to the agent, and serves one agent at a time."""
 
 import errno
 import json
@@ -25,11 +25,11 @@ from wattfleet.errors import InvalidInputError
 
 
 class Killed(BaseException):
-    """No statement of the agent's runs after this."""
+    """Raised when the agent is killed; as a BaseException, it is not handled."""
 
 
 class MortalJetson(FakedJetson):
-    """Dies with the agent before its nth write, and takes no write after that."""
+    """A Jetson that raises Killed at every write once `writes_left` writes are done."""
 
     writes_left = None
 
@@ -56,7 +56,7 @@ def disk_full(descriptor, data):
 
 
 def torn_after(written):
-    """A disk that is full after so many bytes."""
+    """A write function for a disk that is full after `written` more bytes."""
 
     def write(descriptor, data):
         nonlocal written
@@ -101,7 +101,7 @@ def test_what_is_in_force_is_on_disk_before_the_first_change(jetson, folder):
 
 @pytest.mark.parametrize("board", [ORIN_NANO, XAVIER_AGX], ids=lambda board: board.name)
 def test_whenever_the_agent_is_killed_the_next_start_restores_the_device(tmp_path, board):
-    # At every single write of a mode change, of the fan, and of the restoring itself.
+    # Kill the agent at each write: of a mode change, of the fan setting, and of the restoring itself.
     folder = tmp_path / "device"
     kills = 0
     while True:
@@ -117,7 +117,7 @@ def test_whenever_the_agent_is_killed_the_next_start_restores_the_device(tmp_pat
         else:
             break
         jetson.writes_left = None
-        # As the agent that was killed could not: its process is gone, and with it all but the files.
+        # The killed process is gone, so only its files are left for the restarted agent.
         restarted = open_sysfs(jetson)
         with backed_up(restarted, folder):
             assert jetson.everything() == before

@@ -1,4 +1,4 @@
-"""What a device knows of inference in all modes: stored rows, predictions, and live times that correct them."""
+"""A device's knowledge of inference in all modes: stored rows, predictions, and live times that correct them."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ def test_measured_rows_replace_predictions_of_their_mode_and_batch() -> None:
 
 
 def test_a_seen_batch_counts_with_its_live_time_and_others_by_the_clocks() -> None:
-    """Live: 40 ms for a batch of 4 in the fast mode, where 100 ms were predicted."""
+    """In the fast mode, a batch of 4 took 40 ms live, where 100 ms were predicted."""
     known = known_inference(MODES, {1: predicted(90.0), 4: predicted(100.0), 8: predicted(500.0)}, no_rows(), {})
     safe_ms = with_live_times(known, {FAST: {4: 40.0}}).safe_minibatch_ms(0.95)
-    # One request takes no longer than four, eight at most twice as long, and all at most twice with half the GPU.
+    # 1 request takes at most as long as 4, 8 at most twice as long, and half the GPU clock at most doubles each time.
     assert safe_ms == pytest.approx([40.0, 80.0, 40.0, 80.0, 80.0, 160.0])
 
 
@@ -127,7 +127,7 @@ def test_a_board_that_is_slower_than_known_counts_as_slower_everywhere() -> None
     known = known_inference(MODES, {1: predicted(10.0), 4: predicted(20.0)}, no_rows(), {})
     corrected = with_live_times(known, {FAST: {1: 15.0}})
     high = math.exp(0.1 * normal_quantile(0.95))
-    # Four requests: half as long again as predicted, 30 ms, which is less than the 60 ms that their number allows.
+    # Four requests take 30 ms, 1.5 times the prediction. This is below the 60 ms that follow from their number.
     expected = [15.0, 15.0 * high, 30.0 * high, 30.0 * high]
     assert corrected.safe_minibatch_ms(0.95) == pytest.approx(expected)
     assert corrected.power_mw.tolist() == known.power_mw.tolist(), "live times tell nothing of the watts"

@@ -1,4 +1,4 @@
-"""What an agent knows of a workload whose batch size a plan may choose."""
+"""An agent's knowledge of a workload whose batch size a plan may choose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, BatchOptions, Workload, WorkloadFacts
 from wattfleet_proto.loader_limits import MAX_MINIBATCHES_PER_EPOCH
 
-# A batch of 64 needs twice the samples that a batch of 16 needs to the same accuracy.
+# To reach the same accuracy, a batch size of 64 needs twice as many samples as one of 16.
 OPTIONS = BatchOptions((16, 32, 64), (0.5, 0.75, 1.0))
 
 
@@ -133,7 +133,7 @@ def through_json(workload: KnownWorkload) -> KnownWorkload:
 
 
 def test_what_was_learned_survives_a_restart_without_the_options_of_the_run() -> None:
-    """The coordinator announces the options again; that a batch does not fit is known only here."""
+    """The coordinator sends the options again, but only the device knows that a batch size does not fit."""
     after = known(64, 100).out_of_memory()
     restarted = through_json(after)
     assert restarted == after.with_batches(None)

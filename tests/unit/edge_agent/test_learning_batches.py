@@ -1,4 +1,4 @@
-"""Learning a workload of which more becomes known: the batch of its app, or what other devices have measured."""
+"""Learning a workload when the app's batch size or measurements of other devices become known later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ W_PER_SAMPLE = 0.6
 
 
 def hungry_for_large_batches(known: KnownWorkload, modes: ModeArray) -> Fitting:
-    """Watts in proportion to the batch, in any mode."""
+    """A fitting that predicts power in proportion to the batch size, in any mode."""
     watts = W_PER_SAMPLE * 1e3 * (known.workload.facts.batch or 0)
     return BatchFitting(modes, np.full(len(modes), watts), np.full(len(modes), 100.0))
 

@@ -1,4 +1,4 @@
-"""A simulated board in real time: its physics sets the pace and the power of what has its turn."""
+"""A simulated board in real time: its physics sets the duration and power of each turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPEC = "simulated:agx-orin:real-time"
 
 
 class BoardOnATestsClock(LiveSimulatedDevice):
-    """The board on a clock that the test advances."""
+    """The board with a clock that the test advances."""
 
     def _new_clock(self) -> Clock:
         self.test_clock = VirtualClock(1000.0)

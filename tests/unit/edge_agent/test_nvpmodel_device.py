@@ -1,4 +1,4 @@
-"""A Jetson set by nvpmodel, whose answers are not to be trusted."""
+"""A Jetson whose modes are set by nvpmodel, with every result read back and checked."""
 
 import pytest
 

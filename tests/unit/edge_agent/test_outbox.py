@@ -1,4 +1,4 @@
-"""Reports wait for the coordinator through restarts, power cuts, full disks and damage; none stands in its way."""
+"""Reports wait for the coordinator through restarts, power cuts, full disks and damage, and never block the agent."""
 
 import errno
 import json
@@ -62,7 +62,7 @@ def test_what_was_acknowledged_is_not_delivered_by_the_next_process(path):
     outbox.add(observation(2))
     outbox.add(state("ready"))
     outbox.acknowledge(1)
-    outbox.acknowledge(0)  # of a lease
+    outbox.acknowledge(0)  # the acknowledgement of a lease
     outbox.acknowledge(99)
     assert outbox.has_any_up_to(2) and not outbox.has_any_up_to(1)
     outbox.add(observation(3))
@@ -168,7 +168,7 @@ def test_on_a_full_disk_the_agent_goes_on_in_memory_and_says_so_once(path, caplo
 
 
 class PowerCut(BaseException):
-    """Nothing runs after this."""
+    """Raised at the moment of a power cut; as a BaseException, it is not handled."""
 
 
 @pytest.mark.parametrize("written", [0, 1, 40, 100])

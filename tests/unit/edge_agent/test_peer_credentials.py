@@ -1,4 +1,4 @@
-"""Who may use the agent's socket."""
+"""Which users may use the agent's socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWNER, OTHER, MEMBERS, GROUP = 1000, 1001, 50, 60
         (MEMBERS, PeerCredentials(1, OTHER, MEMBERS, frozenset()), True),
         (MEMBERS, PeerCredentials(1, OTHER, GROUP, frozenset({MEMBERS})), True),
         (MEMBERS, PeerCredentials(1, OTHER, GROUP, frozenset({GROUP})), False),
-        # The kernel has compared the groups with the file's.
+        # The peer's groups are unknown: the kernel has compared them with the socket file's.
         (MEMBERS, PeerCredentials(1, OTHER, GROUP, None), True),
         (None, PeerCredentials(1, OWNER, GROUP, frozenset()), True),
         (None, PeerCredentials(1, OTHER, GROUP, frozenset({MEMBERS})), False),

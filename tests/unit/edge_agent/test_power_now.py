@@ -1,4 +1,4 @@
-"""Power at this moment: waited for, missing where no sampler tells it, and watched for hours."""
+"""The current power: the wait for a first sample, missing values, and watches that last hours."""
 
 import math
 import threading
@@ -15,7 +15,7 @@ from wattfleet_io.clock import VirtualClock
 
 
 class AnnouncedMeter:
-    """Samples at given moments, until it is stopped."""
+    """A meter with a fixed trace, of which it shows the samples up to now, or up to its stop."""
 
     def __init__(self, clock, at_s, power_mw):
         self.clock, self.end_s = clock, math.inf

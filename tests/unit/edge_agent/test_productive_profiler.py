@@ -52,7 +52,7 @@ def test_what_is_measured_is_what_the_board_is(board, modes, journal):
     minibatch_ms, power_mw = board.truth(profile.modes)
     assert profile.minibatch_ms == pytest.approx(minibatch_ms, rel=0.05)
     assert profile.power_mw == pytest.approx(power_mw, rel=0.05)
-    # The app's process had begun before: what a start takes cannot be told.
+    # The app's process had begun earlier, so the time of a start is unknown.
     assert {record.first_minibatch_ms for record in journal.records} == {None}
 
 

@@ -39,7 +39,7 @@ def test_forty_minibatches_count_and_the_first_does_not():
     assert record.minibatch_ms == pytest.approx(250)
     assert record.minibatch_spread == pytest.approx(0, abs=1e-9)
     assert (record.power_mw, record.power_spread) == (13_000, 0)
-    # Training lasts from 6 s to 16 s; samples from 2 s after its beginning count: at 9, 10, ... 16 s.
+    # Training lasts from 6 s to 16 s. Samples count from 2 s after its beginning: at 9, 10, ... 16 s.
     assert record.power_samples == 8
     assert record.seconds == pytest.approx(16)
     assert record.measurement.minibatch_ms == record.minibatch_ms
@@ -49,7 +49,7 @@ def test_a_fast_mode_goes_on_until_there_are_enough_power_samples():
     device = ScriptedDevice(step_s=0.02)
     record = Profiler(device, ProfilerSettings(power_samples=6)).measure(MODE, device.step)
     assert record.power_samples >= 6
-    # Six samples are there at 14 s, looked for twice a second.
+    # Six samples exist at 14 s; the profiler checks twice a second.
     assert record.seconds == pytest.approx(14, abs=0.6)
     assert record.minibatches == device.steps - 1 > 300
     assert record.minibatch_ms == pytest.approx(20)

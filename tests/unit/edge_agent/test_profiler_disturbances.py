@@ -1,4 +1,4 @@
-"""A profile of a board that gets hot, throttles or stops reporting."""
+"""A profile of a board that overheats, throttles or stops reporting."""
 
 import itertools
 from contextlib import closing, nullcontext
@@ -45,7 +45,7 @@ def test_a_board_that_gets_too_hot_rests_and_the_mode_is_measured_again(tmp_path
         assert list(journal.records) == [record]
         (discarded,) = journal.discarded
     assert discarded.mode == MODE and "92 degrees" in discarded.reason
-    # It stopped within half a second, and rested instead of training on.
+    # It stopped within half a second and then rested instead of continuing to train.
     assert discarded.seconds == pytest.approx(10, abs=0.6)
     assert device.steps == discarded.minibatches + 41
     assert (device.running_meters, device.held) == (0, 0)
@@ -73,7 +73,7 @@ def test_what_a_throttling_board_shows_is_discarded():
     device.conditions_at = lambda at_s: Conditions(None, 7 if at_s < 12 else 9)
     with pytest.raises(DisturbedError, match="throttled 2 times"):
         Profiler(device).measure(MODE, device.step)
-    # Events of before the measurement do not count.
+    # Events before the measurement do not count.
     assert Profiler(device).measure(MODE, device.step).power_mw == 13_000
 
 
@@ -120,7 +120,7 @@ def test_a_sensor_that_is_gone_during_a_measurement_disturbs_it(gone, reason):
     with pytest.raises(DisturbedError, match=reason):
         Profiler(device).measure(MODE, device.step)
     assert device.clock.now_s() == pytest.approx(11.5, abs=0.6)
-    # What is not told from the beginning on is not held against the board.
+    # A value that was missing from the beginning is not treated as a failure.
     assert Profiler(device).measure(MODE, device.step).power_mw == 13_000
 
 

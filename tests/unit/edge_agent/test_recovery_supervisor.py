@@ -1,4 +1,4 @@
-"""The supervisor for a device at its beginning and at its end, where nothing may touch it any more."""
+"""The supervisor while the device starts or ends, when nothing may change the device."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ READY, TRAINING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_TRAIN
 
 
 class Reports:
-    """A link that notes what was reported, in order."""
+    """A link that records the reported states in order."""
 
     def __init__(self):
         self.states = []
@@ -30,7 +30,7 @@ class Reports:
 
 
 class Board:
-    """A learner and a training watch that note when the device is set."""
+    """A fake learner and training watch that record each change of the device."""
 
     profiled_modes = 6
 

@@ -1,4 +1,4 @@
-"""The reports of a device's fronts: how often they are predicted, and which idle watts they have."""
+"""Reports of a device's fronts: how often fronts are predicted, and which idle power is stated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wattfleet.prediction import Prediction
 
 
 class Learner:
-    """Of a workload that was profiled; counts how often its front was predicted."""
+    """The learner of a profiled workload; it counts the predictions of its front."""
 
     def __init__(self) -> None:
         self.known = KnownWorkload(Workload("digits"), 100)

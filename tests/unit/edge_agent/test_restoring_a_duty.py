@@ -1,4 +1,4 @@
-"""What an agent takes up at its start from a damaged duty file."""
+"""An agent that starts with a damaged duty file."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A duty beside a training on a simulated board."""
+"""A duty that a simulated board serves while it trains."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def test_a_board_that_only_serves_answers_as_the_queueing_theory_says():
     expected = share_in_time(np.array([4]), np.array([40.0]), np.array([40.0]), 60, 60.0)[0]
     assert run.share_within(60) == pytest.approx(expected, abs=0.02)
     assert run.minibatch_ms == np.inf
-    # It is busy with inference, and idle else.
+    # The board is busy during inference and idle otherwise.
     busy = run.batches * 0.040 / run.duration_s
     assert run.power_mw == pytest.approx(5_000 + 15_000 * busy, rel=1e-6)
 
@@ -64,7 +64,7 @@ def test_a_planned_board_keeps_its_duty_and_trains_what_was_planned(seed, name, 
 
 
 def test_training_waits_where_no_minibatch_fits_before_a_request():
-    # A minibatch of 90 ms, two switches and an inference of 20 ms take 120 ms.
+    # A minibatch of 90 ms, two switches and an inference of 20 ms take 120 ms in total.
     assert not len(serve_duty(board(minibatch_ms=90), Demand(10, 119), 100, 0).minibatch_end_s)
     run = serve_duty(board(minibatch_ms=90), Demand(10, 121), 100, 0)
     assert len(run.minibatch_end_s) > 300

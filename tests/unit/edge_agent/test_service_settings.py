@@ -1,4 +1,4 @@
-"""The service's settings: what `install` writes is what the agent gets, and what it wrote earlier goes on working."""
+"""The service's settings: the agent gets what `install` writes, and settings written by earlier versions still work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OLD_SETTINGS = {
 
 
 def started(command: str, environment: Mapping[str, str]) -> list[str]:
-    """The words after `wattfleet agent`, as systemd expands a command: `$NAME` as a word becomes several or none."""
+    """The arguments of `wattfleet agent` after systemd expands them: a word `$NAME` becomes any number of words."""
     words: list[str] = []
     for word in command.split():
         if word.startswith("$") and not word.startswith("${"):
@@ -58,7 +58,7 @@ def planned(settings: ServiceSettings) -> tuple[list[str], dict[str, str]]:
 
 @pytest.fixture
 def settings_of(agent, monkeypatch):
-    """The settings that an agent runs with."""
+    """Run the agent with some arguments and environment variables; returns the settings it gets."""
 
     def settings_of(words, environment):
         seen = []

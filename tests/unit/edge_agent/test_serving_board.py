@@ -1,4 +1,4 @@
-"""A simulated board that serves simulated requests beside its trainings, in virtual time."""
+"""A simulated board that serves simulated requests while it trains, in virtual time."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ class World:
         self.board.begin()
 
     def plan(self, demand, budget_mw):
-        """The best mode and batch by the true values."""
+        """The best mode and batch size by the true values."""
         modes = self.simulated.modes[::53]
         values = [self.simulated.truth(modes, served("mobilenetv3", batch)) for batch in BATCHES]
         columns = [np.concatenate(column) for column in zip(*values, strict=True)]
@@ -68,7 +68,7 @@ def test_a_training_takes_what_was_planned_beside_the_duty(world, budget_mw):
     training.finish(1_000)
     took_s = world.board.clock.now_s() - begin_s
     assert 0.97 < plan.minibatch_ms * 1_000 / 1e3 / took_s < 1.4
-    # Far from what it takes alone.
+    # Training alone would be noticeably faster.
     assert took_s > 1.1 * world.simulated.load(plan.mode).minibatch_ms
     *_, span = world.file.read()
     assert (span.is_training, span.mode, span.batch, len(span.minibatch_end_s)) == (True, plan.mode, plan.batch, 1_000)

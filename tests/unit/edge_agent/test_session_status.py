@@ -1,4 +1,4 @@
-"""What an agent says about its session: every change, but not every attempt."""
+"""An agent's log and status of its session: every change is reported, but not every attempt."""
 
 from __future__ import annotations
 

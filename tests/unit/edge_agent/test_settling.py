@@ -23,7 +23,7 @@ IDLE = [(0, 7000), (0, 7000), (0.7, 7100), (2, 7050), (5, 7000), (9.5, 7100)]
 def test_the_first_minibatch_does_not_count():
     time = settled_minibatch_ms(np.array([7068.0, 351.0, 353.0, 352.0, 360.0]))
     assert (time.median, time.count) == (352.5, 4)
-    # Deviations from 352.5 are 1.5, 0.5, 0.5 and 7.5, so their median is 1.
+    # The absolute deviations from 352.5 are 1.5, 0.5, 0.5 and 7.5, so their median is 1.
     assert time.spread == pytest.approx(1.4826 * 1.0 / 352.5)
 
 
@@ -45,7 +45,7 @@ def test_a_slow_rise_is_waited_for():
     rise = [(12.1 + k, 8000 + 1000 * k) for k in range(5)]
     level = [(17.1 + k, 13_000 + 10 * k) for k in range(6)]
     power = settled_power_mw(trace(*IDLE, *rise, *level), ENDS)
-    # 12,000 is within the tolerance of the level; what was measured before is not.
+    # The sample of 12,000 is within the tolerance of the level; the samples before it are not.
     assert power.count == 7 and 13_000 <= power.median <= 13_050
 
 
@@ -104,7 +104,7 @@ def test_it_finds_the_values_that_the_raw_logs_were_condensed_to(corpora):
 
 
 class LoggedDevice:
-    """A board on which one logged run happens again, minibatch by minibatch."""
+    """A board that replays one logged run, minibatch by minibatch."""
 
     def __init__(self, log):
         self.log = log
@@ -147,7 +147,7 @@ def test_the_profiler_reproduces_the_tables_from_the_logged_runs(corpora):
             log.mode, device.step
         )
         recorded = table.loc[tuple(log.mode)]
-        # The logger wrote its files between two minibatches: part of this loop, not of the table's times.
+        # The logger wrote its files between two minibatches. That time is in this loop, but not in the table's times.
         between_ends_ms = np.diff(log.minibatch_end_s) * 1e3
         assert record.minibatch_ms == pytest.approx(np.median(between_ends_ms), rel=0.001), log.mode.label()
         assert record.power_mw == pytest.approx(recorded.power_mw, rel=0.02), log.mode.label()

@@ -33,7 +33,7 @@ def test_it_offers_the_modes_of_its_kind(kind):
 
 @pytest.mark.parametrize(
     ("kind", "epoch_min", "watts"),
-    # PowerTrain, section 1; the Orin Nano's from its measured table (181.87 ms, 20,445 mW).
+    # PowerTrain, section 1. The Orin Nano's figures are from its measured table (181.87 ms, 20,445 mW).
     [("agx-orin", 3.1, 51.1), ("xavier-agx", 8.47, 36.4), ("orin-nano", 9.47, 20.4)],
 )
 def test_at_maxn_its_kind_needs_what_was_published(kind, epoch_min, watts):
@@ -49,7 +49,7 @@ def test_an_orin_nx_lies_between_its_smaller_and_its_larger_sibling():
     )
     assert agx[0] < nx[0] < nano[0]
     assert nano[1] < nx[1] < agx[1]
-    # NVIDIA's 25 W mode has to hold 25 W.
+    # NVIDIA's 25 W mode has to stay within 25 W.
     _, watts_25 = modelled("orin-nx", modes_to_array([PowerMode(8, 1_497_600, 408_000_000, 3_199_000_000)]))
     assert watts_25[0] < 25_000
 
@@ -74,7 +74,7 @@ def test_two_kinds_with_one_seed_do_not_deviate_alike():
 
 @pytest.mark.parametrize("kind", BOARDS)
 def test_it_lies_off_its_kinds_physics_as_real_boards_do(kind):
-    """Real: 2.4 % mean time misfit and 2.0 % power; simulated ones must not be nearer."""
+    """Real boards misfit by 2.4 % in time and 2.0 % in power on average; simulated ones must not fit better."""
     device = SimulatedDevice(kind, 0)
     for truth, model, low, high in zip(
         device.truth(device.modes), modelled(kind, device.modes), (0.024, 0.020), (0.07, 0.05), strict=True

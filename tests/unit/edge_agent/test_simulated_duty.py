@@ -1,4 +1,4 @@
-"""The duty of a simulated board: how it is named, and what is measured for it."""
+"""The duty of a simulated board: its option, and the measurements made for it."""
 
 import numpy as np
 import pytest

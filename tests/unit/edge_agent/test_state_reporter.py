@@ -1,4 +1,4 @@
-"""What the agent reports of its state."""
+"""The agent's reports of its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from what happens to a device, decided without a device, a network or a clock."""
+"""The agent's state machine, tested without a device, a network or a clock."""
 
 import pytest
 from hypothesis import given

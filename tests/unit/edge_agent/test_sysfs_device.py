@@ -1,4 +1,4 @@
-"""How a Jetson is read and set where its kernel, its sensors or its owner do not play along."""
+"""Reading and setting a Jetson whose kernel, sensors or owner interfere."""
 
 import errno
 
@@ -19,7 +19,7 @@ from tests.fakes.jetson_tree import BPMP, CPU, LOCK, FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 
 BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
-# What becomes of a CPU policy whose cores are offline, by kernel.
+# How kernels show a CPU policy whose cores are all offline.
 OFFLINE_POLICIES = pytest.mark.parametrize(
     "offline_policy", [None, errno.EINVAL, errno.EBUSY], ids=["vanishes", "EINVAL", "EBUSY"]
 )
@@ -32,7 +32,7 @@ def orin(tmp_path):
 
 @BOARDS
 def test_no_write_order_ever_crosses_the_limits(tmp_path, board):
-    # Old kernels would refuse it and newer ones cut it off; each way between modes is taken.
+    # Old kernels would refuse crossed limits, and newer ones would clip them. All directions between modes are tried.
     tree = FakedJetson(tmp_path, board)
     device = open_sysfs(tree)
     cpu, gpu = board.cpu_khz, board.gpu_hz
@@ -124,7 +124,7 @@ def test_memory_frequencies_beyond_what_the_board_reaches_are_not_offered(tmp_pa
 
 def test_a_memory_frequency_that_was_rounded_up_is_no_applied_mode(orin):
     device = open_sysfs(orin)
-    orin.board = ORIN_NANO  # whose kernel lacks the frequency that was listed before
+    orin.board = ORIN_NANO  # this board's kernel lacks the frequency that was listed before
     with pytest.raises(ModeNotAppliedError, match=rf"{LOCK}/rate: wanted 3199000000, found 2133000000"):
         device.memory.set(204_000_000)
         device.apply(device.space.highest)
@@ -153,7 +153,7 @@ def test_a_knob_that_silently_does_not_apply_is_named(orin, knob):
 
 
 def test_a_change_upward_that_does_not_take_is_an_error_not_a_mode(orin):
-    # Reported of AGX Orins: after some time only lower frequencies take effect, until a reboot.
+    # Users report that AGX Orins, after some time, accept only lower frequencies until a reboot.
     device = open_sysfs(orin)
     device.apply(device.space.lowest)
     orin.deaf.add(f"{orin.gpu}/max_freq")
@@ -162,7 +162,7 @@ def test_a_change_upward_that_does_not_take_is_an_error_not_a_mode(orin):
 
 
 def test_a_limit_between_two_frequencies_lets_the_lower_one_be_in_force(orin):
-    # As NVIDIA's 15W preset leaves an AGX Orin whose table begins at 306 MHz.
+    # NVIDIA's 15W preset leaves an AGX Orin like this if its frequency table begins at 306 MHz.
     orin.put(f"{orin.gpu}/max_freq", 420_750_000)
     orin.put(CAP_4_5, 2_750_000_000)
     device = open_sysfs(orin)
@@ -272,7 +272,7 @@ def test_cores_that_come_online_later_carry_none_of_our_limits(tmp_path, offline
     assert len(device.cpu.online()) == 4
     orin.write(f"{CPU}/cpu4/online", "1")
     orin.write(f"{CPU}/cpu8/online", "1")
-    # Where the kernel does not tell an offline policy's limits, what its owner had set there cannot be known.
+    # If the kernel hides the limits of an offline policy, the values that the owner had set are unknown.
     theirs = "1113600" if offline_policy == errno.EINVAL else "2201600"
     assert [orin.read(f"{orin.policy(core)}/scaling_max_freq") for core in (4, 8)] == ["2201600", theirs]
     assert [orin.read(f"{orin.policy(core)}/scaling_min_freq") for core in (4, 8)] == ["115200", "115200"]

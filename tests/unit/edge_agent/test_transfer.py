@@ -21,7 +21,7 @@ PROFILE = Profile(MODES, np.array([40.0, 160.0]), np.array([30_000.0, 14_000.0])
 
 
 def known_profile() -> Profile:
-    """Ten modes, measured as the shipped reference predicts them."""
+    """Ten modes whose measurements equal the shipped reference's predictions."""
     modes = np.array([[4, 2_201_600, clock * 1e6, 3_199_000_000] for clock in np.linspace(306, 1300, 10)])
     predicted = known(SHIPPED).predict(modes)
     return Profile(modes, predicted.minibatch_ms, predicted.power_mw)

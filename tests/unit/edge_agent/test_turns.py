@@ -1,4 +1,4 @@
-"""Who gets the device: requests first, and minibatches only where the requests are answered in time."""
+"""Turns of the device: requests come first, and minibatches only run if requests are still answered in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def duty(latency_ms: float = LIMIT_MS, quantile: float = 0.95) -> Duty:
 
 
 def turns_of(minibatch_ms: float | None, inference_ms: float | None, switch_ms: float = 0.0) -> Turns:
-    """Turns with settled estimates, for batches of one request."""
+    """Turns with settled estimates of times, for batches of one request."""
     times = LiveTimes()
     for _ in range(40):
         if minibatch_ms is not None:
@@ -72,7 +72,7 @@ def test_a_minibatch_begins_only_if_it_ends_in_time_for_the_waiting_requests(age
 def test_without_requests_a_minibatch_leaves_time_for_one_that_arrives_at_once(minibatch_ms, fits):
     turns = turns_of(minibatch_ms, 20, switch_ms=10)
     first = turns.request(Kind.MINIBATCH, 0.0)
-    turns.granted(0.0)  # one that does not fit is tried once
+    turns.granted(0.0)  # a minibatch that does not fit is tried once
     turns.end(first, 0.1, is_complete=False)
     second = turns.request(Kind.MINIBATCH, 0.2)
     assert turns.granted(0.2) == ([second] if fits else [])
@@ -92,12 +92,12 @@ def test_a_minibatch_that_does_not_fit_is_tried_rarely_as_the_estimates_may_be_o
         assert next_s is not None, "it is looked at again without an event"
         now_s = next_s
     assert 2 <= len(tried) <= 6
-    # While such a minibatch runs and for a limit before it, a request may be late: at most a tenth of 5 %.
+    # A request may be late if it comes during such a minibatch or up to a limit before it: at most a tenth of 5 %.
     assert sum(0.5 + LIMIT_MS / 1e3 for _ in tried[1:]) <= 0.1 * 0.05 * ends_s
 
 
 def test_a_trial_that_is_allowed_begins_once_no_request_waits():
-    """So that an app whose training was stopped gets to its next minibatch, and learns of it."""
+    """Otherwise an app whose training was stopped would not reach its next minibatch, where it learns of the stop."""
     turns = turns_of(500, 20)
     turns.end(turns.request(Kind.MINIBATCH, 0.0), 0.5)
     first = turns.request(Kind.MINIBATCH, 0.5)
@@ -204,7 +204,7 @@ def test_a_mode_change_waits_for_requests_but_not_for_ever():
     turns = turns_of(50, 20)
     now_s = 0.0
     change = turns.request(Kind.CHANGE, now_s)
-    while True:  # requests without any gap
+    while True:  # requests without a gap
         turns.requests_waiting(SERVER, 1, now_s)
         requests = turns.request(Kind.INFERENCE, now_s)
         begun = turns.granted(now_s)
@@ -239,7 +239,7 @@ def test_in_a_slower_mode_minibatches_are_taken_for_as_slow_as_the_clocks_allow(
 
 @dataclass
 class Board:
-    """A brute-force simulation of one board, in steps of 1 ms; it knows all times beforehand."""
+    """A brute-force simulation of one board in steps of 1 ms, which knows all times in advance."""
 
     minibatch_ms: int
     inference_ms: Callable[[int], int]
@@ -248,7 +248,7 @@ class Board:
     waiting_ms: list[int] = field(default_factory=list)
 
     def would_be_late(self, now_ms: int, limit_ms: float, arrives: int) -> bool:
-        """Whether a request would be late if a minibatch began now, and `arrives` more requests came at once."""
+        """Whether a request would be late if a minibatch began now and `arrives` more requests came now."""
         requests = [*self.waiting_ms, *[now_ms] * arrives]
         time_ms = now_ms + self.minibatch_ms + self.switch_ms
         batch = requests[: self.largest_batch]
@@ -267,12 +267,12 @@ def test_every_minibatch_fits_by_brute_force_and_none_that_fits_is_held_back(see
     )
     per_s, gathers_ms = chance.choice([5, 15, 30]), chance.choice([0, 60, 120])
     turns = turns_of(board.minibatch_ms, 15, board.switch_ms)
-    for _ in range(40):  # every size of a batch is known
+    for _ in range(40):  # the times of all batch sizes are known
         for batch in (2, 4, 8):
             turns.times.batch_answered(MODE, batch, 15, after_minibatch=False)
             turns.times.batch_answered(MODE, batch, 15 + board.switch_ms, after_minibatch=True)
     turns.largest_batch, turns.arrivals_per_s = board.largest_batch, per_s
-    held: tuple[Kind, int, int] | None = None  # what, its ticket, and when it ends
+    held: tuple[Kind, int, int] | None = None  # the kind of turn, its ticket, and when it ends
     minibatch, requests = turns.request(Kind.MINIBATCH, 0.0), None
     begun = {Kind.MINIBATCH: 0, Kind.INFERENCE: 0}
     last, batch, latencies_ms = None, [], []

@@ -1,4 +1,4 @@
-"""Training goes on after a slow minibatch, a hung server, or a training of single minibatches."""
+"""Training continues after a slow minibatch, a hung server, or trainings of single minibatches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def turns_of(minibatches: int = 5, minibatch_ms: float = 100.0) -> Turns:
 
 
 def train(turns: Turns, took_ms: list[float], now_s: float = 0.0, is_first: bool = False) -> float:
-    """Train one minibatch after the other in virtual time; returns when the last has ended."""
+    """Train some minibatches one after the other in virtual time; returns when the last one ended."""
     for each_ms in took_ms:
         ticket = turns.request(Kind.MINIBATCH, now_s, is_first=is_first)
         while not turns.granted(now_s):
@@ -46,7 +46,7 @@ def test_one_slow_minibatch_holds_training_up_for_one_trial_at_most(slow_ms, bef
 
 
 def test_minibatches_that_are_slow_now_and_then_are_still_tried_rarely():
-    # Without a limit on trials, one in ten minibatches would make the requests of 400 ms late.
+    # Without a limit on trials, one in ten minibatches would last 400 ms and make requests late.
     turns = turns_of()
     now_s, slow = 0.0, 0
     while now_s < 3600.0:
@@ -80,7 +80,7 @@ def test_training_goes_on_beside_an_inference_server_that_hangs_in_its_turn():
 def test_training_goes_on_after_an_app_has_announced_requests_and_gone_silent():
     turns = turns_of()
     turns.requests_waiting(SERVER, 1, 0.0, 0.0)
-    train(turns, [100.0])  # it still fits
+    train(turns, [100.0])  # this minibatch still fits
     assert train(turns, [100.0] * 10, 0.2) < 4.0
 
 
@@ -150,7 +150,7 @@ def test_the_times_of_a_mode_that_is_used_again_and_again_are_not_forgotten():
 
 
 def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
-    """An app that shares the device teaches the agent that its minibatches last long, and then holds its turn."""
+    """An app trains ever longer minibatches, so the agent expects long ones, and then it does not end its turn."""
     turns, now_s = Turns(LiveTimes()), 0.0
     turns.mode = MODE
     for held_s in (100.0, 250.0, 700.0):

@@ -1,4 +1,4 @@
-"""The contract of virtual devices, for every kind."""
+"""The contract that every kind of virtual device fulfils."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ class VirtualDeviceContract(ABC):
 
     @abstractmethod
     def open(self, seed):
-        """A device as it is at first."""
+        """Open a device in its initial state."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path):
@@ -119,7 +119,7 @@ class VirtualDeviceContract(ABC):
             rested = trace.at_s > end_s + 5
             assert np.median(trace.power_mw[settled]) == pytest.approx(power_mw, rel=0.03)
             assert np.median(trace.power_mw[rested]) == pytest.approx(idle_mw, rel=0.03)
-            # A misfit may leave so little above idling that noise hides the rise.
+            # With a misfit, the power may be so close to idle that noise hides the rise.
             if power_mw > 1.15 * idle_mw:
                 assert trace.power_mw[0] < np.quantile(trace.power_mw[settled], 0.25)
 

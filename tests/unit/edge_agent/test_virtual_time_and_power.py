@@ -33,7 +33,7 @@ def test_power_approaches_its_target_and_never_passes_it():
     assert at(timeline, 0, 5, 10).tolist() == [8000, 8000, 8000]
     rise = at(timeline, *np.linspace(10, 60, 200))
     assert (np.diff(rise) >= 0).all() and rise.max() <= 18_000
-    # As the Orin Nano's logs show: about 60 % of the way at 0.7 s, all of it after 3 to 4 s.
+    # As in the Orin Nano's logs: about 60 % of the rise at 0.7 s, and all of it after 3 to 4 s.
     assert 8000 + 10_000 * 0.5 < at(timeline, 10.7)[0] < 8000 + 10_000 * 0.7
     assert at(timeline, 14)[0] > 0.98 * 18_000
 

@@ -1,4 +1,4 @@
-"""State by workload on disk: what is stored, what is moved in from earlier versions, and what is told apart."""
+"""Folders of workloads on disk: their files, the migration from earlier versions, and how names are kept apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work that a plan has chosen for a device, with and without a batch and epochs, inside Flower's messages."""
+"""The work that a plan chose for a device, with and without batch size and epochs, inside Flower's messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def choices(draw: st.DrawFn) -> EpochChoice:
 
 
 def asked(**fields: object) -> planning_pb2.PlanRoundRequest:
-    """A request as it arrives."""
+    """A parsed copy of the request, as the coordinator receives it."""
     request = planning_pb2.PlanRoundRequest(run_id="7", round=1, **fields)  # type: ignore[arg-type]
     return planning_pb2.PlanRoundRequest.FromString(request.SerializeToString())
 

@@ -1,4 +1,4 @@
-"""Messages and the core's types: what goes out comes back, and what is no front is refused."""
+"""Conversion between messages and the core's types: round trips, and refusal of invalid fronts."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ spread = st.floats(0, 2)
 
 @st.composite
 def any_front(draw: st.DrawFn) -> Front:
-    """A front of any modes and any numbers that are in order."""
+    """A strategy for valid fronts with any modes and numbers."""
     k = draw(st.integers(1, 12))
     one_epoch_s = sorted(draw(st.lists(seconds, min_size=k, max_size=k, unique=True)))
     power_w = sorted(draw(st.lists(watts, min_size=k, max_size=k, unique=True)), reverse=True)
     epoch_s = np.array(one_epoch_s) * [draw(st.floats(0.1, 1)) for _ in range(k)]
     warmup_s = np.array(one_epoch_s) - epoch_s
-    assume((np.diff(warmup_s + epoch_s) > 0).all())  # rounding may make two equal
+    assume((np.diff(warmup_s + epoch_s) > 0).all())  # rounding may make two values equal
     return Front(
         modes=np.array([draw(modes) for _ in range(k)], dtype=np.float64),
         epoch_s=epoch_s,
         power_w=np.array(power_w),
         epoch_log_sd=np.array([draw(spread) for _ in range(k)]),
-        power_log_sd=np.zeros(k),  # any spread could turn the order of the planned watts round
+        power_log_sd=np.zeros(k),  # other spreads could reverse the order of the planned watts
         warmup_s=warmup_s,
     )
 
@@ -136,7 +136,7 @@ def test_the_largest_front_there_may_be_comes_back() -> None:
 
 
 def test_a_front_of_a_million_points_is_refused_before_it_is_built() -> None:
-    # Each point is empty and would be refused as such, had anything been made of it.
+    # If anything were built from a point, it would be refused as empty.
     message = power_pb2.Front.FromString(b"\x0a\x00" * 1_000_000)
     assert len(message.points) == 1_000_000
     tracemalloc.start()
@@ -206,7 +206,7 @@ def test_a_plan_comes_back_with_its_nodes(plan: RoundPlan, node_ids: list[int], 
     assert message.plan_id == plan_id
     assert {a.device_id: a.node_id for a in message.assignments} == nodes
     assert plan_from_message(message, 1.0) == plan
-    # A device that a trim has stopped has its node still.
+    # A device whose training a trim stopped still has its node.
     trimmed = replace(plan, assignments=plan.assignments[1:], first_planned=replace(plan, decisions=()))
     message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, trimmed, nodes).SerializeToString())
     assert {a.device_id: a.node_id for a in message.first_planned.assignments} == nodes

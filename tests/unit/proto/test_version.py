@@ -1,4 +1,4 @@
-"""Agents and coordinators of neighbouring versions understand each other."""
+"""Agents and coordinators of neighbouring versions can communicate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wattfleet reference audit`."""
+"""The command `wattfleet reference audit`."""
 
 from __future__ import annotations
 

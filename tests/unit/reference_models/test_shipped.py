@@ -1,4 +1,4 @@
-"""The reference predictors that ship."""
+"""The shipped reference predictors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_shipped_reference_loads_and_predicts_its_board(name: str) -> None
     space = board_named(artefact.details.board).space
     prediction = restore_predictor(artefact).predict(space.array())
     assert np.isfinite(prediction.minibatch_ms).all()
-    # The last mode is not the highest in every knob, but it is fast and draws much power.
+    # The last mode does not have the highest value of every knob, but it is fast and draws much power.
     assert prediction.minibatch_ms[-1] < 2 * prediction.minibatch_ms.min()
     assert prediction.power_mw[-1] > 0.8 * prediction.power_mw.max()
 

@@ -1,4 +1,4 @@
-"""Auditing a few rows: what is refused, and what passes."""
+"""Auditing profiles with few rows: which ones are refused, and which ones pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_few_rows_can_be_audited_with_a_reference(count: int) -> None:
 
 
 def two_batches(power_factor: float = 1.0, first: int = 40) -> Profile:
-    """Rows of batch 1 and of batch 64, which take four times as long; row 3 of batch 64 has another power."""
+    """Rows of batch size 1, and of 64, which take four times as long; `power_factor` changes row 3 of batch size 64."""
     one, other = measured_profile(first, 0), measured_profile(40, 1)
     power = other.power_mw.copy()
     power[3] *= power_factor

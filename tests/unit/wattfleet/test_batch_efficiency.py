@@ -1,4 +1,4 @@
-"""The efficiency of batch sizes, against hand-computed figures and simulated gradients."""
+"""The efficiency of batch sizes, compared with figures computed by hand and simulated gradients."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_runs_give_the_median_relative_to_the_largest_batch_that_reached_it() ->
             8: [2000.0, 4000.0],
             # One of three runs failed: the median of (3000, 5000, never) is 5000.
             16: [3000.0, None, 5000.0],
-            # Half of the runs failed, and all of them: left out.
+            # If half or all of the runs of a batch size failed, it is left out.
             128: [9000.0, None],
             32: [None, None, None],
             256: [],
@@ -94,7 +94,7 @@ def test_runs_give_the_median_relative_to_the_largest_batch_that_reached_it() ->
     assert found.relative_samples == pytest.approx((0.3, 0.5, 1.0))
     assert found.unreached == (32, 128, 256)
     assert not found.is_estimate
-    # Logarithms of 8000, 10000 and 12500 are log 1.25 apart, which then is their standard deviation.
+    # The logarithms of 8000, 10000 and 12500 are log 1.25 apart, so this is their standard deviation.
     assert found.spread[2] == pytest.approx(math.log(1.25))
     assert found.spread[0] == pytest.approx(math.log(2) / math.sqrt(2))
 

@@ -1,4 +1,4 @@
-"""The batch sizes that an app can train with, and the minibatches of an epoch with each of them."""
+"""The batch sizes that an app can train with, and the minibatches per epoch with each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import MAX_BATCH_OPTIONS, BatchOptions, Workload, WorkloadFacts
 
-# A batch of 64 needs twice the samples that a batch of 16 needs to the same accuracy.
+# To reach the same accuracy, a batch size of 64 needs twice as many samples as one of 16.
 OPTIONS = BatchOptions((16, 32, 64), (0.5, 0.75, 1.0))
 
 

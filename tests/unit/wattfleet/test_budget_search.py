@@ -1,4 +1,4 @@
-"""The binary search within budgets: what it asks for, and where it ends."""
+"""The binary search for a mode within budgets: the modes it measures, and where it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE_KNOB = ModeSpace(cores=(1,), cpu_khz=tuple(range(100_000, 3_100_000, 100_000
 
 
 def power_mw(mode: PowerMode) -> float:
-    """Rises with every knob."""
+    """Power that rises with every knob."""
     return 8e3 + 500 * mode.cores + mode.cpu_khz / 400 + mode.gpu_hz / 8e4 + mode.mem_hz / 4e5
 
 

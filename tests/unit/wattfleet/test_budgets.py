@@ -1,4 +1,4 @@
-"""What a supply may give at a moment: by constants, schedules, plans and readings, and what each refuses."""
+"""A supply's budget at a moment, from constants, schedules, plans and readings, and the errors of each."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_span_over_midnight_has_the_night_on_both_sides_of_it() -> None:
 
 def test_a_moment_is_looked_up_on_the_zones_wall_clock_whatever_its_own_offset() -> None:
     schedule = DailySchedule.of(BERLIN, {"00:00-12:00": 1, "12:00-24:00": 2})
-    assert schedule.in_force(at("2026-06-01T10:30:00+00:00")).watts == 2  # 12:30 in summer
-    assert schedule.in_force(at("2026-01-01T10:30:00+00:00")).watts == 1  # 11:30 in winter
+    assert schedule.in_force(at("2026-06-01T10:30:00+00:00")).watts == 2  # the wall clock shows 12:30 in summer
+    assert schedule.in_force(at("2026-01-01T10:30:00+00:00")).watts == 1  # the wall clock shows 11:30 in winter
     assert schedule.in_force(at("2026-06-01T20:30:00+10:00")).watts == 2
 
 
@@ -92,7 +92,7 @@ def test_the_skipped_hour_in_spring_never_applies_and_autumns_applies_twice() ->
 
 @st.composite
 def days(draw: st.DrawFn) -> list[tuple[int, int, float]]:
-    """A day cut at some minutes, each piece with watts of its own; the last goes over midnight unless cut there."""
+    """A day cut into pieces with different watts. The last one continues past midnight unless it is cut there."""
     cuts = sorted(draw(st.sets(st.integers(0, 1439), min_size=2, max_size=6)))
     return [(start, end, float(k + 1)) for k, (start, end) in enumerate(zip(cuts, [*cuts[1:], cuts[0]], strict=True))]
 
@@ -109,7 +109,7 @@ def clock(minute: int) -> str:
 def test_every_minute_of_every_day_has_exactly_one_budget(
     pieces: list[tuple[int, int, float]], zone: str, moment: datetime
 ) -> None:
-    """Against the wall clock's text, compared as text: no arithmetic in common with the code."""
+    """The oracle compares the wall clock's text with the schedule's text, so it shares no arithmetic with the code."""
     schedule = DailySchedule.of(ZoneInfo(zone), {f"{clock(s)}-{clock(e)}": watts for s, e, watts in pieces})
     wall = moment.astimezone(ZoneInfo(zone)).strftime("%H:%M")
     right = [

@@ -32,7 +32,7 @@ def measured(rows: np.ndarray, seed: int = 5) -> Profile:
 def by_inverse(
     mean: np.ndarray, sd: np.ndarray, rows: list[int], observed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Textbook conditional mean and standard deviation of each log value, in loops; `sd` is that of measurements."""
+    """Textbook conditional mean and standard deviation of each log value, with loops; `sd` is that of measurements."""
     sd = np.sqrt(np.maximum(sd**2 - MEASUREMENT_SD**2, 0))
     points = settings_of(MODES, BATCH)
     covariance = np.array(

@@ -43,7 +43,7 @@ def test_deviations_to_alternating_sides_are_not_drift() -> None:
 
 
 def test_the_interval_ends_at_its_normal_quantile() -> None:
-    # The 90 % interval of a normal distribution reaches to 1.645 standard deviations.
+    # The 90 % interval of a normal distribution extends to 1.645 standard deviations.
     assert detect_drift([Residual(1.64, 1.64)] * 6) is None
     assert detect_drift([Residual(1.65, 0)] * 6) is not None
 

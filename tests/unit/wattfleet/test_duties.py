@@ -1,4 +1,4 @@
-"""Duties: what they accept, how many requests they expect, and how they are stored."""
+"""Duties: valid values, the number of requests to expect, and their storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a board trains beside a duty, compared with a loop over all modes, batches and numbers of minibatches."""
+"""How much a board can train beside a duty, compared with loops over all modes, batch sizes and minibatch counts."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def kept(demand: Demand, switch_ms: float = SWITCH_MS) -> ModesWithDuty:
 
 
 def front_of(duty: ModesWithDuty) -> Front:
-    """As the agent makes it of the modes beside the duty."""
+    """The front that an agent builds from the modes beside a duty."""
     known = duty.trainable()
     prediction = Prediction(known.minibatch_ms, known.power_mw, known.time_log_sd, known.power_log_sd)
     return predicted_front(known.modes, prediction, 100)
 
 
 def keeps(demand: Demand, batch: int, inference_ms: float, minibatches: int, minibatch_ms: float) -> bool:
-    """The conditions for one mode, batch and number of minibatches, one by one."""
+    """The conditions for one mode, batch size and number of minibatches, checked one at a time."""
     cycle_ms = inference_ms + (minibatches * minibatch_ms + 2 * SWITCH_MS if minibatches else 0)
     if demand.pattern is REGULAR:
         collect_ms = 1e3 * batch / demand.arrival_per_s
@@ -68,7 +68,7 @@ def keeps(demand: Demand, batch: int, inference_ms: float, minibatches: int, min
 
 
 def fastest_by_loop(demand: Demand, budget_w: float) -> float | None:
-    """The least mean ms from one minibatch to the next within a budget."""
+    """The least mean milliseconds per minibatch within a budget."""
     found = []
     minibatch_of = {row.mode: row for row in TRAINING}
     for row in INFERENCE:
@@ -152,17 +152,17 @@ def test_of_many_boards_none_could_train_one_minibatch_more(seed: int) -> None:
 
 
 def test_hand_computed_share_of_regular_requests() -> None:
-    # At 20 a second, 16 requests are collected in 800 ms: 45 ms of inference, 10 ms of switches, and 12 times 60 ms.
+    # At 20 per second, 16 requests arrive in 800 ms: 45 ms of inference, 10 ms of switches and 12 * 60 ms of training.
     found = kept(Demand(20, 1000, pattern=REGULAR)).fastest(math.inf)
     assert (found.mode, found.batch, found.minibatches) == (FAST, 16, 12)
     assert found.minibatch_ms == pytest.approx(800 / 12)
     assert found.training_share == pytest.approx(0.9)
     assert found.latency_ms == pytest.approx(845)
     assert found.power_mw == 40_000
-    # A budget below its inference's 40 W leaves batches of 4: in 200 ms 15 + 10 + 2 * 60 ms.
+    # Inference in batches of 16 draws 40 W. Below that, batches of 4 are left: 15 + 10 + 2 * 60 ms within 200 ms.
     found = kept(Demand(20, 1000, pattern=REGULAR)).fastest(30_000)
     assert (found.batch, found.minibatches, found.minibatch_ms) == (4, 2, 100)
-    # A switch that takes longer leaves time for one.
+    # With longer switches, only one minibatch fits.
     assert kept(Demand(20, 1000, pattern=REGULAR), switch_ms=33).in_mode(FAST, 30_000).minibatches == 1
 
 
@@ -175,12 +175,12 @@ def test_a_front_has_only_modes_that_keep_the_duty_and_the_seconds_with_it() -> 
         shared = duty.in_mode(front.mode(index), 1e3 * front.planned_w[index])
         assert front.epoch_s[index] == pytest.approx(shared.minibatch_ms * 100 / 1e3)
         assert front.power_w[index] == pytest.approx(shared.power_mw / 1e3)
-    # Without the duty, 100 minibatches take 6 s.
+    # Without the duty, 100 minibatches would take 6 s.
     assert front.epoch_s[0] > 6
 
 
 def test_requests_gather_as_long_as_the_planned_cycle_leaves_them() -> None:
-    """The last minibatch and the switches may be on when a batch asks; with them, it begins after a whole cycle."""
+    """If the last minibatch and the switches have begun when a batch asks, it begins after a whole cycle."""
     shared = kept(Demand(20, 1000)).in_mode(FAST, math.inf)
     inference_ms = next(row.minibatch_ms for row in INFERENCE if (row.mode, row.batch) == (FAST, shared.batch))
     assert shared.minibatches > 1
@@ -224,13 +224,13 @@ def test_a_duty_that_takes_everything_leaves_a_mode_to_serve_in() -> None:
 
 @pytest.mark.parametrize("pattern", ArrivalPattern)
 def test_a_board_that_has_no_time_for_any_minibatch_is_told_to_take_fewer_requests(pattern: ArrivalPattern) -> None:
-    # 16 requests are collected in 58 ms, of which inference takes 45.
+    # 16 requests arrive in 58 ms, and their inference takes 45 ms.
     with pytest.raises(NoTrainingTimeError, match="only while nothing is trained; send fewer requests"):
         kept(Demand(275, 10_000, pattern=pattern)).fastest(math.inf)
 
 
 def test_more_requests_than_the_board_answers_are_named_with_the_most() -> None:
-    # 16 requests in 45 ms are 355.5 a second; 99 % of that are still answered in the long run.
+    # 16 requests in 45 ms are 355.5 per second; 99 % of that rate can be answered in the long run.
     with pytest.raises(TooManyRequestsError, match="400 requests a second .* at most 352 a second"):
         kept(Demand(400, 1000))
     with pytest.raises(TooManyRequestsError, match="at most 355.5 a second"):
@@ -259,12 +259,12 @@ def test_predicted_times_keep_the_duty_with_the_probability() -> None:
     demand = Demand(20, 1000, pattern=REGULAR)
     training, inference = predicted(TRAINING, 0.1), predicted(INFERENCE, 0.1)
     certain = keep_duty(known(TRAINING, Task.TRAINING), known(INFERENCE), demand, SWITCH_MS).fastest(math.inf)
-    # Within 745 ms, each minibatch may take 60 ms * exp(1.645 * 0.1): 10 of 70.7 ms fit instead of 12.
+    # A minibatch may take up to 60 ms * exp(1.645 * 0.1) = 70.7 ms, so 10 instead of 12 fit within 745 ms.
     careful = keep_duty(training, inference, demand, SWITCH_MS, 0.95).fastest(math.inf)
     even = keep_duty(training, inference, demand, SWITCH_MS, 0.5).fastest(math.inf)
     assert (careful.minibatches, even.minibatches, certain.minibatches) == (10, 12, 12)
     assert (careful.measured, certain.measured) == (False, True)
-    # Once the modes are measured, no margin is needed.
+    # Measured modes need no margin.
     both = keep_duty(
         predicted(TRAINING, 0.1, Profile.of(TRAINING)),
         predicted(INFERENCE, 0.1, Profile.of(INFERENCE, Task.INFERENCE)),

@@ -1,4 +1,4 @@
-"""How long requests wait on a shared board, compared with closed forms, a Markov chain and a simulation of events."""
+"""Request latencies on a shared board, compared with closed forms, a Markov chain and an event simulation."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def one_latency(batch: int, inference_ms: float, cycle_ms: float, arrival_per_s:
 def simulated_latencies(
     batch: int, inference_ms: float, cycle_ms: float, arrival_per_s: float, requests: int, seed: int
 ) -> list[float]:
-    """The latencies of requests one by one, after a tenth of them has let the queue settle."""
+    """Latencies of single requests; the first tenth is dropped, while the queue settles."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1e3 / arrival_per_s, requests)).tolist()
     latencies, first, begin_ms = [], 0, 0.0
     while first < requests:
         if cycle_ms == inference_ms:
-            begin_ms = max(begin_ms, arrivals[first])  # it trains nothing, and so waits for a request
+            begin_ms = max(begin_ms, arrivals[first])  # without training, the board waits for the next request
         last = first
         while last < requests and last - first < batch and arrivals[last] <= begin_ms:
             latencies.append(begin_ms + inference_ms - arrivals[last])
@@ -49,7 +49,7 @@ def simulated_latencies(
 @pytest.mark.parametrize("load", [0.3, 0.7, 0.9])
 @pytest.mark.parametrize("wait", [0.0, 0.5, 1.3, 4.7])
 def test_single_requests_without_training_wait_as_in_an_m_d_1_queue(load: float, wait: float) -> None:
-    # Erlang's formula, in units of the inference.
+    # Erlang's formula, with the inference time as the unit.
     erlang = (1 - load) * sum(
         (-load * (wait - i)) ** i / math.factorial(i) * math.exp(load * (wait - i)) for i in range(int(wait) + 1)
     )
@@ -89,15 +89,15 @@ def test_latencies_are_those_of_a_simulation(
     for quantile in (0.5, 0.9, 0.99):
         latency_ms = one_latency(batch, inference_ms, cycle_ms, arrival_per_s, quantile)
         shares = [float(np.mean(np.array(run) <= latency_ms)) for run in runs]
-        # Within four standard errors of the mean of ten independent runs, and a cycle's thousandth for rounding.
+        # Within four standard errors of the mean of ten independent runs, plus 0.001 for rounding.
         error = 4 * np.std(shares, ddof=1) / math.sqrt(len(shares)) + 0.001
         assert np.mean(shares) == pytest.approx(quantile, abs=error) or (
-            latency_ms == inference_ms and np.mean(shares) >= quantile  # most begin at once
+            latency_ms == inference_ms and np.mean(shares) >= quantile  # most requests begin at once
         )
 
 
 def test_an_overloaded_board_answers_nobody_in_time() -> None:
-    # 4 requests every 100 ms are 40 a second.
+    # 4 requests every 100 ms are 40 per second.
     assert utilization(np.array([4]), np.array([100.0]), 30) == pytest.approx(0.75)
     assert one_share(4, 50.0, 100.0, 30, 10_000) > 0.999
     for arrival_per_s in (40, 41, 400):
@@ -107,7 +107,7 @@ def test_an_overloaded_board_answers_nobody_in_time() -> None:
 
 def test_nobody_is_answered_before_the_inference_ends() -> None:
     assert one_share(16, 50.0, 200.0, 10, 49.9) == 0
-    # Without leftover requests, a request waits for the end of its cycle, which is equally likely at any time.
+    # Without leftover requests, a request waits for the end of its cycle and arrives at a uniformly distributed time.
     assert one_share(16, 50.0, 200.0, 10, 150.0) == pytest.approx(0.5, abs=1e-6)
     assert one_share(16, 50.0, 200.0, 10, 250.0) == pytest.approx(1.0, abs=1e-6)
 

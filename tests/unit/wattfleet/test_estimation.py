@@ -1,4 +1,4 @@
-"""Fits compared with closed-form solutions, and with some wrong observations."""
+"""Fits compared with closed-form solutions, also with some wrong observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explaining what bounds a step, as shares and as text."""
+"""The explanation of what limits a training step, as shares and as text."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ANY = st.floats(0, 1e9)
 
 
 def optimal(points: list[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other point dominates, by comparing every pair."""
+    """Indices of the points that no other point dominates, found by comparing all pairs."""
     kept = [
         k
         for k, (time, power) in enumerate(points)
@@ -51,7 +51,7 @@ def prediction(ms: list[float], mw: list[float], power_log_sd: float | list[floa
 
 
 def numbered(n: int) -> ModeArray:
-    """Modes that are numbered by their cores."""
+    """Modes with the core counts 1 to n."""
     return np.array([[1 + k, 1e6, 1e9, 2e9] for k in range(n)], dtype=np.float64)
 
 
@@ -68,7 +68,7 @@ def test_a_predicted_front_is_in_seconds_per_epoch_and_watts() -> None:
 
 
 def test_a_mode_with_uncertain_power_loses_to_a_more_certain_one() -> None:
-    # The slower mode saves 1 W by its median, but nothing by its planned watts.
+    # The slower mode draws 1 W less by the median, but not by the planned watts.
     ms, mw, unsure = [50.0, 60.0], [20_000.0, 19_000.0], [0.01, 0.2]
     assert predicted_front(numbered(2), prediction(ms, mw, unsure), 100).modes[:, 0].tolist() == [1]
     assert predicted_front(numbered(2), prediction(ms, mw, 0.01), 100).modes[:, 0].tolist() == [1, 2]
@@ -81,7 +81,7 @@ def test_thinning_keeps_the_ends_and_only_optimal_points(optimal_points: int, ra
     seconds = sorted(random.sample(range(1, 5_000), optimal_points))
     watts = sorted(random.sample(range(1, 5_000), optimal_points), reverse=True)
     best = [(float(time), float(power)) for time, power in zip(seconds, watts, strict=True)]
-    points = [*best, *((time + 1, power + 1) for time, power in best[::3])]  # and some that others beat
+    points = [*best, *((time + 1, power + 1) for time, power in best[::3])]  # and some dominated points
     random.shuffle(points)
     predicted = predicted_front(
         numbered(len(points)), prediction([time for time, _ in points], [1e3 * power for _, power in points]), 1_000
@@ -95,7 +95,7 @@ def test_thinning_keeps_the_ends_and_only_optimal_points(optimal_points: int, ra
 
 
 def test_thinning_spreads_points_evenly_over_the_watts() -> None:
-    # Most modes have nearly the lowest power, where a watt more or less hardly matters.
+    # Most modes have almost the lowest power, where one watt more or less hardly matters.
     watts = np.concatenate([np.linspace(50, 10.2, 200), np.linspace(10.1, 10, 2_000)])
     predicted = predicted_front(
         numbered(len(watts)), prediction(list(range(1, len(watts) + 1)), (watts * 1e3).tolist()), 1_000
@@ -146,7 +146,7 @@ def test_points_are_ordered_by_epoch_time_including_warmup() -> None:
         ({"warmup_s": np.array([0.0, -1.0, 0.0])}, "not negative"),
         ({"warmup_s": np.array([0.0, np.inf, 0.0])}, "not negative"),
         ({"warmup_s": np.array([0.0, 0.0])}, r"\[k, 4\] modes"),
-        # The epochs rise, but not including warm-up.
+        # The epochs get longer, but the times including warm-up do not.
         ({"warmup_s": np.array([15.0, 0.0, 0.0])}, "times must rise"),
         ({"epoch_s": np.array([10.0, 20.0])}, r"\[k, 4\] modes"),
         ({"power_log_sd": np.zeros((3, 1))}, r"\[k, 4\] modes"),
@@ -165,7 +165,7 @@ def test_a_front_of_no_or_too_many_points_is_refused(k: int) -> None:
 
 
 def test_a_front_over_several_batches_names_the_batch_of_each_point() -> None:
-    # An epoch of 160 samples: 160, 40 and 10 steps. The second mode is dominated, the last prediction is not plausible.
+    # An epoch of 160 samples has 160, 40 or 10 steps. The second mode is dominated, and the last one is not plausible.
     per_epoch, batch = np.array([160.0, 40, 10, 10]), np.array([1, 4, 16, 16])
     found = predicted_front(
         numbered(4), prediction([10, 90, 100, 1e15], [20_000, 30_000, 25_000, 1_000]), per_epoch, batch=batch

@@ -1,4 +1,4 @@
-"""Unknown facts about a workload are recognised from its measurements, and wrong references count little."""
+"""Unknown facts of a workload are inferred from its measurements, and wrong references get little weight."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_workload_without_loader_workers_is_predicted_from_ten_rows() -> None:
 
 
 def test_a_mixture_is_as_good_as_its_best_reference() -> None:
-    # A board with other clocks and powers: thirty times the work, half the power, nothing overlaps.
+    # An odd board: thirty times the work, half the power, and no overlap.
     odd_time = replace(scaled(30.0), gpu_overlap=0.01, launch_overlap=0.01, loading_overlap=0.01, workers=1.0)
     odd = RooflinePredictor.fit(measured(drawn(450, 3), odd_time, replace(POWER, floor_mw=2_000, gpu_busy_mw=1_000)))
     truth = measured(ELSEWHERE, scaled(2.0))
@@ -99,7 +99,7 @@ def test_hardly_any_rows_give_wide_intervals_that_hold(count: int) -> None:
 
 
 def rows_of_any_value(count: int) -> st.SearchStrategy[Profile]:
-    """Rows of any workload, or of none: times and powers that no physics explains."""
+    """Rows with arbitrary times and powers, including ones that no physics explains."""
     modes = st.lists(st.integers(0, len(SPACE) - 1), min_size=count, max_size=count, unique=True)
     times = st.lists(st.floats(0.01, 1e6), min_size=count, max_size=count)
     powers = st.lists(st.floats(100, 1e6), min_size=count, max_size=count)
@@ -131,7 +131,7 @@ def test_rows_at_one_mode_of_several_batches_can_be_fitted() -> None:
 
 
 def unit(seed: int) -> tuple:
-    """The parameters of one unit: a few percent off those of its kind, which works more than any known workload."""
+    """The parameters of one unit, a few percent off those of its kind. The workload is larger than any known one."""
     rng = np.random.default_rng(seed)
     time, power = scaled(2.5).log(), replace(POWER, gpu_busy_mw=16_000).log()
     return (

@@ -1,4 +1,4 @@
-"""The next measurement for training beside inference, in cases where it is plain what is worth measuring."""
+"""The choice of the next measurement for training beside inference, in cases with an obvious answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW = InterleavingObjective.MOST_PER_WINDOW
 
 
 def pair(sd: float = 0.1, training: tuple[int, ...] = (), inference: tuple[int, ...] = ()) -> PairedModes:
-    """Faster modes of more power. The given rows are measured, and the others are uncertain."""
+    """Modes whose power rises with speed. The given rows are measured, and the others are uncertain."""
     step_ms, step_mw = np.array([120.0, 60.0, 30.0]), np.array([12e3, 24e3, 36e3])
     ms = np.array([40.0, 120.0, 20.0, 60.0, 10.0, 30.0])
     mw = np.array([10e3, 11e3, 20e3, 22e3, 30e3, 33e3])
@@ -39,7 +39,7 @@ def test_nothing_is_proposed_once_everything_is_measured() -> None:
 
 
 def test_nothing_is_proposed_if_no_window_can_be_answered() -> None:
-    # At 4 a second, a batch of 4 takes a second to collect.
+    # At 4 per second, 4 requests arrive in one second.
     assert next_measurement(pair(), [ServiceLimits(500, 4)], WINDOW) is None
 
 
@@ -54,7 +54,7 @@ def test_nothing_is_proposed_that_surely_breaks_the_budget(frugal: Task | None) 
 
 
 def test_nothing_is_proposed_that_is_surely_worse_than_the_best() -> None:
-    # The fastest mode with the larger batch: (400 - 30) / 30 = 12 minibatches.
+    # The fastest mode with the larger batch size: (400 - 30) / 30 = 12 minibatches.
     known = pair(sd=0.01, training=(2,), inference=(5,))
     assert next_measurement(known, [ServiceLimits(1000, 40)], WINDOW) is None
 
@@ -95,7 +95,8 @@ def test_a_problem_without_a_known_solution_counts_beside_solved_ones() -> None:
 
 
 def test_a_choice_without_training_is_worth_finding() -> None:
-    # 100 ms to collect 4 and 40 ms to answer leave 60 ms of the 120 that a minibatch takes; 16 are late.
+    # 4 requests arrive in 100 ms and take 40 ms. A minibatch of 120 ms does not fit into the rest. 16 requests are
+    # late.
     known = pair(sd=0.01)
     found = next_measurement(known, [ServiceLimits(150, 40, 14e3)], WINDOW)
     assert found in (Proposal(Task.TRAINING, 0), Proposal(Task.INFERENCE, 0))
@@ -113,7 +114,7 @@ def test_a_choice_without_training_is_worth_finding() -> None:
 def test_a_search_measures_each_row_once_and_finds_the_best(
     seed: int, latency_ms: int, arrival: int, budget_mw: float, objective: InterleavingObjective, several: bool
 ) -> None:
-    """With the true values as medians and wide doubts, the search goes on until no better choice is likely."""
+    """The medians are the true values with large uncertainty. The search continues until no better choice is likely."""
     drawn = np.random.default_rng(seed)
     truth = pair(0.0)
     truth = PairedModes(

@@ -1,4 +1,4 @@
-"""Choosing mode and batch for training beside inference, compared with plain loops over the published conditions."""
+"""Choosing a mode and an inference batch for training beside inference, compared with loops."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ INFERENCE = [
 def kept_by_loop(
     training: list[Measurement], inference: list[Measurement], limits: ServiceLimits
 ) -> dict[int, tuple[int, Fraction]]:
-    """For each row of inference that keeps the published conditions, its minibatches and the seconds of its window."""
+    """For each inference row that keeps the published conditions: its number of minibatches and its window (s)."""
     step = {row.mode: row for row in training}
     kept = {}
     for at, row in enumerate(inference):
@@ -64,16 +64,16 @@ def kept_by_loop(
 @pytest.mark.parametrize(
     ("latency_ms", "arrival_per_s", "budget_w", "objective", "mode", "batch", "minibatches"),
     [
-        # At 40 a second, a batch of 4 takes 100 ms to collect and one of 16 takes 400 ms.
+        # At 40 per second, 4 requests arrive in 100 ms and 16 in 400 ms.
         (1000, 40, 50, WINDOW, FAST, 16, 11),  # (400 - 60) / 30
-        (1000, 40, 50, SECOND, FAST, 16, 11),  # 27.5 a second; a batch of 4 gives 2 in 100 ms, 20 a second
-        (1000, 40, 39, WINDOW, SLOW, 16, 2),  # the fast mode draws 40 W with it, and as many fit with 4, at more power
+        (1000, 40, 50, SECOND, FAST, 16, 11),  # 27.5 per second; with batches of 4, 2 in 100 ms are 20 per second
+        (1000, 40, 39, WINDOW, SLOW, 16, 2),  # FAST draws 40 W with 16; with 4, 2 also fit, at more power
         (1000, 40, 39, SECOND, FAST, 4, 2),
         (1000, 40, 34, WINDOW, SLOW, 16, 2),  # training in the fast mode draws 35 W: (400 - 130) / 100
-        (1000, 40, 18, WINDOW, SLOW, 16, 2),  # 18 W is the power of training, and no more
+        (1000, 40, 18, WINDOW, SLOW, 16, 2),  # 18 W is exactly the power of training
         (459, 40, 50, WINDOW, FAST, 4, 2),  # 400 + 60 ms is too late
         (460, 40, 50, WINDOW, FAST, 16, 11),
-        (140, 40, 34, WINDOW, SLOW, 4, 0),  # 60 ms are left for a minibatch of 100 ms
+        (140, 40, 34, WINDOW, SLOW, 4, 0),  # 60 ms are left, but a minibatch takes 100 ms
     ],
 )
 def test_choices_by_hand(
@@ -140,7 +140,7 @@ def test_the_choice_is_the_best_of_a_loop(
     worth = {row: Fraction(count) / (1 if objective is WINDOW else window) for row, (count, window) in kept.items()}
     assert worth[found.row] == max(worth.values())
     power = {row: pair.power_mw()[row] for row in kept if worth[row] == max(worth.values())}
-    if objective is WINDOW:  # rates of several windows may tie up to rounding only
+    if objective is WINDOW:  # rates of several windows may be equal except for rounding
         assert power[found.row] == min(power.values()), "a tie goes to the lower power"
 
 
@@ -160,7 +160,7 @@ def test_workloads_without_a_common_mode_or_without_batches_are_refused() -> Non
 
 
 def uncertain(pair: PairedModes, sd: float) -> PairedModes:
-    """The same values as predictions, each with a log standard deviation."""
+    """The same values as predictions with a log standard deviation."""
 
     def doubt(of: KnownModes) -> KnownModes:
         all_ = np.full(len(of.modes), sd)

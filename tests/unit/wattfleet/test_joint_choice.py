@@ -1,4 +1,4 @@
-"""Choosing mode and batch for training, compared with plain loops over all of them and with hand-computed cases."""
+"""Choosing mode and batch size for training, compared with loops over all of them and with cases computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROWS = [
 ]
 TABLE = JointTable.measured(ROWS)
 EFFICIENCY = BatchEfficiency("m", (4, 16, 64), (0.5, 0.6, 1.0), (0.0,) * 3, "test")
-# ms per sample times relative samples:
+# milliseconds per sample times relative samples:
 #          batch 4            batch 16             batch 64
 #   SLOW   2.0 x 0.5 = 1.00   1.5 x 0.6 = 0.90     1.25 x 1 = 1.25
 #   FAST   1.5 x 0.5 = 0.75   1.0 x 0.6 = 0.60     0.75 x 1 = 0.75
@@ -91,7 +91,7 @@ def test_the_energy_is_the_time_at_the_median_power() -> None:
         max_size=20,
         unique_by=lambda row: row[:2],
     ),
-    # Quarters, so that times and energies are exact in binary and ties are real.
+    # Multiples of a quarter, so that times and energies are exact in binary and ties are real.
     st.lists(st.integers(1, 12), min_size=3, max_size=3),
     st.integers(1, 12),
     st.sampled_from(TrainingObjective),
@@ -104,7 +104,7 @@ def test_the_choice_is_exact(
     objective: TrainingObjective,
     figure: PowerFigure,
 ) -> None:
-    """All combinations in exact fractions; batches 1 and 4 did not reach the accuracy or are not known."""
+    """Compared with all combinations in exact fractions. Batches of 1 and 4 miss the accuracy or are unknown."""
     relative = {2: Fraction(quarters[0], 4), 8: Fraction(quarters[1], 4), 16: Fraction(1)}
     efficiency = BatchEfficiency(
         "m", tuple(relative), tuple(float(each) for each in relative.values()), (0.0,) * 3, "test", unreached=(1, 4)
@@ -189,7 +189,7 @@ def test_the_safe_frequency_keeps_the_limit_with_every_model_and_batch() -> None
 
 
 def test_a_frequency_that_was_not_measured_with_every_batch_is_not_called_safe() -> None:
-    # The row with the highest power is missing, so that the fast mode is known with the smaller batches only.
+    # The row with the highest power is missing, so the fast mode is only known with the smaller batch sizes.
     assert highest_safe_gpu_hz([JointTable.measured(ROWS[:-1])], PowerLimit(10_000)) == SLOW.gpu_hz
     with pytest.raises(InvalidInputError, match="no GPU frequency occurs with every"):
         highest_safe_gpu_hz([JointTable.measured([ROWS[0], ROWS[3]])], PowerLimit())

@@ -1,4 +1,4 @@
-"""The published order of profiling modes with batch sizes, compared with measuring everything."""
+"""The published order of measuring modes with batch sizes, compared with measuring everything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODES = gpu_frequencies(SPACE)
 
 @dataclass
 class FakeBoard:
-    """A board whose power increases with frequency and batch, and that remembers what was measured."""
+    """A board whose power increases with frequency and batch size, and that records what was measured."""
 
     power_mw: Callable[[int, int], float]
     memory: float = math.inf
@@ -93,7 +93,7 @@ def test_nothing_feasible_and_faster_is_missed_if_power_is_monotone(data: st.Dat
         best = min((row.minibatch_ms for row in true if row.keeps(limit)), default=None)
         rows = [row for row in found.rows if row.batch == batch]
         assert min((row.minibatch_ms for row in rows if row.keeps(limit)), default=None) == best
-    # One batch beyond the number of frequencies adds at most two rows: the one to resume at, and the one above it.
+    # Each batch size adds at most two rows to the number of frequencies: the one to resume at, and the one above it.
     assert len(found.rows) <= len(MODES) + 2 * len(batches)
 
 

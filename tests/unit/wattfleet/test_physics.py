@@ -1,4 +1,4 @@
-"""The physical model compared with hand-computed cases, and its invariants."""
+"""The physical model: cases computed by hand, and invariants."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_overlap_ranges_from_the_sum_to_the_longer_time(overlap: float, together
 
 
 def test_loading_waits_for_its_core_and_for_the_memory() -> None:
-    # With 100 cores, the single worker has a core of its own, and nothing else limits it.
+    # With 100 cores, the only worker has its own core, and nothing else limits it.
     theta = replace(ALONE, loading_mcycles=30, loading_stall_mcycles=20, workers=1)
     assert time_of(theta, 100, 1, 1, 2) == pytest.approx(30 + 10, rel=1e-3)
 
 
 def test_the_training_process_takes_about_one_core_for_itself() -> None:
-    # Measured at loading-bound modes with 2, 4 and 6 cores: 1 : 1/3 : 1/5.
+    # As measured in modes limited by loading, with 2, 4 and 6 cores: 1 : 1/3 : 1/5.
     theta = replace(ALONE, loading_mcycles=100, main_cores=1)
     two, four, six = (time_of(theta, cores, 1, 1, 1) for cores in (2, 4, 6))
     assert four / two == pytest.approx(1 / 3, abs=0.07)
@@ -186,7 +186,7 @@ def test_parameters_survive_conversion_to_logarithms_and_back() -> None:
     ],
 )
 def test_a_part_of_the_work_grows_with_the_batch(work: str, fixed: str) -> None:
-    # A third of the part that grows does not: with 16 samples 3/4 + 1/4, with 64 samples 4 * 3/4 + 1/4.
+    # The fixed part is a third of the growing part: 3/4 + 1/4 at 16 samples, and 4 * 3/4 + 1/4 at 64 samples.
     theta = replace(ALONE, **{work: 40.0, fixed: 1 / 3})
     at_16, at_64, at_1 = (time_of(theta, 100, 1, 1, 1, batch=batch) for batch in (16, 64, 1))
     assert at_64 / at_16 == pytest.approx(3.25, rel=1e-6)

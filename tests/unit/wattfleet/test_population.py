@@ -1,4 +1,4 @@
-"""The prior that a population of workloads gives, compared with explicit normal distributions."""
+"""The prior from a population of workloads, compared with explicit normal distributions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES = [
     (Task.TRAINING, AGX, np.array([2.0, 0.3]), HIGH),
     (Task.INFERENCE, AGX, np.array([1.2, 0.5]), LOW),
     (Task.TRAINING, NANO, np.array([2.6, -0.4]), HIGH),
-    # Nothing was learned of the second parameter.
+    # The second parameter has no information.
     (Task.TRAINING, AGX, np.array([1.7, 99.0]), np.diag([400.0, 0.0])),
 ]
 
@@ -66,7 +66,7 @@ def log_posterior(between: Values, effects: Values) -> float:
 
 
 def joint(between: Values) -> tuple[Values, Values]:
-    """Mean and covariance of the effects, as a part of the joint distribution of effects and all estimates."""
+    """Mean and covariance of the effects, taken from the joint distribution of effects and all estimates."""
     designs = np.vstack([design(task, board) for task, board, *_ in CASES])
     noise = np.zeros((8, 8))
     for k, error in enumerate(ERRORS):
@@ -116,7 +116,7 @@ def test_the_prior_is_the_effects_and_the_covariance_between_workloads(task: Tas
 
 
 def population(factors: Sequence[float], information: float = 1e4) -> Population:
-    """Workloads of the AGX Orin whose work is a multiple of a typical one's; their power is typical."""
+    """Workloads of the AGX Orin whose work is a multiple of a typical one, with typical power."""
 
     def estimate(mean: Values) -> Estimate:
         return Estimate(mean, information * np.eye(len(mean)), Surface.zero())
@@ -152,7 +152,7 @@ def test_an_unknown_board_is_less_certain_than_a_measured_one() -> None:
 def test_members_that_differ_more_give_a_wider_prior() -> None:
     alike, unlike = (population(factors).time_prior(FOUR, AGX) for factors in ([4, 4, 4, 4], [1, 4, 4, 16]))
     assert (sd(unlike)[:7] > sd(alike)[:7]).all()
-    # Their work grows together: a large network needs more of everything.
+    # The parameters of work are correlated: a large network needs more of everything.
     covariance = unlike.root @ unlike.root.T
     assert covariance[0, 3] / (sd(unlike)[0] * sd(unlike)[3]) > 0.7
 

@@ -1,4 +1,4 @@
-"""Kinds of predictors are found through entry points, and an absent one is explained."""
+"""Kinds of predictors are found through entry points, and a missing one gives an error with the remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fresh_registry() -> Iterator[None]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
-    """Make these the only entry points of the installation: names, and the classes they refer to."""
+    """Replace the entry points of the installation by these, each given as a name and a class."""
     found = [EntryPoint(name, value, "wattfleet.predictors") for name, value in entries]
     monkeypatch.setattr(kinds, "entry_points", lambda group: found if group == "wattfleet.predictors" else [])
 

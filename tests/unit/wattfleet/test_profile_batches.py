@@ -154,7 +154,7 @@ def test_the_sha256_tells_batches_and_tasks_apart(tmp_path: Path) -> None:
 
 
 def test_the_sha256_without_batch_is_as_manifests_have_it() -> None:
-    # sha256 of "12,2201600,1300500000,3199000000,57.25,36500", computed with sha256sum.
+    # The sha256 of "12,2201600,1300500000,3199000000,57.25,36500", computed with sha256sum.
     expected = "59c608e8ca401fa3ee7b193e2767618115f2ee10a9b25df64dc2203a0e5f99d2"
     profile = Profile.of([Measurement(FAST_MODE, 57.25, 36_500)])
     assert profile.sha256() == expected

@@ -1,4 +1,4 @@
-"""The comparison of profiling methods: costs computed by hand, and what is recommended."""
+"""The comparison of profiling methods: costs computed by hand, and the recommendation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSES = (
 
 
 def board(frequencies: int, mode_s: float = 36.0) -> BoardFigures:
-    """A board with 4 x `frequencies` modes, each of which takes the same time to measure."""
+    """A board with 4 x `frequencies` modes, all of which take equally long to measure."""
     space = ModeSpace((1, 2, 3, 4), tuple(range(1, frequencies + 1)), (1,), (1,))
     modes = space.array()
     work = modes[:, 0] * modes[:, 1]
@@ -37,7 +37,7 @@ BOARD = board(250)
 def test_the_costs_are_those_computed_by_hand() -> None:
     advice = compare(BOARD, training_h=100, changes=WorkloadChanges.RARELY, losses=LOSSES)
     found = {(cost.method, cost.modes): (cost.measuring_s, cost.total_s / 3600) for cost in advice.costs}
-    # 36 s are a hundredth of an hour; a workload that changes rarely is measured three times.
+    # 36 s are 0.01 h, and a workload that changes rarely is measured three times.
     assert found[ProfilingMethod.TRANSFER, 10] == pytest.approx((360, 3 * 0.1 + 104))
     assert found[ProfilingMethod.TRANSFER, 50] == pytest.approx((1800, 3 * 0.5 + 102))
     assert found[ProfilingMethod.BRUTE_FORCE, 1000] == pytest.approx((36_000, 3 * 10 + 100))
@@ -46,12 +46,12 @@ def test_the_costs_are_those_computed_by_hand() -> None:
 @pytest.mark.parametrize(
     ("training_h", "changes", "method", "modes"),
     [
-        # 0.4 h more to measure 50 modes than 10, which 2 % of 20 h are worth.
+        # Measuring 50 modes instead of 10 costs 0.4 h more, which equals 2 % of 20 h.
         (19, WorkloadChanges.NEVER, ProfilingMethod.TRANSFER, 10),
         (21, WorkloadChanges.NEVER, ProfilingMethod.TRANSFER, 50),
         (59, WorkloadChanges.RARELY, ProfilingMethod.TRANSFER, 10),
         (61, WorkloadChanges.RARELY, ProfilingMethod.TRANSFER, 50),
-        # 9.5 h more to measure all 1,000 modes, which 2 % of 475 h are worth.
+        # Measuring all 1,000 modes costs 9.5 h more, which equals 2 % of 475 h.
         (470, WorkloadChanges.NEVER, ProfilingMethod.TRANSFER, 50),
         (480, WorkloadChanges.NEVER, ProfilingMethod.BRUTE_FORCE, 1000),
         (480, WorkloadChanges.OFTEN, ProfilingMethod.TRANSFER, 50),

@@ -1,4 +1,4 @@
-"""The core's public interface: its folders export what their stubs name, and nobody imports deeper modules."""
+"""The core's public interface: folders export what their stubs name, and other code imports no deeper modules."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NOT_PRODUCTION = {"tests", "docs"}
 
 @dataclass(frozen=True)
 class Import:
-    """One module that a file imports, and the names that it takes from it."""
+    """One module that a file imports, and the names imported from it."""
 
     module: str
     names: tuple[str, ...]
 
 
 def imports_in(source: str) -> Iterator[Import]:
-    """Absolute imports in a file, those inside functions included."""
+    """Absolute imports in a file, including those inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, ()) for alias in node.names)
@@ -46,7 +46,7 @@ def imports_in(source: str) -> Iterator[Import]:
 
 
 def violations(source: str, folder: str | None) -> list[str]:
-    """What a file imports from the core beyond its public interface.
+    """List what a file imports from the core beyond its public interface.
 
     Args:
         source: the file's text.
@@ -67,7 +67,7 @@ def violations(source: str, folder: str | None) -> list[str]:
 
 
 def production_files() -> list[Path]:
-    """Every Python file of the repository outside tests: packages, benchmarks, examples and deployment."""
+    """All Python files outside tests: packages, benchmarks, examples and deployment."""
     folders = [entry for entry in ROOT.iterdir() if entry.is_dir() and entry.name[0] != "."]
     return [
         path
@@ -79,7 +79,7 @@ def production_files() -> list[Path]:
 
 
 def core_folder(path: Path) -> str | None:
-    """The core's folder that holds a file; None outside the core's folders."""
+    """The core's folder that a file is in; None outside the core's folders."""
     parts = path.relative_to(ROOT).parts
     return parts[1] if parts[0] == "wattfleet" and len(parts) > 2 else None
 

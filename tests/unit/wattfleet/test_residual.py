@@ -1,4 +1,4 @@
-"""Gaussian processes on residuals, compared with hand-computed cases and known surfaces."""
+"""Gaussian processes on residuals, compared with cases computed by hand and with known surfaces."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_left_out_row_is_predicted_by_the_others_alone() -> None:
     where, seen = points(SPACE[::4000], 0.4), rng.normal(0, 0.05, 5)
     gradient, root = rng.normal(size=(5, 2)), np.array([[0.2, 0.0], [0.1, 0.05]])
     noise = np.array([1e-4, 1e-4, 2e-3, 1e-4, 1e-4])
-    # The weights hold for residuals around the prior's mean if the parameters stay there, as with a prior of no width.
+    # The weights are for residuals around the prior's mean, with the parameters fixed as by a prior without spread.
     for prior_root in (np.zeros((2, 2)), root):
         among = PROCESS.covariance(where, where)
         whole = among + gradient @ prior_root @ prior_root.T @ gradient.T + np.diag(noise)

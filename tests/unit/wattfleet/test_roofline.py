@@ -41,7 +41,7 @@ def assert_sound(prediction: Prediction) -> None:
 
 
 def held(prediction: Prediction, truth: Profile) -> tuple[float, float]:
-    """Shares of the times and of the powers within the 90 % interval."""
+    """The shares of true times and powers that lie within the 90 % interval."""
     time = (prediction.minibatch_ms_quantile(0.05) <= truth.minibatch_ms) & (
         truth.minibatch_ms <= prediction.minibatch_ms_quantile(0.95)
     )
@@ -55,11 +55,11 @@ def test_without_measurements_the_reference_predicts_wide_intervals() -> None:
     fitted = RooflinePredictor.fit(NOTHING, reference())
     found, known = fitted.predict(SPACE), reference().predict(SPACE)
     assert_sound(found)
-    # The mean of all known workloads is predicted, not the reference's own workload.
+    # The mean of all known workloads is predicted instead of the reference's own workload.
     assert np.median(np.abs(np.log(found.minibatch_ms / known.minibatch_ms))) < 0.7
     assert (found.time_log_sd > 10 * known.time_log_sd).all()
     assert RooflinePredictor.load(fitted.save()).save() == fitted.save()
-    # Another workload on this board: less power, three times the time.
+    # Another workload on this board: less power and three times the time.
     assert min(held(found, measured(SPACE, time_factor=3, power_factor=0.9))) > 0.9
 
 
@@ -73,7 +73,7 @@ def test_too_few_modes_without_a_reference_are_refused() -> None:
 def test_a_prior_that_fits_no_row_is_refused() -> None:
     population = reference().population
     assert population is not None
-    # Each parameter is as large as a stored one can be, and known as well as those of the shipped reference.
+    # Each parameter has the largest value that can be stored, with the certainty of the shipped reference.
     members = tuple(
         replace(
             each,
@@ -125,7 +125,7 @@ def test_a_knob_that_never_varies_does_not_prevent_a_fit(knob: int, known: bool)
     found = fitted.predict(space)
     assert_sound(found)
     assert np.median(np.abs(found.minibatch_ms / truth.minibatch_ms - 1)) < (0.05 if known else 0.3)
-    # At other values of the knob the model may be wrong, but its predictions are finite and positive.
+    # At other values of the knob the model may be inaccurate, but its predictions are finite and positive.
     assert_sound(fitted.predict(SPACE))
 
 

@@ -14,7 +14,7 @@ from wattfleet.modes import BatchArray, FittedWorkload, Profile, WorkloadFacts
 from wattfleet.prediction import Prediction, RooflinePredictor, pack_artefact, restore_predictor
 
 BATCHES = np.array([1, 4, 8, 16, 64])
-# Small batches do not fill the GPU, and kernels are launched for each batch.
+# Small batches do not fill the GPU, and launching the kernels takes the same time for every batch.
 GROWS = replace(TIME, compute_fixed=0.4, traffic_fixed=0.3, launch_fixed=8.0, loading_fixed=0.05)
 ELSEWHERE = drawn(300, 98)
 

@@ -1,4 +1,4 @@
-"""Selecting the modes to measure."""
+"""Selecting the power modes to measure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_modes_that_differ_in_one_knob_are_spread_evenly() -> None:
 
 
 def largest_gap(chosen: ModeArray) -> float:
-    """Largest distance of a mode to the nearest chosen one, in shares of each knob's log range."""
+    """The largest distance from any mode to the nearest chosen one, as shares of each knob's log range."""
     unit = (np.log(MODES) - np.log(MODES).min(0)) / np.ptp(np.log(MODES), axis=0)
     taken = (np.log(chosen) - np.log(MODES).min(0)) / np.ptp(np.log(MODES), axis=0)
     return float(np.linalg.norm(unit[:, None] - taken[None], axis=2).min(axis=1).max())
@@ -92,7 +92,7 @@ def test_descending_modes_are_the_same_modes() -> None:
     assert rows(descending_modes(some)) == rows(some)
 
 
-# A board on which every knob trades power for time, and no two modes are equal.
+# A board on which every knob trades power for time, without equal modes.
 TRUE_MS = 1e3 / (MODES / MODES.max(0) @ np.array([1.0, 2.0, 3.0, 1.5]))
 TRUE_MW = 1e3 * (4 + (MODES / MODES.max(0)) ** 2 @ np.array([2.0, 5.0, 6.0, 2.0]))
 
@@ -103,7 +103,7 @@ def measured(modes: ModeArray) -> Profile:
 
 
 def vague(profile: Profile) -> Prediction:
-    """The true values, with uncertainty."""
+    """The true values with uncertainty."""
     return Prediction(TRUE_MS, TRUE_MW, np.full(len(MODES), 0.05), np.full(len(MODES), 0.03))
 
 
@@ -193,7 +193,7 @@ def test_budgets_must_be_finite_and_positive() -> None:
         next_modes(measured(MODES[:5]), MODES, vague, SamplingSettings(), budgets_mw=np.array([-1.0]))
 
 
-# Modes with batches: small batches take longer for each sample, and large ones draw more power.
+# Modes with batch sizes: small batches take longer per sample, and large ones draw more power.
 FEW = descending_modes(MODES)[::9]
 BATCHES = np.tile([1, 4, 16], len(FEW))
 FEW = np.repeat(FEW, 3, axis=0)

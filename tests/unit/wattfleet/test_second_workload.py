@@ -1,4 +1,4 @@
-"""What a reference learns from one workload of a board for the next one."""
+"""How a reference uses one workload measured on a board to predict the next one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wattfleet.prediction.roofline.residual import Correction, Points, Process, 
 
 SPACE = board_named("agx-orin").space.array()
 FACTS = WorkloadFacts(batch=16, loader_workers=4)
-# A board that no population knows.
+# Hardware that is in no population.
 HARDWARE = Hardware(1024, 128, 10)
 
 
@@ -101,7 +101,7 @@ def test_unknown_loader_workers_are_those_that_the_rows_showed() -> None:
 
 
 def test_a_member_says_what_its_rows_say_if_the_model_is_linear() -> None:
-    """The oracle conditions a joint normal distribution on all rows at once."""
+    """A linear model has an exact oracle: conditioning a joint normal distribution on all rows at once."""
     rng = np.random.default_rng(0)
     k, n, share, share_sd = len(PowerParameters.__dataclass_fields__), 30, 0.4, 0.25
     gradient = rng.normal(0, 1, (n, k + 1))

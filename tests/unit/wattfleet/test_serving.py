@@ -1,4 +1,4 @@
-"""Choosing mode and batch for inference, compared with plain loops over all of them."""
+"""Choosing mode and batch size for inference, compared with loops over all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KNOWN = KnownModes.only_measured(Profile.of(ROWS, Task.INFERENCE))
 def best_by_loop(
     rows: list[Measurement], latency_ms: int, arrival_per_s: int, budget_w: int, objective: Objective
 ) -> list[Measurement]:
-    """All rows that are best, by the conditions as the published work states them."""
+    """All rows that are best by the published conditions."""
     kept = []
     for row in rows:
         collect_ms, inference_ms = Fraction(1000 * (row.batch or 0), arrival_per_s), Fraction(row.minibatch_ms)
@@ -52,13 +52,13 @@ def _rate(row: Measurement) -> Fraction:
 @pytest.mark.parametrize(
     ("latency_ms", "arrival_per_s", "budget_w", "objective", "mode", "batch"),
     [
-        # At 50 samples a second, a batch of 4 collects for 80 ms and one of 16 for 320 ms.
+        # At 50 samples per second, 4 arrive in 80 ms and 16 in 320 ms.
         (500, 50, 50, Objective.LEAST_POWER, SLOW, 1),
         (500, 50, 50, Objective.MOST_SAMPLES, FAST, 16),
         (500, 50, 35, Objective.MOST_SAMPLES, FAST, 4),
         (100, 50, 50, Objective.MOST_SAMPLES, FAST, 4),
         (99, 50, 50, Objective.MOST_SAMPLES, FAST, 1),
-        # At 80 a second, the slow mode's single samples take 18 of 12.5 ms; its batches of 4 take 40 of 50 ms.
+        # At 80 per second, the slow mode takes 18 ms for a sample every 12.5 ms, but 40 ms for 4 samples every 50 ms.
         (500, 80, 50, Objective.LEAST_POWER, SLOW, 4),
         (89, 80, 50, Objective.LEAST_POWER, FAST, 1),
     ],
@@ -111,11 +111,11 @@ def predicted(time_sd: float, power_sd: float) -> KnownModes:
 
 
 def test_an_unmeasured_setting_keeps_its_limits_with_the_probability() -> None:
-    # 1.645 standard deviations of 10 %: the single samples of the slow mode may take 21.2 ms of 20.
+    # At 1.645 standard deviations of 10 %, a sample in the slow mode may take 21.2 ms, but one arrives every 20 ms.
     limits = ServiceLimits(500, 50, 50e3)
     assert choose_serving(predicted(0.1, 0.01), limits, Objective.LEAST_POWER, 0.95).batch == 4
     assert choose_serving(predicted(0.1, 0.01), limits, Objective.LEAST_POWER, 0.5).batch == 1
-    # Its batches of 4 are measured, so neither time nor power needs a margin.
+    # Batches of 4 in that mode are measured, so neither time nor power needs a margin.
     tight = ServiceLimits(120, 50, 12e3)
     assert choose_serving(predicted(0.5, 0.5), tight, Objective.MOST_SAMPLES, 0.95).measured
     # 30 W with a standard deviation of 10 % may be 35.4 W.

@@ -1,4 +1,4 @@
-"""Selecting the modes and batch sizes to measure for inference, compared with sampled and looped calculations."""
+"""Selecting the modes and batch sizes to measure for inference, compared with sampling and loops."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, Profile, Task
 from wattfleet.prediction import Prediction
 
-# A small grid, on which every knob trades power for time, and larger batches need less time for each sample. In some of
-# the modes, batches of 4 or of 16 take too long for the latency.
+# A small grid on which every knob trades power for time, and larger batches need less time per sample. In some modes,
+# batches of 4 or 16 exceed the latency.
 _MODES = descending_modes(BOARDS["orin-nano"].space.array())[::75]
 BATCH = np.tile([1, 4, 16, 32], len(_MODES))
 MODES = np.repeat(_MODES, 4, axis=0)
@@ -93,7 +93,7 @@ DRAWS = np.random.default_rng(0).normal(size=(2, 40_000))
 def sampled_gain(
     limits: ServiceLimits, objective: Objective, known: KnownModes, row: int, best_cost: float, cap: float
 ) -> float:
-    """The mean improvement of the log cost over draws of time and power that keep all limits."""
+    """The mean improvement of the log cost, over random times and powers that keep all limits."""
     time, power = DRAWS
     ms = known.minibatch_ms[row] * np.exp(time * known.time_log_sd[row])
     mw = known.power_mw[row] * np.exp(power * known.power_log_sd[row])
@@ -108,7 +108,7 @@ def sampled_gain(
 def test_the_expected_gain_is_the_mean_of_sampled_improvements(objective: Objective, cap: float | None) -> None:
     known = KnownModes.of(MODES, wrong(3), None, BATCH)
     wanted = goal(objective, (10, 14))
-    # One best cost lies below the limits of some rows, the other above those of all.
+    # One best cost is below the limits of some rows, and the other one is above all limits.
     best = np.log([9e3, 30e3] if objective is Objective.LEAST_POWER else [22.0, 150.0])
     gain = Prospects.of_serving(known, wanted).gain(best, cap)
     assert (gain > 0.003).sum() > 20
@@ -134,7 +134,7 @@ def test_a_measured_setting_counts_only_if_it_keeps_all_limits(objective: Object
 def test_the_most_valuable_setting_is_selected(objective: Objective) -> None:
     prediction, wanted = wrong(1), SamplingSettings(limit=9, spread=3, tolerance=0)
     profile = profiled(objective, prediction, replace(wanted, limit=3))
-    # The slowest mode draws the least power, but is too slow: its power is no cost to improve on.
+    # The slowest mode draws the least power but is too slow, so its power is not the cost to improve on.
     slowest = np.array([[*MODES[-1], 4.0]])
     assert TRUE_MS[ROWS.index(tuple(slowest[0]))] > 1e3 * 4 / 60
     profile = joined(profile, measured(slowest))
@@ -212,7 +212,7 @@ def test_a_higher_latency_or_budget_never_lowers_a_gain(objective: Objective) ->
 
 @pytest.mark.parametrize("objective", Objective)
 def test_only_batches_that_can_be_collected_are_measured_largest_first(objective: Objective) -> None:
-    # At 60 a second, 16 samples are collected in 267 ms and 32 in 533 ms.
+    # At 60 per second, 16 samples arrive in 267 ms and 32 in 533 ms.
     first = next_modes(NOTHING, MODES, unused, SamplingSettings(spread=1), batch=BATCH, serving=goal(objective))
     assert first.tolist() == [[*MODES[0], 16]]
     profile = profiled(objective, wrong(4), SamplingSettings(limit=60, spread=3, tolerance=0))

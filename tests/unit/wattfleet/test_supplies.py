@@ -1,4 +1,4 @@
-"""Trees of supplies: every way up ends at a site, and what is no tree is refused."""
+"""Trees of supplies: every path upwards ends at a site, and other structures are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_path_goes_from_a_supply_up_to_its_site() -> None:
 
 @given(st.lists(st.integers(0, 30), max_size=30))
 def test_any_tree_is_accepted_in_any_order_and_its_paths_follow_the_parents(picks: list[int]) -> None:
-    """Supply k hangs below one of those before it, or is a site."""
+    """Supply k is a site, or is below one of the supplies before it."""
     parents = {"s0": None} | {
         f"s{k}": None if pick % (k + 1) == k else f"s{pick % (k + 1)}" for k, pick in enumerate(picks, start=1)
     }

@@ -1,4 +1,4 @@
-"""Stored weights are read back, and damaged ones are refused."""
+"""Stored weights are read back unchanged, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_truncated_weights_are_refused(few: RooflinePredictor) -> None:
 
 
 def quantity() -> Quantity:
-    """An untrained network."""
+    """An untrained network with the parameters of one quantity."""
     rng, sizes = np.random.default_rng(0), (4, *NEURONS)
     weights = tuple(rng.normal(0, 0.1, (n, m)) for m, n in itertools.pairwise(sizes))
     network = DenseNetwork(SPACE.mean(0), SPACE.std(0), weights, tuple(np.zeros(n) for n in NEURONS))
@@ -115,7 +115,7 @@ def with_everything() -> RooflinePredictor:
 
 @cache
 def stored(kind: str) -> bytes:
-    """One predictor of every kind."""
+    """A stored predictor of the given kind."""
     made: dict[str, Callable[[], Predictor]] = {
         "roofline": with_everything,
         "powertrain": lambda: PowerTrainPredictor(quantity(), quantity(), np.unique(SPACE[:, 2])),
@@ -221,7 +221,7 @@ def test_hypotheses_and_population_are_read_back() -> None:
         (WorkloadFacts(Task.TRAINING, loader_workers=4), BOARDS["agx-orin"].hardware),
         (WorkloadFacts(Task.INFERENCE, loader_workers=0), BOARDS["orin-nano"].hardware),
     ]
-    # A transfer from what was read gives the same predictor.
+    # A transfer from the restored predictor gives the same result.
     ten = profile_of(10)
     assert RooflinePredictor.fit(ten, after).save() == RooflinePredictor.fit(ten, before).save()
 
@@ -284,12 +284,12 @@ def test_an_artefact_of_a_version_without_batches_predicts_as_before() -> None:
         ]
     )
     found = RooflinePredictor.load(weights).predict(modes)
-    # What the version that wrote it predicted.
+    # The predictions of the version that wrote the artefact.
     np.testing.assert_allclose(found.minibatch_ms, [81.4242526, 2309.0332, 291.412256, 353.231661], rtol=1e-6)
     np.testing.assert_allclose(found.power_mw, [46391.3698, 13889.4273, 17663.1191, 17640.6034], rtol=1e-6)
     np.testing.assert_allclose(found.time_log_sd, [0.0799380318, 0.177950203, 0.0645080988, 0.0140882028], rtol=1e-4)
     np.testing.assert_allclose(found.power_log_sd, [0.20356945, 0.0701057787, 0.0532607184, 0.0140368204], rtol=1e-4)
-    # It is stored again in today's format.
+    # It is stored again in the current format.
     again = RooflinePredictor.load(RooflinePredictor.load(weights).save())
     np.testing.assert_array_equal(again.predict(modes).minibatch_ms, found.minibatch_ms)
 

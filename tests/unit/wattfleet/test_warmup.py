@@ -1,4 +1,4 @@
-"""Warm-up: from its CPU cycles, on simulated boards, and its effect on fronts."""
+"""Warm-up: computed from CPU cycles, measured on simulated boards, and its effect on fronts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_predicted_front_equals_the_comparison_of_whole_trainings(
     prediction = Prediction(draw.uniform(50, 900, 30), draw.uniform(5e3, 5e4, 30), none, none)
     first_s = first_gcycles / (modes[:, 1] / 1e6)
     steady_s = prediction.minibatch_ms / 1e3
-    # One minibatch is the first; it is never shorter than the others.
+    # The first minibatch includes the warm-up; it is never shorter than the others.
     seconds = np.maximum(first_s, steady_s) + (minibatches - 1) * steady_s
     watts = prediction.power_mw_quantile(POWER_QUANTILE)
     no_slower, no_hungrier = seconds[:, None] <= seconds, watts[:, None] <= watts

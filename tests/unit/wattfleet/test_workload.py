@@ -1,4 +1,4 @@
-"""Workloads: what names one, and what a device adds to what the app has told."""
+"""Workloads: valid names and facts, and the facts that a device adds to the app's own."""
 
 from __future__ import annotations
 

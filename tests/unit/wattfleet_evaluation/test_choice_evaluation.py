@@ -1,4 +1,4 @@
-"""Scores of a choice method, worked out by hand."""
+"""Scores of a choice method, computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CORPUS = Profile(MODES, np.array([80.0, 40.0, 20.0, 10.0]), np.array([10e3, 12e3
 
 @dataclass(frozen=True)
 class Fixed:
-    """Measures two modes in every run, and chooses by a list."""
+    """A method that measures the same two modes in every run, and whose choices are given in a dictionary."""
 
     rows: dict[float, int | None]
     name: str = "fixed"
@@ -33,8 +33,9 @@ class Fixed:
 
 
 def test_the_figures_of_five_budgets_by_hand() -> None:
-    # 9 W: no mode meets it. 10 W: best 80 ms, chosen 40 ms at 12 W. 12 W: best 40, none chosen, so the lowest, 80 ms.
-    # 14 W: best 40, chosen 20 ms at 14.2 W. 17 W: best 10, chosen 20.
+    # 9 W: no mode is within it. 10 W: the best is 80 ms, the choice 40 ms at 12 W. 12 W: the best is 40 ms; nothing is
+    # chosen, so the lowest mode counts with 80 ms. 14 W: the best is 40 ms, the choice 20 ms at 14.2 W. 17 W: the best
+    # is 10 ms, the choice 20 ms.
     method = Fixed({10.0: 1, 12.0: None, 14.0: 2, 17.0: 2})
     cases = evaluate_choice(CORPUS, method, 3, [9.0, 10.0, 12.0, 14.0, 17.0], runs=2, seed=0)
     np.testing.assert_allclose(cases.penalty_pct, [[0, 100, 0, 100]] * 2)
@@ -60,7 +61,7 @@ def test_choices_are_also_scored_on_the_rows_that_pass_an_audit() -> None:
     assert figures["over_budget_pct_passing"] == figures["over_budget_1w_pct_passing"] == 50.0
     assert figures["time_penalty_pct"] == {"median": 50.0, "mean": 50.0, "p90": 100.0}
 
-    # The best row within 17 W fails the audit. Among the passing rows the chosen one is the best.
+    # The best row within 17 W fails the audit. Among the rows that pass, the chosen one is the best.
     with_false_row = Profile(MODES, CORPUS.minibatch_ms, np.array([10e3, 12e3, 14e3, 11e3]))
     cases = evaluate_choice(
         with_false_row, Fixed({17.0: 2}), 3, [17.0], 1, 0, trusted=np.array([True, True, True, False])

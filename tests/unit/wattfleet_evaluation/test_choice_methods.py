@@ -1,4 +1,4 @@
-"""Properties of all choice methods, and the behaviour of each."""
+"""Properties of all choice methods, and the behaviour of each one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOARD = BOARDS["orin-nano"]
 
 
 def corpus() -> Profile:
-    """Measurements of an Orin Nano by the prior physics, with a little noise."""
+    """Measurements of an Orin Nano that follow the prior physics with a little noise."""
     from wattfleet.prediction.roofline import PowerParameters, TimeParameters
     from wattfleet.prediction.roofline.priors import general_power_prior, general_time_prior
 
@@ -48,7 +48,7 @@ def corpus() -> Profile:
 CORPUS = corpus()
 TABLE = {measurement.mode: measurement for measurement in CORPUS.measurements()}
 BUDGETS_W = np.linspace(CORPUS.power_mw.min() / 1e3 + 0.5, CORPUS.power_mw.max() / 1e3, 8).tolist()
-# All but the other kinds of predictors, which are used in the same way as `roofline`.
+# All methods except the other kinds of predictors, which are used in the same way as `roofline`.
 REFERENCE = RooflinePredictor.fit(CORPUS.rows(np.arange(0, len(CORPUS), 7)))
 ALL = {
     name: choice_method_named(name, lambda predictor: lambda profile: RooflinePredictor.fit(profile, REFERENCE), BOARD)
@@ -176,7 +176,7 @@ def test_a_session_enforces_its_limit_and_its_modes() -> None:
 
 def test_a_predictor_chooses_the_least_predicted_time_as_published() -> None:
     class Predicted:
-        """Times 0.1 % apart; the fastest mode draws the most."""
+        """Times rise in steps of 0.1 %, and the fastest mode draws the most."""
 
         def predict(self, modes: ModeArray) -> Prediction:
             rank = np.arange(len(modes), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Predictions of a corpus in turns with measurements: what is fitted, what is conditioned, and what is remembered."""
+"""Predictions of a corpus as measurements arrive: which rows are fitted, conditioned on, or taken from the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wattfleet evaluate choice`: which methods need a reference, and the error if it is missing."""
+"""`wattfleet evaluate choice`: the methods that need a reference, and the error if it is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches over knobs and batch sizes that measure, on full and on thinned grids."""
+"""Grid searches over knobs and batch sizes by measuring, on full and thinned grids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDEX = {tuple(setting): row for row, setting in enumerate(FULL.tolist())}
 
 
 class Measurer:
-    """Measures up to a limit, and remembers what."""
+    """A function that measures at most `limit` rows and records them."""
 
     def __init__(self, limit: int = 1000) -> None:
         self.limit = limit
@@ -34,7 +34,7 @@ class Measurer:
 
 
 class Additive:
-    """Each step of a knob adds power and takes time off; the largest batches are late."""
+    """Each step of a knob adds power and reduces time; batch sizes above `largest` are late."""
 
     def __init__(self, grid: Grid, gains: tuple[float, ...], budget: float, largest: float) -> None:
         self.values, self.gains, self.budget, self.largest = grid.values, gains, budget, largest
@@ -108,9 +108,9 @@ def test_a_missing_combination_is_replaced_by_the_nearest() -> None:
 @settings(max_examples=100)
 @given(st.permutations([1.0, 2.0, 3.0, 4.0]), st.integers(0, 12), st.sampled_from([1, 4, 16, 32]))
 def test_climbing_follows_the_steepest_knob_first(gains: list[float], budget: int, largest: int) -> None:
-    """With one step of power for each step of a knob, a loop over the knobs says where the climb must end."""
+    """One step of any knob adds one step of power, so a loop over the knobs gives the end of the climb."""
     at = [len(column) // 2 for column in VALUES[:4]]
-    # From above the budget, a lower value of the steepest knob must keep it.
+    # The budget must be reachable by lowering the steepest knob alone.
     assume(sum(at) - at[gains.index(4.0)] + 1 <= budget)
     measure = Measurer()
     grid = Grid(FULL, measure)

@@ -1,4 +1,4 @@
-"""Evaluating strategies for training beside inference, on small corpora whose best rows plain loops find."""
+"""Evaluating methods for training beside inference, on small corpora whose best rows simple loops find."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def evaluated(
 
 
 def kept_by_loop(pair: PairCorpora, limits: ServiceLimits) -> dict[int, tuple[int, float]]:
-    """Minibatches and the seconds of the window for each row that keeps the published conditions."""
+    """The number of minibatches and the window in seconds for each row that keeps the published conditions."""
     training = {
         tuple(mode): (ms / 1e3, mw)
         for mode, ms, mw in zip(pair.training.modes, pair.training.minibatch_ms, pair.training.power_mw, strict=True)
@@ -105,7 +105,7 @@ def test_shared_measurements_choose_by_predictions_that_may_err() -> None:
 
 
 class Recorded:
-    """Another method, whose sessions and problems are kept."""
+    """A wrapper of another method that records its sessions and problems."""
 
     name = "recorded"
 
@@ -169,7 +169,7 @@ def test_an_unknown_strategy_is_refused() -> None:
 
 
 class Always:
-    """Chooses the same row whatever the limits are."""
+    """A method that always chooses the same row."""
 
     name = "always"
 
@@ -204,8 +204,8 @@ SMALL = PairCorpora.of(
         SPACE[:3], np.array([20.0, 50.0, 200.0]), np.array([16e3, 12e3, 6e3]), np.array([10, 10, 10]), Task.INFERENCE
     ),
 )
-# At 100 a second, 10 are collected in 100 ms. Row 0 trains 8 and draws 20 W; row 1 trains 1 and draws 12 W; row 2 is
-# late.
+# At 100 per second, 10 requests arrive in 100 ms. Row 0 trains 8 minibatches at 20 W, row 1 trains 1 at 12 W, and row 2
+# is late.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ranges of numbers in options, compared with exact fractions."""
+"""Ranges of numbers in command-line options, compared with exact fractions."""
 
 from __future__ import annotations
 

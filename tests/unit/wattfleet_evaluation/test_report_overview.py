@@ -1,4 +1,4 @@
-"""The tables at the top of an evaluation report: which evaluation stands in which place."""
+"""The tables at the top of an evaluation report: which evaluation fills which cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluating choices of mode and batch for inference, on corpora whose best rows plain loops find."""
+"""Evaluating choices of mode and batch size for inference, on corpora whose best rows simple loops find."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCHES = (1, 4, 16, 32)
 
 
 def truth(modes: ModeArray, batch: BatchArray) -> tuple[np.ndarray, np.ndarray]:
-    """Times with a fixed part and a part for each sample; powers that rise with both."""
+    """Times with a fixed part and a part per sample, and powers that rise with mode and batch size."""
     _, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     time = 3 / cpu + (1.2 / gpu + 0.4 / mem) * batch
     return time, 5e3 + 2e3 * cpu + 1.2e4 * gpu * batch / (batch + 2)
@@ -50,7 +50,7 @@ PROBLEMS = [
 
 
 class Formula:
-    """Predicts the corpus's own formula, times a factor for the power."""
+    """A predictor that knows the corpus's formula, with a factor on the power."""
 
     def __init__(self, power_factor: float) -> None:
         self.power_factor = power_factor
@@ -104,7 +104,7 @@ def test_every_method_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fixed_batches_measure_only_theirs() -> None:
     for name, expected in (("batch-1", {1}), ("largest-batch", {16})):
         session = ServingSession(CORPUS, 12)
-        # At 120 a second, 16 samples are collected in 133 ms and 32 in 267 ms.
+        # At 120 per second, 16 samples arrive in 133 ms and 32 in 267 ms.
         limits = [ServiceLimits(200, 120, 30e3)]
         serving_method_named(name, pytest.fail).profile(session, limits, Objective.LEAST_POWER, 0)
         assert set(session.profile().batches) == expected
@@ -121,7 +121,7 @@ def test_the_search_ends_at_a_setting_that_keeps_the_limits() -> None:
 
 
 class Always:
-    """Chooses the same row whatever the limits are."""
+    """A method that always chooses the same row."""
 
     name = "always"
 
@@ -148,7 +148,7 @@ SMALL = Profile(
 @pytest.mark.parametrize(
     ("row", "objective", "loss_pct", "excess_w", "broken"),
     [
-        # At 50 a second a batch collects for 80 ms; within 140 ms and 17 W the best are row 2 (12 W) and row 1 (20 ms).
+        # At 50 per second a batch arrives in 80 ms. Within 140 ms and 17 W the best are row 2 (12 W) and row 1 (20 ms).
         (1, Objective.LEAST_POWER, 100 * (16 / 12 - 1), 0, False),
         (2, Objective.LEAST_POWER, 0, 0, False),
         (3, Objective.LEAST_POWER, 0, 0, True),
@@ -191,7 +191,7 @@ def test_rows_that_fail_the_audit_are_scored_apart() -> None:
 
 
 class Doubtful(Formula):
-    """Predicts with errors of 10 % in time and 5 % in power, and says so."""
+    """A predictor with errors of 10 % in time and 5 % in power, which it states as its uncertainty."""
 
     def predict(self, modes: ModeArray, batch: BatchArray) -> Prediction:
         found = super().predict(modes, batch)
@@ -267,7 +267,7 @@ def test_a_corpus_without_batches_is_refused(profile: Profile, problem: str) -> 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A corpus of few modes, since the audit of its rows takes most of a command's time."""
+    """A corpus of few modes, since the audit of its rows takes most of the command's time."""
     write_profile(CORPUS.rows(np.arange(len(CORPUS))[::2]), tmp_path / "target.csv")
     return tmp_path / "target.csv"
 

@@ -1,4 +1,4 @@
-"""Several references on one command line: how well each explains the measured modes decides, not its name."""
+"""Several references on one command line: they are weighted by how well they explain the measured modes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A corpus of a workload that only loads data, on a board whose GPU draws nothing."""
+    """A corpus of an unusual workload: it only loads data, on a board whose GPU draws no power."""
     modes = SPACE[np.random.default_rng(0).choice(len(SPACE), 420, replace=False)]
     cores, cpu, _, _ = (modes / [1.0, 1e6, 1e9, 1e9]).T
     write_profile(Profile(modes, 900 / (cpu * cores), 2e3 + 3e2 * cpu * cores), tmp_path / "odd.csv")
@@ -72,7 +72,7 @@ def test_a_reference_that_is_named_twice_counts_once(target: Path, command: str)
 
 
 class OneReference(RooflinePredictor):
-    """A kind of predictor that transfers from one reference."""
+    """A kind of predictor that can only transfer from one reference."""
 
     name = "single"
     fit_mixed = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Facts that a person states on command lines, and statements that contradict a file."""
+"""Workload facts stated on command lines, and contradictions between them and a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a transfer, against a predictor whose errors are known."""
+"""Scores of a transfer, for predictors whose errors are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET = Profile(MODES, np.full(10, 100.0), np.full(10, 10_000.0))
 
 
 class TenPercentOff:
-    """Times 10 % too long with wide intervals, powers 5 % too low with narrow ones."""
+    """A predictor with times 10 % too long and wide intervals, and powers 5 % too low and narrow ones."""
 
     name = "ten-percent-off"
     seen: list[Profile] = []
@@ -73,7 +73,7 @@ def test_each_run_draws_with_its_own_seed() -> None:
 
 
 def test_only_modes_that_were_not_drawn_are_scored() -> None:
-    # One row is not predicted exactly. It counts only in the runs that did not draw it.
+    # One row is predicted wrongly. It only counts in the runs that did not draw it.
     power = np.full(10, 9500.0)
     time = np.full(10, 110.0)
     time[3] = 55.0
@@ -123,7 +123,7 @@ def test_quartiles() -> None:
 
 
 class ByBatch:
-    """Knows the time of every batch, if it is told that 3 workers load the data."""
+    """A predictor that knows the time of every batch size if the facts state 3 loader workers."""
 
     name = "by-batch"
 
@@ -140,7 +140,7 @@ class ByBatch:
 
 
 class Together(ByBatch):
-    """The same, fitted to all draws at once."""
+    """The same predictor, fitted to all draws at once."""
 
     @classmethod
     def fit_all(cls, profiles: list[Profile], reference: object, facts: WorkloadFacts) -> list[Together]:

@@ -1,4 +1,4 @@
-"""The batch sizes that an app lets the plan choose, and what each device is told of its own."""
+"""The batch sizes that an app lets the plan choose from, and the one that each device gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wattfleet_flower import BatchChoice, PowerAware
 from wattfleet_proto.assignment import WORK_KEY, AssignedWork
 from wattfleet_proto.v1 import planning_pb2
 
-# A batch of 64 needs twice the samples that a batch of 16 needs to the same accuracy.
+# To reach the same accuracy, a batch size of 64 needs twice as many samples as one of 16.
 EFFICIENCY = BatchEfficiency("m", (16, 32, 64), (0.5, 0.75, 1.0), (0.0,) * 3, "test", unreached=(128,))
 CHOICE = BatchChoice([64, 16, 32], base_batch=32, efficiency=EFFICIENCY)
 
@@ -113,7 +113,7 @@ def test_a_device_whose_batch_was_not_chosen_trains_with_its_own(batch: int) -> 
 
 
 class PlannerOfBatches(PlannerStub):
-    """Plans a batch for each device."""
+    """Plans a batch size for each device."""
 
     batches: Mapping[str, int] = {}
 
@@ -166,7 +166,7 @@ def test_without_a_choice_nothing_is_told_of_batches(planner: PlannerOfBatches) 
 
 
 def test_a_rounds_message_has_no_work_of_the_round_before(planner: PlannerOfBatches) -> None:
-    """In round 2, the coordinator plans batches that are not among the options."""
+    """In round 2, the coordinator plans batch sizes that are not among the options."""
 
     def forgets(message: Message) -> Message:
         planner.batches = dict.fromkeys("abcd", 48)

@@ -1,4 +1,4 @@
-"""Training until a deadline, by a clock that the batches themselves move."""
+"""Training until a deadline, with a clock that the batches advance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wattfleet_flower.client.deadline import Deadline
 
 
 class App:
-    """Trains on batches that take their time."""
+    """An app whose batches take time."""
 
     def __init__(self, deadline_s: float | None, epochs: float = 1.0) -> None:
         self.at_s = 100.0

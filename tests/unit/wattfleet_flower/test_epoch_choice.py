@@ -1,4 +1,4 @@
-"""The local epochs that a strategy lets the plan choose: what the coordinator is asked, and what each node is told."""
+"""The local epochs that a strategy lets the plan choose: the requests to the coordinator, and each node's epochs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IGNORED = "the app does not follow the plan's local epochs"
 
 
 class PlannerOfEpochs(PlannerStub):
-    """Plans epochs for each device, where it is given a choice of those."""
+    """Plans each device's `chosen_epochs` if the request has a choice of epochs."""
 
     chosen_epochs: Mapping[str, float] = OF_DEVICES
     is_older = False
@@ -50,7 +50,7 @@ def planner_of(**attributes: Any) -> PlannerOfEpochs:
 
 
 def takes(took: bool | None) -> Callable[[Message], Message]:
-    """A training whose reply says whether its app asked for the planned epochs; None if it says nothing."""
+    """A training whose reply states whether its app asked for the planned epochs; None if it states nothing."""
 
     def train(message: Message) -> Message:
         reply = trained(message)
@@ -66,18 +66,18 @@ FOLLOWING = {device: {"train": takes(True)} for device in "abcd"}
 
 
 def assigned(grid: GridOfNodes) -> dict[int, float]:
-    """The epochs in each node's assignment, of the last round."""
+    """The epochs in each node's assignment in the last round."""
     messages = grid.trainings()[-len(grid.nodes) :]
     return {m.metadata.dst_node_id: RoundAssignment.from_record(m.content[RECORD_KEY]).epochs for m in messages}
 
 
 def work(grid: GridOfNodes) -> dict[int, AssignedWork]:
-    """The work that each node is told, of the last round."""
+    """The work that each node gets in the last round."""
     messages = [m for m in grid.trainings()[-len(grid.nodes) :] if WORK_KEY in m.content]
     return {m.metadata.dst_node_id: AssignedWork.from_record(m.content[WORK_KEY]) for m in messages}
 
 
-# --- what the coordinator is asked ----------------------------------------------------------------------------------
+# --- requests to the coordinator ------------------------------------------------------------------------------------
 
 
 def test_each_round_is_requested_with_the_choice_and_the_fewest_epochs() -> None:
@@ -122,7 +122,7 @@ def test_numbers_that_cannot_be_are_refused_at_once(epochs: float) -> None:
         PowerAware(FedAvg(), planner_of(), local_epochs=epochs)
 
 
-# --- what each node is told -----------------------------------------------------------------------------------------
+# --- the nodes' work ------------------------------------------------------------------------------------------------
 
 
 def test_each_node_is_told_its_own_epochs() -> None:
@@ -173,17 +173,17 @@ def test_what_is_predicted_of_a_node_is_of_its_own_epochs(is_older: bool, epochs
     for message in grid.trainings():
         node = message.metadata.dst_node_id
         record = message.content[PREDICTION_KEY]
-        epoch_s = 20.0 + node % 7  # as the planner states it, with a start of 3 s and 8 W
+        epoch_s = 20.0 + node % 7  # the planner's prediction, with a start of 3 s and 8 W
         training_s = 3.0 + epochs[KNOWN[node]] * epoch_s
         assert (record["epoch-s"], record["training-s"]) == (epoch_s, training_s)
         assert record["training-kj"] == pytest.approx(training_s * 8.0 / 1e3)
         assert record["epoch-kj"] == pytest.approx(epoch_s * 8.0 / 1e3)
-        # The start is certain, the epochs are not, by 10 %.
+        # The time of the start is certain; that of the epochs has a standard deviation of 10 %.
         high_s = 3.0 + epochs[KNOWN[node]] * epoch_s * math.exp(0.1 * NormalDist().inv_cdf(0.95))
         assert record["training-s-high"] == pytest.approx(high_s)
 
 
-# --- an app that does not follow ------------------------------------------------------------------------------------
+# --- an app that ignores the plan -----------------------------------------------------------------------------------
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

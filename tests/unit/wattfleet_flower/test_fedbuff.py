@@ -1,4 +1,4 @@
-"""Asynchronous training: nobody waits for the slowest, and each update counts what the paper says."""
+"""Asynchronous training: nobody waits for the slowest node, and updates are weighted as in the paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ZERO = ArrayRecord({"w": Array(np.zeros(2))})
 
 
 def adds(value: float) -> Callable[[Message], Message]:
-    """A training that moves every weight by so much."""
+    """A training that adds `value` to every weight."""
 
     def train(message: Message) -> Message:
         [arrays] = message.content.array_records.values()
@@ -41,7 +41,7 @@ def grid_of(*nodes: Node) -> GridOfNodes:
 
 
 class Watched:
-    """The weights after every step, and when it was made."""
+    """Records the weights after every step, and the times of the steps."""
 
     def __init__(self, clock: RecordingClock) -> None:
         self._clock, self._began_s = clock, clock.now_s()
@@ -69,11 +69,11 @@ def planned(grid: GridOfNodes, planner: PlannerStub, steps: int, buffer_size: in
     return watched
 
 
-# --- what an update counts ----------------------------------------------------------------------------------------
+# --- the weight of an update --------------------------------------------------------------------------------------
 
 
 def test_an_update_is_weighted_by_its_staleness() -> None:
-    # The quick node steps at 10 and 20 s. The slow one began from 0 and arrives at 25 s, two steps late.
+    # The fast node's steps are at 10 and 20 s. The slow node began from step 0 and arrives at 25 s, two steps late.
     grid = grid_of(Node("quick", adds(1.0), 10.0), Node("slow", adds(10.0), 25.0))
     watched = run(grid, steps=4, buffer_size=1)
     assert watched.at_s == [0, 10, 20, 25, 30]
@@ -195,7 +195,7 @@ def test_plans_are_over_the_nodes_that_are_free_and_each_is_reported() -> None:
         (request.plan_id.split("/")[1], [result.device_id for result in request.results])
         for request in planner.asked("FinishRound")
     ]
-    # A plan's results are told when all are there; at the end of the run, those that are.
+    # A plan's results are reported when all have arrived; the last plan reports what has arrived at the end of the run.
     assert told == [("2", ["a"]), ("3", ["a"]), ("1", ["a", "b"]), ("4", [])]
     assert not any(result.failure for results in planner.results() for result in results.values())
     assert [request.round for request in planner.asked("ReportMetrics")] == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""What an enrolled SuperNode does when the SuperLink does not accept it."""
+"""An enrolled SuperNode that the SuperLink does not accept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client_of(fleet: CertifiedFleet, address: str = "localhost:1", clock: Virtua
 
 
 class SuperLink(httpx.BaseTransport):
-    """A SuperLink that knows the key once `unknown` requests are over."""
+    """A SuperLink that does not know the key for the first `unknown` requests."""
 
     def __init__(self, unknown: int, code: int = ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED) -> None:
         self.unknown = unknown
@@ -70,7 +70,7 @@ def test_other_errors_are_not_waited_for(fleet: CertifiedFleet) -> None:
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Activates every SuperNode, and keeps connections open."""
+    """A SuperLink that activates every SuperNode and keeps connections open."""
 
     protocol_version = "HTTP/1.1"
 
@@ -88,7 +88,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextmanager
 def tls_server(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Iterator[str]:
-    """A SuperLink that shows a certificate, and activates every SuperNode; yields its address on loopback."""
+    """A SuperLink with a given certificate that activates every SuperNode; yields its loopback address."""
     (folder / "server.pem").write_bytes(certificate_pem)
     (folder / "server.key").write_bytes(key_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -105,7 +105,7 @@ def tls_server(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Iterator
 
 
 def superlink_certificate(fleet: CertifiedFleet, key_pem: bytes) -> bytes:
-    """A certificate of the fleet's authority for a SuperLink on loopback."""
+    """A certificate by the fleet's authority for a SuperLink on loopback."""
     return fleet.authority.authority.issue_superlink(
         request_certificate(key_pem), ["127.0.0.1"], timedelta(days=1), utc_now()
     )
@@ -134,7 +134,7 @@ def test_a_superlink_with_a_wrong_certificate_is_explained(
     with tls_server(tmp_path, pem, key_pem) as address, client_of(fleet, address) as client:
         with pytest.raises(httpx.ConnectError) as refused:
             client.ActivateNode(ActivateNodeRequest(public_key=b"key", heartbeat_interval=30))
-    # Flower gives up for good if the text speaks of these.
+    # Flower gives up permanently if the text contains one of these words.
     assert not {"certificate", "ssl", "tls"} & set(str(refused.value).lower().split())
     assert why in caplog.text
 
@@ -163,7 +163,7 @@ def test_a_removed_authority_is_not_trusted_any_more(fleet: CertifiedFleet, tmp_
     ):
         assert client.ActivateNode(REQUEST).node_id == 7
         trusted.write_bytes(new.authority.trusted_pem)
-        # Not even over the connection that is open.
+        # This also holds for the connection that is already open.
         with pytest.raises(httpx.ConnectError, match="was not accepted"):
             client.ActivateNode(REQUEST)
         trusted.write_bytes(b"damaged")

@@ -1,4 +1,4 @@
-"""Text of a coordinator or a node in Flower's log: plain, whatever was sent."""
+"""Text from a coordinator or a node in Flower's log: always plain text, whatever was sent."""
 
 from __future__ import annotations
 

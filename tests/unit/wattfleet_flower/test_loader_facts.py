@@ -1,4 +1,4 @@
-"""What the agent is told of an app's loader."""
+"""The facts about an app's loader that the agent gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = TensorDataset(torch.zeros(100, 1))
 
 
 class Batches(list[int]):
-    """A loader of one's own."""
+    """A user-defined loader."""
 
     def __init__(self, length: int, **attributes: Any) -> None:
         super().__init__(range(length))
@@ -27,7 +27,7 @@ class Batches(list[int]):
 
 
 class Endless:
-    """A loader of any length."""
+    """A loader with a length but no samples."""
 
     def __init__(self, length: int) -> None:
         self._length = length

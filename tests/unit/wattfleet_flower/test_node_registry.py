@@ -1,4 +1,4 @@
-"""The SuperNodes of a SuperLink follow those that are enrolled."""
+"""A SuperLink's registered SuperNodes follow the enrolled ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wattfleet_identity.supernode_folder import SuperNodeKey
 
 
 class FlowersNodes:
-    """SuperNodes as Flower's SuperLink keeps them: a key that was unregistered stays taken."""
+    """SuperNodes as Flower's SuperLink keeps them: an unregistered key cannot be used again."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeInfo] = []

@@ -1,4 +1,4 @@
-"""The local epochs that a plan has chosen, as an app gets them, and whether it has asked for them."""
+"""The local epochs that a plan chose, as an app gets them, and whether the app asked for them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train(agent: RecordingAgent, work: AssignedWork | None, app: App) -> Message
 
 
 def asking(seen: list[PlannedWork], *arguments: Any, **named: Any) -> App:
-    """An app that asks for its work."""
+    """An app that asks for its planned work."""
 
     def app(message: Message, where: Context) -> Message:
         seen.append(planned_work(*arguments, **named))
@@ -51,13 +51,13 @@ def asking(seen: list[PlannedWork], *arguments: Any, **named: Any) -> App:
 
 
 def took(reply: Message) -> bool | None:
-    """What the reply says of the epochs; None if it says nothing."""
+    """Whether the reply states that the app took its epochs; None if it states nothing."""
     said = reply.content.get(RECORD_KEY, {}).get(TOOK_EPOCHS_KEY)
     assert said is None or isinstance(said, bool)
     return said
 
 
-# --- what the app gets ----------------------------------------------------------------------------------------------
+# --- the epochs that an app gets ------------------------------------------------------------------------------------
 
 
 def test_outside_of_a_training_the_epochs_are_the_apps_own() -> None:
@@ -97,7 +97,7 @@ def test_the_agent_is_told_the_planned_epochs(agent: RecordingAgent) -> None:
     assert start.start.epochs == 8
 
 
-# --- whether it has asked -------------------------------------------------------------------------------------------
+# --- whether the app has asked --------------------------------------------------------------------------------------
 
 
 def test_the_reply_says_that_the_app_asked_for_the_epochs(agent: RecordingAgent) -> None:

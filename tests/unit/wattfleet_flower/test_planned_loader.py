@@ -1,4 +1,4 @@
-"""A loader with the planned batch: how many minibatches it has, and which samples are in them."""
+"""A loader with the planned batch size: its number of minibatches, and the samples in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wattfleet_proto.assignment import WORK_KEY, AssignedWork
 
 
 class Planned:
-    """A training, as far as a loader asks for it."""
+    """The part of a training that a loader uses."""
 
     def __init__(self, work: AssignedWork | None) -> None:
         self.work = work
@@ -106,7 +106,7 @@ def test_an_empty_data_set_is_refused() -> None:
         planned_loader(numbered(0), 16)
 
 
-# --- without a planned training -----------------------------------------------------------------------------------
+# --- without a plan -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 100])
@@ -156,7 +156,7 @@ def test_a_batch_size_of_the_app_that_cannot_be_is_refused_planned_or_not(batch_
         planned_work(batch_size)
 
 
-# --- by a message -------------------------------------------------------------------------------------------------
+# --- planned by a message -----------------------------------------------------------------------------------------
 
 
 def test_an_app_trains_as_its_message_says_and_the_agent_is_told_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The quantiles of time, power and energy that apps and strategies see, against samples."""
+"""The quantiles of time, power and energy that apps and strategies get, compared with samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_quantiles_are_those_of_lognormal_errors() -> None:
     assert values(predicted.training_s) == pytest.approx(of_samples(5.0 + 3.0 * epoch_s), rel=0.01)
     assert values(predicted.power_w) == pytest.approx(of_samples(power_w), rel=0.01)
     assert values(predicted.epoch_kj) == pytest.approx(of_samples(epoch_s * power_w / 1e3), rel=0.01)
-    # The start's seconds are better known than this counts, so the interval is slightly too wide.
+    # The start's time is certain, but the energy's interval treats it as uncertain and is slightly too wide.
     energy = of_samples((5.0 + 3.0 * epoch_s) * power_w / 1e3)
     assert values(predicted.training_kj) == pytest.approx(energy, rel=0.02)
     assert predicted.training_kj.low <= energy[0] and energy[2] <= predicted.training_kj.high

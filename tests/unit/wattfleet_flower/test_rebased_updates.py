@@ -1,4 +1,4 @@
-"""An update that is moved to other arrays, against plain arithmetic."""
+"""An update that is applied to other arrays, compared with simple arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting a step's parameters and operations, against counts by hand."""
+"""The counted parameters and operations of a step, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import WorkloadFacts
 from wattfleet_flower import StepCount, count_step
 
-# A matrix product of [m, k] and [k, n] takes 2 m k n operations.
+# A matrix product of [m, k] and [k, n] needs 2 m k n operations.
 FIRST, SECOND = 2 * 8 * 10 * 20, 2 * 8 * 20 * 5
 
 
@@ -28,17 +28,17 @@ def test_inference_of_a_perceptron() -> None:
 
 
 def test_training_of_a_perceptron() -> None:
-    # Backward: one product for the gradient of each weight, and one for the gradient of the hidden layer.
+    # Backward pass: one product for the gradient of each weight matrix, and one for that of the hidden layer.
     found = count_step(perceptron(), (torch.ones(8, 10),), total)
     assert found.step_flops == 2 * (FIRST + SECOND) + SECOND
 
 
 def test_a_convolution() -> None:
     layer = nn.Conv2d(3, 4, kernel_size=3, padding=1)
-    forward = 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)  # each of the outputs sums 27 products
+    forward = 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)  # each output sums 27 products
     images = torch.ones(2, 3, 8, 8)
     assert count_step(layer, (images,)) == StepCount(4 * 27 + 4, forward)
-    # Backward: only the gradient of the weights, since the images need none.
+    # Backward pass: only the gradient of the weights, since the images need none.
     assert count_step(layer, (images,), total).step_flops == 2 * forward
 
 

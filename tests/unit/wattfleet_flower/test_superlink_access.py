@@ -1,4 +1,4 @@
-"""Who may use the SuperLink's Control and Runtime API."""
+"""Who may use the SuperLink's Control and Runtime APIs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_flwr_login_names_the_way_in(access: ControlAccess) -> None:
 
 
 async def status_of(app: Any, client: str | None, path: str, *headers: tuple[bytes, bytes]) -> int:
-    """The status with which an ASGI app answers a request to 10.0.0.5."""
+    """The status code of an ASGI app's response to a request to 10.0.0.5."""
     statuses: list[int] = []
 
     async def receive() -> MutableMapping[str, Any]:
@@ -101,7 +101,7 @@ async def flowers_app(scope: Any, receive: Any, send: Any) -> None:
     [
         ("127.0.0.1", _TASKS, True),
         ("::1", _TASKS, True),
-        ("10.0.0.5", _TASKS, True),  # the address of the machine itself
+        ("10.0.0.5", _TASKS, True),  # the machine's own address
         ("10.0.0.9", _TASKS, False),
         (None, _TASKS, False),
         ("10.0.0.9", "/v1/fleet/pull-messages", True),

@@ -1,4 +1,4 @@
-"""How often a SuperNode asks for a message."""
+"""How often a SuperNode polls for a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wattfleet_flower.supernode.polling import Receiver
 
 
 class SuperLink:
-    """Has a message from a moment on, and takes a while to answer."""
+    """A SuperLink that has a message after `after_s`, and takes `answers_in_s` for every answer."""
 
     def __init__(self, after_s: float, answers_in_s: float = 0.0) -> None:
         self.clock = RecordingClock()

@@ -1,4 +1,4 @@
-"""A server's TLS files that are replaced while it runs."""
+"""TLS files of a server that are replaced while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattfleet_io.clock import utc_now
 
 
 def shown(server: ssl.SSLContext, trusted_pem: bytes) -> bytes | None:
-    """The certificate that a server's context shows to a client."""
+    """The certificate that a server's context presents to a client."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.load_verify_locations(cadata=trusted_pem.decode())
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -1,4 +1,4 @@
-"""Which answers of a coordinator end a run, and after which the same request is made again."""
+"""Which errors of a coordinator end a run, and after which ones the same request is repeated."""
 
 from __future__ import annotations
 

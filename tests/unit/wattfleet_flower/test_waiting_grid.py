@@ -1,4 +1,4 @@
-"""How often the grid of a planned run looks for replies."""
+"""How often the grid of a planned run polls for replies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nodes_of(replies: Iterable[Message]) -> list[int]:
 
 
 class CountingGrid(GridOfNodes):
-    """Nodes whose SuperLink counts the looks for replies, each of which takes a while."""
+    """Nodes whose SuperLink records each poll for replies; a poll takes `look_takes_s`."""
 
     def __init__(self, nodes: dict[int, Node], look_takes_s: float = 0.0) -> None:
         super().__init__(nodes)

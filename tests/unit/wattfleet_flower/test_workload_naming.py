@@ -1,4 +1,4 @@
-"""What the coordinator is told that a run trains."""
+"""The description of a run's workload that the coordinator gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which certificates are accepted at the beginning of a call, and which are while a session lasts."""
+"""Which certificates are accepted at the beginning of a call, and which ones during a session."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def test_another_fleets_certificate_or_one_without_a_name_begins_no_call() -> No
 
 
 def test_names_are_not_taken_apart_each_second() -> None:
-    # With ten thousand sessions, that would keep everything else waiting for 0.2 s.
+    # With ten thousand sessions, parsing the names would block everything else for 0.2 s.
     check().require_still_valid(replace(ORIN, uri=""))

@@ -1,4 +1,4 @@
-"""Who may read over HTTPS, once TLS has checked that a certificate is of a trusted authority."""
+"""Who may read over HTTPS, once TLS has checked that a certificate is by a trusted authority."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = AUTHORITY.issue_server(KEY, [], timedelta(days=9), NOW)
 
 
 class Connection:
-    """A connection over TLS, of which only the caller's certificate counts."""
+    """A TLS connection that only provides the caller's certificate."""
 
     def __init__(self, role: Role, lifetime: timedelta = timedelta(days=1)) -> None:
         self._pem = AUTHORITY.issue(request_certificate(KEY), Peer("farm", role, "anna"), lifetime, NOW)

@@ -1,4 +1,4 @@
-"""The folder of an identity: what two writers at once leave."""
+"""The folder of an identity when an enrolment and a renewal write to it at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def renewal_of(fleet: CertifiedFleet, identity: Identity) -> enrolment_pb2.RenewResponse:
-    """What the coordinator answers to whoever renews an identity."""
+    """The coordinator's response to the renewal of an identity."""
     request, remaining = request_certificate(identity.key_pem), identity.certificate.remaining(utc_now())
     pem = fleet.authority.authority.issue(request, identity.peer, remaining, utc_now())
     return enrolment_pb2.RenewResponse(certificate_pem=pem, trusted_pem=fleet.authority.trusted_pem)
@@ -53,7 +53,7 @@ def test_an_enrolment_in_the_midst_of_a_renewal_comes_after_it(
         replace_file(path, *content, **options)
         if path.name == TRUSTED and not enrolling.ident:
             enrolling.start()
-            enrolling.join(0.5)  # it waits for the renewal
+            enrolling.join(0.5)  # the enrolment waits for the renewal
 
     monkeypatch.setattr(identity_folder, "replace_file", interrupted)
     store_renewed(folder, old, renewal_of(fleet, old))

@@ -1,4 +1,4 @@
-"""Proofs of identity: who is believed, and who is not."""
+"""Proofs of identity: which ones are accepted, and which ones are not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_proof_holds_for_half_a_day_and_not_for_ever(fleet: CertifiedFleet) ->
     own, now = fleet.identity(Role.FLOWER, "app"), utc_now()
     proof = proof_of(own, FOR_SUPERLINK, now)
     assert proven(proof, FOR_SUPERLINK, fleet.authority.trusted_pem, now + timedelta(hours=11))
-    # Nobody makes one that holds for longer.
+    # A proof with a future date, which would be valid for longer, is refused.
     lasting = proof_of(own, FOR_SUPERLINK, now + timedelta(days=20))
     with pytest.raises(InvalidProofError, match="create a new one"):
         proven(lasting, FOR_SUPERLINK, fleet.authority.trusted_pem, now)

@@ -1,4 +1,4 @@
-"""Whose certificate clients accept from a server: a device's, under the one name that all devices share."""
+"""The server certificates that clients accept: those of devices, under the one name that all devices share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a device's SuperNode: what it has, and who may read it."""
+"""The folder of a device's SuperNode: its files, and who may read them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def identity(tmp_path: Path) -> Identity:
 
 @pytest.fixture(autouse=True)
 def no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No group `wattfleet`, whatever this machine has."""
+    """No group `wattfleet` exists, even if this machine has one."""
 
     def missing(name: str) -> object:
         raise KeyError(name)

@@ -1,4 +1,4 @@
-"""Files in folders that another user can write to: nothing is written or read through a link of theirs."""
+"""Files in folders that another user can write to: no write or read follows that user's links."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_two_writers_do_not_mix(folder: Path) -> None:
     path, contents = folder / "outbox.jsonl", {"first": b"first " * 100, "second": b"second " * 100}
 
     def interrupted(descriptor: int, content: bytes) -> int:
-        """Write a part; another writer comes in between."""
+        """Write a part of the content, after another writer has replaced the file."""
         if len(content) == len(contents["first"]):
             replace_file(path, contents["second"], part)
         return part(descriptor, content)

@@ -1,10 +1,10 @@
-"""Minibatches timed from inside a training's loop."""
+"""Timing minibatches from inside a training loop."""
 
 from wattfleet_io.batch_timing import BatchTimes, timed_batches
 
 
 class FakeClock:
-    """A clock that only moves when told."""
+    """A clock that only moves when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The `wattfleet` command as a shell sees it: what it prints, and how it ends."""
+"""The `wattfleet` command run as from a shell: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(*arguments: str) -> Result:
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of the whole command, errors included."""
+    """The exit code of the whole command, including errors."""
     monkeypatch.setattr(sys, "argv", ["wattfleet", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -100,7 +100,7 @@ def test_an_unknown_command_is_named(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 class AgentStoppedError(WattfleetError):
-    """Something went wrong on the way; nothing that was given is to blame."""
+    """An error during operation that no argument caused."""
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_coordinator_that_is_away_ends_with_1_and_one_line(
 
 
 class UninstalledGroup:
-    """An entry point whose package is not there."""
+    """An entry point whose package is not installed."""
 
     name = "simulate"
 

@@ -1,4 +1,4 @@
-"""What commands print for programs and for people."""
+"""The output of commands for programs and for people."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The log of a service: what peers send can make it neither long nor fast."""
+"""The log of a service: whatever peers send, its lines stay short and their rate limited."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_service_logs_within_the_limits() -> None:
 
 def test_a_client_that_has_gone_leaves_no_traceback_of_grpc(written: io.StringIO) -> None:
     class ExecuteBatchError(Exception):
-        """Stands in for gRPC's own, which it does not export."""
+        """Stands in for gRPC's own error, which gRPC does not export."""
 
     for error in (ExecuteBatchError("Failed execute_batch"), ValueError("told")):
         caught = type(error), error, None

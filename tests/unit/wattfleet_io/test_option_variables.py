@@ -1,4 +1,4 @@
-"""Options of commands from variables and the user's settings file, and what daemons make of them."""
+"""Command options from environment variables and the user's settings file, and how daemons treat them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ name_variables(kitchen, ["house", "kitchen"])
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's file, where it is looked for."""
+    """The path at which the user's settings file is expected."""
     monkeypatch.delenv(FILE_VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "wattfleet").mkdir()
@@ -182,7 +182,7 @@ def test_each_variable_belongs_to_one_option_and_none_to_a_one_shot() -> None:
             for each in parameters:
                 assert not (each.envvar and ONE_SHOT & set(each.opts)), each.opts
                 assert each.envvar or not isinstance(each, click.Option) or not each.allow_from_autoenv or each.is_eager
-    names.remove("WATTFLEET_COORDINATOR")  # of `flower connect`, which declares it itself
+    names.remove("WATTFLEET_COORDINATOR")  # that of `flower connect`, which declares it itself
     assert len(names) == len(set(names)) > 200
     assert set(names) & of_daemons == BOTH_READ
 

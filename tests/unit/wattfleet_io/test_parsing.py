@@ -1,4 +1,4 @@
-"""JSON and TOML of files: whatever is wrong with them is a ValueError in one short line."""
+"""Parsing JSON and TOML files: every error is a ValueError with one short line."""
 
 import json
 

@@ -114,7 +114,7 @@ def test_the_constructor_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -
 def test_lists_and_flags_come_from_options_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{PREFIX}MENU_GUESTS", "ann, bob")
     monkeypatch.setenv(f"{PREFIX}OVEN_FAN", "true")
-    monkeypatch.setenv(f"{PREFIX}OVEN_POWER_W", "")  # as compose passes what is not set
+    monkeypatch.setenv(f"{PREFIX}OVEN_POWER_W", "")  # Compose passes unset variables like this
     run("--book", "a.txt")
     run("--guest", "eve", "--guest", "joe", "--no-fan")
     assert [each.menu.guests for each in cooked] == [("ann", "bob"), ("eve", "joe")]
@@ -161,7 +161,7 @@ def test_an_error_names_the_option_or_the_variable(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_unknown_variable_is_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Kubernetes adds these beside a service of that name.
+    # Kubernetes sets these variables for a service of that name.
     monkeypatch.setenv(f"{PREFIX}SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv(f"{PREFIX}PORT_7070_TCP_ADDR", "10.0.0.1")
     load(KitchenSettings, PREFIX)

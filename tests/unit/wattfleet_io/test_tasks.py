@@ -1,4 +1,4 @@
-"""Tasks: what is cancelled stays cancelled, and what must not be cancelled is finished."""
+"""Tasks: cancelled ones stay cancelled, and shielded ones are finished."""
 
 import asyncio
 import threading

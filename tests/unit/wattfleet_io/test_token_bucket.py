@@ -1,4 +1,4 @@
-"""The limit on a rate: bursts pass, and the long run holds."""
+"""The rate limit: bursts pass, and the long-term rate is kept."""
 
 from __future__ import annotations
 

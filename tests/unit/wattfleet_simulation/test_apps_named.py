@@ -1,4 +1,4 @@
-"""The apps that `--app` names."""
+"""The apps that the option `--app` names."""
 
 from __future__ import annotations
 

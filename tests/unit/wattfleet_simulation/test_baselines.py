@@ -1,4 +1,4 @@
-"""What rounds would have taken in other ways, against sums by hand over the boards' true values."""
+"""What rounds would have cost with other methods, compared with sums by hand of the boards' true values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_plain_flower_draws_as_many_devices_and_the_others_idle(boards: dict[str
     in_maxn = {name: cost(each, tuple(each.board.modes.max(axis=0))) for name, each in boards.items()}
     draws = [[in_maxn[name] for name in pair] for pair in itertools.combinations(boards, 2)]
     site_w = [IDLE_W + sum(watts for _, watts in draw) for draw in draws]
-    budget_w = sorted(site_w)[1]  # one of the three draws is above it
+    budget_w = sorted(site_w)[1]  # one of the three draws exceeds this
     assert compared(boards, ["orin", "nx"], EPOCHS, budget_w, 0)[PLAIN_FLOWER] == pytest.approx(
         {
             "duration_s": np.mean([max(seconds for seconds, _ in draw) for draw in draws]),

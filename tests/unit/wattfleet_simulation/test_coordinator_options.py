@@ -1,4 +1,4 @@
-"""The simulated fleet's coordinator is started with the options of the simulation."""
+"""A simulated fleet starts its coordinator with the options of the simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StartedError(Exception):
 
 
 class NoProcesses:
-    """Says what would have been started."""
+    """A starter that raises an error with the command instead of running it."""
 
     def start(self, name: str, command: Sequence[str], *_: Any) -> None:
         raise StartedError(" ".join(command))

@@ -1,4 +1,4 @@
-"""Whether the boards of a simulated fleet can keep their duties, and what the report says of these."""
+"""Whether the boards of a simulated fleet can keep their duties, and how the report shows them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_option_is_named_where_a_duty_is_refused() -> None:
 
 
 def span(begin_s: float, latencies_ms: list[float], minibatches: int = 0) -> ServedSpan:
-    """Ten seconds with requests a second apart."""
+    """Ten seconds in which a request arrives every second."""
     arrival_s = [begin_s + k for k in range(len(latencies_ms))]
     ends_s = (begin_s + 10 * (np.arange(minibatches) + 1) / max(1, minibatches)).tolist()
     return ServedSpan(begin_s, begin_s + 10, MODE, 64, minibatches > 0, 9e3, arrival_s, latencies_ms, ends_s)

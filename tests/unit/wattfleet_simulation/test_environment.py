@@ -1,4 +1,4 @@
-"""What the processes of a simulated fleet inherit from their user."""
+"""The environment that processes of a simulated fleet inherit from the user."""
 
 import pytest
 

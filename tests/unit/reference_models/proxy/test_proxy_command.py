@@ -1,4 +1,4 @@
-"""`wattfleet reference proxy`."""
+"""The command `wattfleet reference proxy`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_command_stores_and_shows_the_samples_of_every_batch(tmp_path: Path)
     for counts in samples.values():
         assert len(counts) == 2 and all(count % 16 == 0 for count in counts)
         assert f"{min(counts):,}" in result.stdout
-    relative = sum(samples[8]) / sum(samples[16])  # of two runs, the median is the mean
+    relative = sum(samples[8]) / sum(samples[16])  # the median of two runs is their mean
     assert stored.of(8) == pytest.approx(relative)
     assert f"batch 8: {relative:.3f}" in result.stdout
     assert "2 of 2" in result.stdout
@@ -104,7 +104,7 @@ def test_a_batch_beyond_the_memory_is_named_and_finished_runs_are_kept(tmp_path:
     result = command(tmp_path, task=task, batches="8,32")
     assert isinstance(result.exception, InvalidInputError)
     assert "the batch 32 does not fit into the GPU's memory: leave it out of --batches" in str(result.exception)
-    # The interval between tests, which followed from the largest batch, stays the same without it.
+    # The interval between tests, derived from the largest batch size, stays the same without that batch size.
     without = command(tmp_path, task=task, batches="8")
     assert without.exit_code == 0, without.output
     assert "1 run of 2 already finished" in without.stderr

@@ -1,4 +1,4 @@
-"""The runs of all batches and seeds, their journal, and its continuation."""
+"""The runs for all batch sizes and seeds, their journal, and how it is continued."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN = ProxyPlan(blobs(), (8, 16), 2, LIMITS)
 
 
 class Calls:
-    """Trains nothing: a run needs 1000 times its batch plus its seed, and the batch 16 never reaches the target."""
+    """A fake that trains nothing. A run needs 1000 * batch + seed samples; batch size 16 never reaches the target."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.trained: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Proxy tasks: their checks, the learning rate by batch, digests, and tasks named by users."""
+"""Proxy tasks: their checks, learning rates by batch size, digests, and user-defined tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wattfleet.errors import InvalidInputError
     [("sgd", 32, 0.04), ("sgd", 2, 0.0025), ("adam", 32, 0.02), ("adamw", 32, 0.02), ("adam", 2, 0.005)],
 )
 def test_the_learning_rate_grows_with_the_batch(optimizer: OptimizerName, batch: int, rate: float) -> None:
-    # The task's rate is 0.01 for a batch of 8: 32 is 4 times that batch, and 2 a quarter.
+    # The task's rate is 0.01 for a batch size of 8. 32 is 4 times that, and 2 is a quarter of it.
     assert blobs(optimizer).learning_rate(batch, scaled=True) == pytest.approx(rate)
 
 

@@ -1,4 +1,4 @@
-"""The count of samples to a target accuracy, by hand on scripted accuracies."""
+"""The number of samples to a target accuracy, computed by hand for scripted accuracies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wattfleet.errors import InvalidInputError
 
 
 def test_the_target_is_reached_by_the_mean_of_three_accuracies() -> None:
-    # Means of three: 0.6, 0.8, 0.85. The lucky 0.95 alone does not count.
+    # Means of three: 0.6, 0.8, 0.85. The outlier of 0.95 does not reach the target by itself.
     learner = ScriptedLearner([0.1, 0.75, 0.95, 0.7, 0.9])
     end = samples_to_target(learner, 8, RunLimits(0.85, evaluate_every=16, max_samples=800))
     assert end == RunEnd(80, pytest.approx(0.85))

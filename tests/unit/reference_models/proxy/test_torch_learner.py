@@ -1,4 +1,4 @@
-"""Training of a task with PyTorch."""
+"""Training a proxy task with PyTorch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_dropout_does_not_disturb_the_accuracy() -> None:
 
 
 class Dropping(nn.Module):
-    """Answers from the sum of a point's coordinates, which dropout would often make wrong."""
+    """A model that classifies a point by the sum of its coordinates; dropout would often change the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_scaling_changes_the_training_of_batches_other_than_the_base_batch() -> 
 
 
 class Recorder(nn.Module):
-    """Answers with constant logits, and keeps what it was trained on."""
+    """A model that returns constant logits and records its training inputs."""
 
     def __init__(self, seen: list[Tensor]) -> None:
         super().__init__()
@@ -93,14 +93,14 @@ def samples_seen(batch: int, minibatches: int) -> list[float]:
 
 def test_all_batches_see_the_same_samples_in_the_same_order() -> None:
     by_twos = samples_seen(2, 20)
-    # 8 does not divide the 12 samples of a pass; none is left out.
+    # 8 does not divide the 12 samples of a pass, and all samples are used.
     assert samples_seen(8, 5) == by_twos
     assert sorted(by_twos[:12]) == sorted(by_twos[12:24]) == list(range(12))
     assert by_twos[:12] != by_twos[12:24]
 
 
 def test_the_accuracy_is_the_share_of_right_labels_over_all_parts_of_the_test_data() -> None:
-    # The recorder answers class 0 for everything; 2,500 samples are tested in three parts.
+    # The model predicts class 0 for everything; the 2,500 samples are tested in three parts.
     labels = (torch.arange(2500) >= 1000).long()
     data = (torch.zeros(2500, 1), labels)
     task = ProxyTask("constant", lambda seed: Recorder([]), data, data, "sgd", 0.1, 4)

@@ -1,4 +1,4 @@
-"""What supplies allow, and what is refused as no allowance."""
+"""The watts that supplies allow, and which values are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of local epochs that a plan may choose: which can be stated, and what is said of those that cannot."""
+"""The numbers of local epochs that a plan may choose: valid choices, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stated(choice: EpochChoice) -> list[tuple[float, float, float | None]]:
     return [(option.epochs, option.progress, option.half_devices) for option in choice.options]
 
 
-# --- a choice that can be ------------------------------------------------------------------------------------------
+# --- valid choices -------------------------------------------------------------------------------------------------
 
 
 def test_epochs_without_progress_count_by_their_square_root() -> None:
@@ -64,7 +64,7 @@ def test_options_may_be_given_as_any_sequence_and_are_kept() -> None:
     assert hash(choice) == hash(EpochChoice((EpochOption(1), EpochOption(2, 1.5))))
 
 
-# --- an option that cannot be ---------------------------------------------------------------------------------------
+# --- invalid options ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epochs", [1 / MAX_EPOCHS, 1, MAX_EPOCHS])
@@ -94,7 +94,7 @@ def test_devices_for_half_the_progress_out_of_range_are_refused_with_their_epoch
     assert str(error.value).endswith(f"not {half:g}")
 
 
-# --- a choice that cannot be ----------------------------------------------------------------------------------------
+# --- invalid choices ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What policies read from earlier rounds."""
+"""The history of earlier rounds that policies read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds in flight whose devices get longer epochs beside their duties, by hand."""
+"""Rounds in flight whose devices now need longer for an epoch because of their duties, computed by hand."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HELD_W = 30.0
 
 
 def planned(deadline_s: float | None = None) -> RoundPlan:
-    """Two epochs in 70 s: the Nano in its fastest mode, and the Orin in its second one, with 30 W."""
+    """Two epochs in 70 s: the Nano in its fastest mode, and the Orin in its second one at 30 W."""
     return replace(plan_round([ORIN, NANO], AllDevices(), SITE, 2.0, 1), deadline_s=deadline_s)
 
 
 def beside_duty(*points: tuple[int, float, float]) -> Front:
-    """A front of number of the mode, seconds and watts."""
+    """A front of points, each given as the number of its mode, seconds and watts."""
     modes = np.array([[4, 1_500_000 - number, 600_000_000, 2_133_000_000] for number, _, _ in points], dtype=np.float64)
     return Front(**columns_of(front(*((seconds, watts) for _, seconds, watts in points))) | {"modes": modes})
 
@@ -42,7 +42,7 @@ def test_epochs_that_still_fit_into_the_round_change_nothing() -> None:
     plan = planned()
     assert (plan.duration_s, plan.assignments[1].power_limit_w) == (70.0, HELD_W)
     assert reviewed(plan, beside_duty((0, 20, 50), (1, 35, 30), (2, 80, 20))) is None
-    # A change costs the app time, which is not worth a twentieth of the round.
+    # A change interrupts the app, which is not worth it for less than a twentieth of the round.
     assert reviewed(plan, beside_duty((0, 20, 50), (1, 36.7, 30))) is None
     assert reviewed(plan, beside_duty((0, 20, 50), (1, 36.8, 30))) is not None
 
@@ -51,7 +51,7 @@ def test_another_mode_within_the_watts_brings_the_device_back() -> None:
     trim = reviewed(planned(), beside_duty((0, 20, 50), (7, 30, 29), (8, 34, 28), (9, 36, 20)))
     assert trim is not None
     [nano, orin] = trim.plan.assignments
-    # The least watts that are enough; what it holds stays its own.
+    # The mode with the least power that is fast enough. The device keeps its power limit.
     assert (orin.epoch_s, orin.power_w, orin.power_limit_w) == (34, 28, HELD_W)
     assert (trim.plan.duration_s, trim.changed, trim.ended) == (70.0, ("orin",), ())
     assert nano == planned().assignments[0]
@@ -91,7 +91,7 @@ def test_a_device_that_misses_the_deadline_is_left_out_with_the_reason() -> None
     )
     assert "its duty leaves too little time: 120 s of training, the deadline is 80 s" in reason_of(trim, "orin")
     assert trim.plan.duration_s == plan.duration_s
-    assert trim.plan.planned_w == pytest.approx(15.0 + 5.0)  # the Nano counts elsewhere, and the Orin idles
+    assert trim.plan.planned_w == pytest.approx(15.0 + 5.0)  # the Nano is counted elsewhere, and the Orin idles
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_device_that_misses_the_deadline_is_left_out_with_the_reason() -> None
     [
         (0.0, True),
         (35.0, False),  # an eighth of 120 s is left after seven eighths of 40 s
-        (15.0, True),  # 15 s and five eighths of 120 s
-        (50.0, False),  # it should have finished: nobody knows how much is left
+        (15.0, True),  # 15 s, and then five eighths of 120 s
+        (50.0, False),  # it should have finished, so the remaining time is unknown
         (None, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""The most utility within nested capacities, against all sets and a mixed-integer program."""
+"""The device set of most utility within nested supplies, compared with all sets and a mixed-integer program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Case = tuple[np.ndarray, np.ndarray, Headroom]
 
 
 def feeds(headroom: Headroom) -> np.ndarray:
-    """`[supplies, devices]` whether a supply feeds a device."""
+    """`[supplies, devices]`: whether a supply feeds a device."""
     supplies = np.arange(len(headroom.spare_w))
     return np.asarray((headroom.supply_at[None, :, :] == supplies[:, None, None]).any(axis=1))
 
@@ -37,7 +37,7 @@ def best_of_all(case: Case) -> float:
 
 @st.composite
 def knapsacks(draw: st.DrawFn) -> Case:
-    """Whole watts behind a site, two circuits and a rack; devices hang anywhere, and some supplies lack watts."""
+    """Whole watts behind a site, two circuits and a rack. Devices are behind any of them; some supplies lack watts."""
     n = draw(st.integers(1, 7))
     paths = [(0, -1, -1), (0, 1, -1), (0, 2, -1), (0, 1, 3)]
     supply_at = np.array([draw(st.sampled_from(paths)) for _ in range(n)], dtype=np.intp).T
@@ -59,7 +59,7 @@ def test_the_set_is_within_its_gap_of_the_best_set(case: Case) -> None:
 
 
 def random_case(seed: int, n: int) -> Case:
-    """Racks of five on two circuits of a site, watts and utilities of any size."""
+    """Racks of five devices on two circuits of a site, with random watts and utilities."""
     draw = np.random.default_rng(seed)
     racks = max(1, n // 5)
     rack = draw.integers(racks, size=n)
@@ -90,7 +90,7 @@ def test_the_set_is_within_a_thousandth_of_a_mixed_integer_program(seed: int) ->
 
 
 def test_one_large_device_can_replace_small_ones_with_more_utility_per_watt() -> None:
-    # By utility per watt the two small ones come first, and then the large one no longer fits.
+    # The two small devices have more utility per watt, but with them the large one no longer fits.
     case = np.array([10.0, 1.0, 1.0]), np.array([10.0, 1.1, 1.1]), Headroom(np.array([10.0]), np.zeros((1, 3), np.intp))
     assert max_utility(*case).chosen.tolist() == [True, False, False]
 

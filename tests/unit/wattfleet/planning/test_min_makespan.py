@@ -1,4 +1,4 @@
-"""The least duration, against all sets in all modes, a mixed-integer program, and a plain bisection."""
+"""The shortest round, compared with all sets in all modes, a mixed-integer program, and a simple bisection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wattfleet.planning import Allowance, Offer, curves_of, min_makespan
 def found(
     fleet: Fleet, count: int, first: tuple[str, ...] = (), epochs: float = 1.0
 ) -> tuple[dict[str, int], float] | None:
-    """Chosen devices with their points, and the seconds within which all are done."""
+    """The chosen devices with the indices of their points, and the seconds until all are done."""
     curves = curves_of(fleet.offers, epochs)
     allocation = min_makespan(
         curves,
@@ -75,7 +75,7 @@ def test_priority_devices_are_taken_first_and_others_fill_the_rest(fleet: Fleet,
     assert len(points) <= count
     assert len(set(first) & set(points)) == expected[0]
     if len(fleet.allowance.supplies.names) == 1:
-        # Behind nested supplies the cheapest of the first may stand in others' way.
+        # Behind nested supplies, the cheapest of the `first` devices may block others.
         assert len(points) == expected[1]
         assert limit_s == pytest.approx(expected[2], rel=1e-12)
 
@@ -84,14 +84,14 @@ def test_priority_devices_are_taken_first_and_others_fill_the_rest(fleet: Fleet,
 
 
 def random_fleet(draw: np.random.Generator, n: int, points: int, share: float, whole: bool = False) -> Fleet:
-    """Power laws as boards have them, on racks, halls and a site, each of which may be the one that runs out.
+    """Devices with power laws like those of boards, on racks, halls and a site; any of these may lack watts.
 
     Args:
-        draw: source of chance.
-        n: devices.
-        points: of each front.
-        share: of the watts between idling and full power that the supplies have.
-        whole: whether seconds are whole, so that many are equal.
+        draw: random number generator.
+        n: number of devices.
+        points: number of points of each front.
+        share: part of the watts between idle and full power that the supplies provide.
+        whole: whether all seconds are whole numbers, so that many are equal.
     """
     supplies = TREES[2]
     offers = []
@@ -120,7 +120,7 @@ def random_fleet(draw: np.random.Generator, n: int, points: int, share: float, w
 
 
 def by_integer_program(fleet: Fleet, wanted: int) -> tuple[int, float]:
-    """As many devices as the watts carry, and the least time for them, by HiGHS on binaries for device and mode."""
+    """The most devices that the watts allow and their least time, by HiGHS with a binary for each device and mode."""
     names = fleet.allowance.supplies.names
     pairs = [(i, point) for i, offer in enumerate(fleet.offers) for point in modes_within_limit(offer)]
     times_s = np.array([done_s(fleet.offers[i], point) for i, point in pairs])
@@ -142,7 +142,7 @@ def by_integer_program(fleet: Fleet, wanted: int) -> tuple[int, float]:
     carried = [LinearConstraint(csr_array(once), ub=1), LinearConstraint(csr_array(extra), ub=spare_w)]
     most = milp(-np.ones(m), integrality=np.ones(m), bounds=Bounds(0, 1), constraints=carried)
     count = min(wanted, round(-most.fun))
-    # The last variable is the duration; a device's times, of which one at most counts, stay below it.
+    # The last variable is the duration. A device's times, at most one of which counts, are limited by it.
     slowest = np.concatenate([(once * times_s[None, :]).toarray(), -np.ones((n, 1))], axis=1)
     wide = [
         LinearConstraint(np.concatenate([row.toarray(), np.zeros((row.shape[0], 1))], axis=1), ub=ub)
@@ -173,7 +173,7 @@ def test_the_makespan_equals_that_of_a_mixed_integer_program(seed: int, n: int, 
 
 
 def by_plain_bisection(fleet: Fleet, wanted: int) -> tuple[int, float]:
-    """The same one device and one watt after the other."""
+    """The same result by bisection, with loops over devices and watts."""
     costs = [
         [
             (done_s(offer, point), planned_w(offer, point) - offer.idle_w, offer.supply)

@@ -1,4 +1,4 @@
-"""How many replies are enough for a plan that selects more devices than its policy wants."""
+"""The number of replies that end a round whose plan selects more devices than its policy requests."""
 
 from __future__ import annotations
 

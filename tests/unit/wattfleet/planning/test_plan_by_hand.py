@@ -1,4 +1,4 @@
-"""Round plans worked out by hand."""
+"""Round plans computed by hand."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_circuit_bounds_its_own_devices_only() -> None:
 
 
 def test_idle_power_above_training_power_stays_allocated() -> None:
-    # It may finish early, and then idles while the others still train.
+    # The device may finish early and then idles while the other one still trains.
     odd = Offer("odd", front((10, 6)), 9.0)
     other = Offer("other", front((10, 20)), 1.0)
     plan = plan_round([odd, other], AllDevices(), site(29.0), 1.0, 1)

@@ -95,7 +95,7 @@ def test_more_watts_never_lose_a_device_or_slow_the_same_number(
     fleet: Fleet, policy: Policy, history: History, more_w: int
 ) -> None:
     richer = fleet.with_watts(more_w)
-    # A draw among more devices differs, and a device that failed backs off once there are others.
+    # With more able devices, random policies draw differently, and devices that failed can back off.
     assume(able(richer) == able(fleet) or (isinstance(policy, (FastestK, AllDevices)) and not history.rounds))
     try:
         poor = plan_of(fleet, policy, history=history)

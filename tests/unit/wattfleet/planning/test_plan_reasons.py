@@ -1,4 +1,4 @@
-"""The reasons in a round plan: each states the truth about its device."""
+"""The reasons in a round plan: each is true of its device."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_every_reason_is_true(fleet: Fleet, policy: Policy, history: History, ep
 
 
 def devices_with_reason(plan: RoundPlan, beginning: str) -> set[str]:
-    """The devices whose reason begins with a text."""
+    """The devices whose reason begins with the given text."""
     return {decision.device_id for decision in plan.decisions if decision.reason.startswith(beginning)}
 
 
@@ -127,7 +127,7 @@ def devices(count: int) -> str:
 def assert_too_much_power(
     reason: str, offer: Offer, in_time: Sequence[int], fleet: Fleet, points: Mapping[str, int], priority: set[str]
 ) -> None:
-    """A device that is reported to need too much power does."""
+    """Assert that a device reported to need too much power really does."""
     needed_w = min(planned_w(offer, k) for k in in_time) - offer.idle_w
     assert f"{needed_w:.1f} W above idle" in reason
     if supply := re.search(r"more than (\w+) has left", reason):

@@ -1,4 +1,4 @@
-"""Rounds that cannot be planned, and the errors that say what to change."""
+"""Rounds that cannot be planned, and the errors that state what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every policy has to do, whatever it prefers."""
+"""The contract that every policy fulfils."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wattfleet.planning import Allowance, EpochChoice, FrontTable, History, Offe
 from wattfleet.planning.policies import POLICIES, PlanningContext, Policy, policy_named
 
 MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
-# Those that take the number they are given, or half; `progress` takes no more than that.
+# Policies that select the number they are given, or half the devices; `progress` may select fewer.
 COUNTED = [name for name in POLICIES if name not in ("all", "deadline", "progress")]
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
@@ -34,7 +34,7 @@ def made(name: str, **options: object) -> Policy:
 
 
 def context_of(fleet: Fleet, history: History, server_round: int) -> PlanningContext:
-    """As a plan asks it: only of devices that have a mode within their limit."""
+    """The context that a plan passes to a policy: only devices with a mode within their limit."""
     offers = [offer for offer in fleet.offers if modes_within_limit(offer)]
     headroom = fleet.allowance.headroom(fleet.offers)
     kept = np.array([bool(modes_within_limit(offer)) for offer in fleet.offers])
@@ -201,7 +201,7 @@ def test_options_outside_their_range_are_refused(name: str, options: dict[str, o
 
 @every_policy
 def test_devices_over_their_supplys_budget_take_no_place_in_a_round(name: str) -> None:
-    # Most hang behind a circuit that covers their idling and nothing else: a draw could well hold only those.
+    # Most devices are behind a circuit whose budget only covers idle power, so a random draw could contain only those.
     offers = [replace(offer, supply="dim" if k < 6 else "site") for k, offer in enumerate(many(9))]
     allowance = Allowance(tree(site=None, dim="site"), {"site": 500.0, "dim": 12.0})
     for server_round in range(1, 21):

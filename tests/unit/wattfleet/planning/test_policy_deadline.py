@@ -1,4 +1,4 @@
-"""As much as can be done by a deadline, against all sets in all modes."""
+"""The most devices or utility within a deadline, compared with all sets in all modes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_most_devices_that_meet_the_deadline_are_selected(fleet: Fleet, dead
     plan = plan_round(fleet.offers, Deadline(deadline_s), fleet.allowance, epochs, 1)
     count, least_s = max(in_time)
     assert len(plan.assignments) == count
-    # As many as possible by the deadline, and those are then done as soon as they can be.
+    # As many devices as possible finish by the deadline, and these finish as early as possible.
     assert plan.duration_s <= deadline_s * (1 + 1e-12)
     assert plan.duration_s >= -least_s * (1 - 1e-12)
     assert plan.deadline_s == deadline_s
@@ -46,7 +46,7 @@ def test_the_most_useful_set_that_meets_the_deadline_is_selected(
         {device: Participation(False, 10, float(loss)) for device, loss in known.items() if loss is not None}
     )
     able = [offer.device_id for offer in fleet.offers if modes_within_limit(offer)]
-    # Whoever never trained is worth as much as the best of the others.
+    # A device that never trained counts as much as the best of the others.
     most = max((known[device] or 0 for device in able), default=0) or 0
     nobody_known = all(known[device] is None for device in able)
     worth = {
@@ -76,9 +76,9 @@ def test_reasons_name_slow_devices_and_those_with_too_much_power() -> None:
 @pytest.mark.parametrize("utility", ["equal", "loss"])
 @pytest.mark.parametrize("site_w", [30.0, 500.0])
 def test_an_impossible_deadline_is_refused_with_a_possible_one(utility: str, site_w: float) -> None:
-    # 30 W carry the slow mode only.
+    # 30 W only allow the slow mode.
     offers = [Offer("a", front((10, 50), (20, 20)), 2.0)]
-    # More watts make a round of 15 s possible, and none of 9 s.
+    # With more watts a round of 15 s is possible, but none of 9 s.
     deadline_s, error = (9.0, NoCandidatesError) if site_w == 500.0 else (15.0, InfeasibleBudgetError)
     with pytest.raises(error, match=f"within {deadline_s:g} s.*: allow at least") as refusal:
         plan_round(offers, Deadline(deadline_s, utility), Allowance.of_site(site_w), 1.5, 1)

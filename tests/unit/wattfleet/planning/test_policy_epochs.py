@@ -1,4 +1,4 @@
-"""What a choice of local epochs leads to: who trains how many, what is said of it, and what a trim leaves of it."""
+"""The epochs that a plan chooses for devices under each policy, its reasons, and trims."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wattfleet.planning import (
 from wattfleet.planning.policies import AllDevices, Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
 
 PLENTY_W = 1_000.0
-CHOICE = EpochChoice.of([1, 3, 9])  # their progress: 1, 1.73 and 3
+CHOICE = EpochChoice.of([1, 3, 9])  # their relative progress is 1, 1.73 and 3
 
 
 def epochs_of(plan: RoundPlan) -> dict[str, float]:
@@ -51,7 +51,7 @@ def planned(offers: Sequence[Offer], policy: Policy, epochs: float | EpochChoice
 def test_the_more_a_round_costs_besides_the_more_its_devices_train(
     overhead_s: float, epochs: float, is_per_device: bool
 ) -> None:
-    """With 30 s besides, progress over duration is 1 / 40, 1.73 / 60 and 3 / 120."""
+    """With an overhead of 30 s, progress over duration is 1 / 40, 1.73 / 60 and 3 / 120."""
     choice = EpochChoice.of([1, 3, 9], is_per_device=is_per_device)
     plan = planned(twins(4, (10, 12)), Progress(overhead_s=overhead_s), choice)
     assert epochs_of(plan) == {f"device-{k}": epochs for k in range(4)}
@@ -68,7 +68,7 @@ def test_the_scale_of_the_progress_does_not_matter() -> None:
 
 def test_epochs_that_need_more_devices_are_chosen_where_there_are_many() -> None:
     choice = EpochChoice.of({1: 1.0, 9: 3.0}, half_devices={9: 30.0})
-    # The progress of n devices: n / (n + 3) with 1 epoch, 3 n / (n + 30) with 9; 1010 or 1090 s.
+    # The progress of n devices is n / (n + 3) with 1 epoch in 1010 s, and 3 n / (n + 30) with 9 epochs in 1090 s.
     for count, epochs in ((2, 1), (40, 9)):
         plan = planned(twins(count, (10, 12)), Progress(overhead_s=1000.0), choice)
         assert set(epochs_of(plan).values()) == {epochs}
@@ -76,17 +76,17 @@ def test_epochs_that_need_more_devices_are_chosen_where_there_are_many() -> None
 
 def test_without_a_statement_the_devices_for_half_the_progress_are_the_policys() -> None:
     for half, epochs in ((0.5, 1), (50.0, 9)):
-        # As before, with 20 devices for half the progress of 9 epochs; those of 1 epoch are the policy's.
+        # `half_devices` is stated for 9 epochs only, as 20. For 1 epoch, the policy's value counts.
         choice = EpochChoice.of({1: 1.0, 9: 2.0}, half_devices={9: 20.0})
         plan = planned(twins(10, (10, 12)), Progress(half_devices=half, overhead_s=1000.0), choice)
         assert set(epochs_of(plan).values()) == {epochs}
 
 
-# --- epochs of each device's own ------------------------------------------------------------------------------------
+# --- different epochs for each device -------------------------------------------------------------------------------
 
 
 def fast_ones_and_a_slow_one() -> list[Offer]:
-    """Five that train an epoch in 10 s, and one that takes 50 s; each may take longer with 10 W less."""
+    """Five devices that train an epoch in 10 s and one that takes 50 s. Each has a slower mode at 10 W less."""
     fast = [Offer(f"fast-{k}", front((10, 22), (20, 12)), 2.0) for k in range(5)]
     return [*fast, Offer("slow", front((50, 22), (120, 12)), 2.0)]
 
@@ -112,7 +112,7 @@ def test_with_the_same_epochs_for_all_a_slow_device_is_left_out() -> None:
 
 
 def test_many_devices_have_epochs_of_their_own_too() -> None:
-    """More than are improved one at a time."""
+    """The fleet is larger than the ones whose devices are improved one at a time."""
     fast = [Offer(f"fast-{k:02}", front((10, 22), (20, 12)), 2.0) for k in range(30)]
     slow = [Offer(f"slow-{k:02}", front((50, 22), (120, 12)), 2.0) for k in range(6)]
     policy = Progress(half_devices=36.0, overhead_s=200.0)
@@ -125,7 +125,7 @@ def test_many_devices_have_epochs_of_their_own_too() -> None:
     assert plan.duration_s == 90.0
 
 
-# --- other rules ----------------------------------------------------------------------------------------------------
+# --- other policies -------------------------------------------------------------------------------------------------
 
 WITHOUT_CHOICE: list[Policy] = [
     FastestK(3),
@@ -160,7 +160,7 @@ def test_a_count_is_the_maximum_number_of_devices(count: int, is_per_device: boo
     for watts in (60.0, 150.0, PLENTY_W):
         plan = planned(many(devices), Progress(count=count, overhead_s=100.0), choice, watts)
         assert 1 <= len(plan.assignments) <= count
-    # Of equals on plenty of watts all are of use.
+    # With equal devices and enough watts, each device up to the count adds progress.
     plan = planned(twins(devices, (10, 12)), Progress(count=count), choice)
     assert len(plan.assignments) == min(count, devices)
 
@@ -183,7 +183,7 @@ def test_who_was_away_for_longer_is_taken_with_any_number_of_epochs() -> None:
         assert epochs_of(plan) == {"device-2": epochs, "device-3": epochs}
 
 
-# --- what is said of it ---------------------------------------------------------------------------------------------
+# --- reasons --------------------------------------------------------------------------------------------------------
 
 
 def test_the_decisions_tell_how_many_epochs_each_device_trains() -> None:
@@ -230,12 +230,12 @@ def test_a_trim_of_the_slow_device_alone_takes_as_long_as_its_epochs() -> None:
 
 def test_the_steps_of_devices_with_epochs_of_their_own_by_hand() -> None:
     offers = [
-        # With many epochs, the second mode is done before the first, in spite of its long start.
+        # With many epochs, the second mode finishes before the first, although its warm-up is long.
         Offer("a", front((12, 30), (10, 20), warmup_s=[0.0, 20.0]), 5.0),
         Offer("b", front((12, 30), (10, 20), warmup_s=[0.0, 20.0]), 5.0),
-        # Its own limit rules out the first mode; the last draws less than idling.
+        # The device's limit rules out the first mode. The last mode draws less than idle power.
         Offer("c", front((1, 40), (2, 25), (4, 3), warmup_s=3.0), 4.0, limit_w=30.0),
-        # Its limit rules out all.
+        # The device's limit rules out its only mode.
         Offer("d", front((1, 40)), 4.0, limit_w=30.0),
         Offer("e", front((7, 6)), 1.0),
     ]

@@ -1,4 +1,4 @@
-"""Plans stay finite whatever devices report, and a policy that fails leaves out the device that it fails with."""
+"""Plans stay finite whatever devices report, and a device with which a policy fails is left out."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_implausible_front_is_refused_with_its_range(values: dict[str, float]
 
 @dataclass(frozen=True)
 class Failing:
-    """Selects all devices, and fails with some."""
+    """A policy that selects all devices and raises an error if certain devices are offered."""
 
     with_any_of: frozenset[str]
     name: str = "failing"

@@ -1,4 +1,4 @@
-"""The floor under how often each device takes part."""
+"""The policy `fair`: a lower limit on how often each device takes part."""
 
 from __future__ import annotations
 

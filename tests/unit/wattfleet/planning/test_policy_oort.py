@@ -1,4 +1,4 @@
-"""Useful devices, unless they are slow, and unknown ones."""
+"""The policy `oort`: prefers useful devices that are not too slow, and explores unknown ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIKE = [Offer(f"device-{k:02}", front((10, 30)), 2.0) for k in range(12)]
 
 
 def taken(history: History, after: int = 0) -> Counter[str]:
-    """How often each device was chosen after a round."""
+    """How often each device was selected after a given round."""
     return Counter(device for past in history.rounds if past.number > after for device in past.device_ids)
 
 
@@ -76,7 +76,7 @@ def test_devices_absent_for_long_are_preferred_to_recent_ones() -> None:
 
 
 def test_falling_utility_makes_the_pacer_accept_slower_devices() -> None:
-    # The last device has a little more to learn and is six times as slow as the median.
+    # The last device has three times the loss and takes 1.7 times as long as the median.
     offers = [Offer(f"device-{k:02}", front((10 + 5 * k, 30)), 2.0) for k in range(11)]
 
     def plan_after(gains: list[float]) -> RoundPlan:

@@ -1,4 +1,4 @@
-"""Whom and how many a round takes where progress per second counts."""
+"""The devices that the policy `progress` selects, and how many."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_among_equals_the_number_and_duration_are_optimal(seed: int) -> None:
     def progress(devices: int, duration_s: float) -> float:
         return devices / (devices + policy.half_devices) / (duration_s + policy.overhead_s)
 
-    # Of equals, the most that can be carried for a duration are the best for it; every duration is tried.
+    # With equal devices, the most devices that fit into a duration are best for it. All durations are tried.
     curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
     best = max(
         progress(len(headroom.largest_set(curves.extra_at(curves.steps_within(limit_s)))), limit_s)
@@ -44,10 +44,10 @@ def test_among_equals_the_number_and_duration_are_optimal(seed: int) -> None:
 
 
 def test_low_budgets_select_few_fast_devices_rather_than_many_slow_ones() -> None:
-    offers = twins(10, (10, 12), (200, 3))  # 10 W above idling, or 1 W
+    offers = twins(10, (10, 12), (200, 3))  # 10 W or 1 W above idle power
     plan = plan_round(offers, Progress(overhead_s=5.0), Allowance.of_site(10 * 2.0 + 30.0), 1.0, 1)
     assert (len(plan.assignments), plan.duration_s) == (3, 10.0)
-    # Where all can be quick, all train.
+    # If all devices can be fast, all train.
     assert len(plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, 1).assignments) == 10
 
 
@@ -78,7 +78,7 @@ def test_every_device_is_selected_at_some_time_on_a_low_budget() -> None:
 
 
 def uneven() -> list[Offer]:
-    """Nine devices, each a little slower than the one before, and one that is twice as quick as the first."""
+    """Nine devices, each a little slower than the one before, and one that is twice as fast as the first."""
     return [
         *(Offer(f"device-{k}", front((10 + 3 * k, 12)), 2.0) for k in range(9)),
         Offer("quick", front((5, 12)), 2.0),
@@ -98,7 +98,7 @@ def test_a_device_that_always_fails_is_never_selected_alone() -> None:
     )
     with_it = [past.device_ids for past in history.rounds if "quick" in past.device_ids]
     assert len(with_it) >= 5 and min(map(len, with_it)) >= 3
-    # It costs the others next to nothing.
+    # The failing device costs the others almost nothing.
     healthy = run(uneven(), Progress(), rounds=50, site_w=PLENTY_W).times_completed
     assert all(history.times_completed[f"device-{k}"] >= 0.9 * healthy[f"device-{k}"] for k in range(9))
 
@@ -106,13 +106,13 @@ def test_a_device_that_always_fails_is_never_selected_alone() -> None:
 def test_failed_rounds_do_not_raise_the_weight() -> None:
     participations = {f"device-{k}": Participation(num_examples=10) for k in range(3)}
     history = history_of(participations, {}, {}, {"device-0": Participation(failed=True)})
-    # The others were tried four rounds ago, device 0 in the last one.
+    # The other devices were tried four rounds ago, and device 0 in the last round.
     plan = plan_round(twins(3, (10, 12)), Progress(), Allowance.of_site(3 * 2.0 + 20.0), 1.0, 5, history)
     assert chosen(plan) == ["device-1", "device-2"]
 
 
 def small_ones_and_a_big_one() -> tuple[list[Offer], History]:
-    """Three of 1 W above idling, and one of 12 W, which has ten times as many samples."""
+    """Three devices that need 1 W above idle power, and one that needs 12 W and has ten times as many samples."""
     offers = [*(Offer(f"small-{k}", front((10, 3)), 2.0) for k in range(3)), Offer("big", front((10, 14)), 2.0)]
     participations = {
         offer.device_id: Participation(num_examples=100 if offer.device_id == "big" else 10) for offer in offers
@@ -162,7 +162,7 @@ def test_a_count_is_the_maximum_number_of_devices(count: int) -> None:
     for watts in (40.0, 150.0, PLENTY_W):
         plan = plan_round(many(9), Progress(count=count), Allowance.of_site(watts), 1.0, 1)
         assert 1 <= len(plan.assignments) <= count
-    # Of equals on plenty of watts all are of use.
+    # With equal devices and enough watts, each device up to the count adds progress.
     plan = plan_round(twins(9, (10, 12)), Progress(count=count), Allowance.of_site(PLENTY_W), 1.0, 1)
     assert len(plan.assignments) == min(count, 9)
 

@@ -1,4 +1,4 @@
-"""The uniform draw."""
+"""The policy `random`: a uniform draw."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_draws_repeat_only_with_the_same_seed_and_round() -> None:
 
 def test_slow_devices_are_drawn_as_often_as_fast_ones() -> None:
     taken = [device for number in range(300) for device in drawn(seed=7, server_round=number)]
-    for offer in MANY:  # 300 draws of 5 in 12: 125 expected, standard deviation 8.5
+    for offer in MANY:  # 300 draws of 5 in 12: 125 selections expected, with a standard deviation of 8.5
         assert 85 < taken.count(offer.device_id) < 165
 
 
 def test_the_budget_still_holds() -> None:
-    # 24 W idle and 18 W more a device: 70 W carry two of the five.
+    # 24 W are idle power, and a training device needs 18 W more: 70 W are enough for two of the five.
     plan = plan_round(MANY, RandomK(5, 1), Allowance.of_site(70.0), 1.0, 3)
     assert len(plan.assignments) == 2
     assert plan.planned_w <= 70

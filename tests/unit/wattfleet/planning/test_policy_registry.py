@@ -1,4 +1,4 @@
-"""Policies that installed packages provide, and what is said of defective ones."""
+"""Policies that installed packages provide, and the errors for defective ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wattfleet.planning.policies import (
 
 @dataclass(frozen=True)
 class Own:
-    """A policy of one's own."""
+    """A user-defined policy."""
 
     count: int | None = None
     name: str = "own"
@@ -39,11 +39,11 @@ class Own:
 
 
 class NoPolicy:
-    """Something else."""
+    """A class that is not a policy."""
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str, str]) -> None:
-    """Provide these policies: name, value and distribution."""
+    """Register entry points for policies, each given as name, value and distribution."""
     found = []
     for name, value, package in entries:
         entry = EntryPoint(name, value, "wattfleet.policies")

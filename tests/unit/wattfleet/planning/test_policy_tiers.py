@@ -1,4 +1,4 @@
-"""Rounds of devices of like speed."""
+"""The policy `tiers`: rounds of devices with similar speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIERS = [{offer.device_id for offer in OFFERS[3 * tier : 3 * tier + 3]} for tier
 
 
 def tiers_of(history: History) -> list[int]:
-    """The tier that each round drew from, all of its devices being of one."""
+    """The tier that each round drew from; all devices of a round must be of one tier."""
     turns = []
     for past in history.rounds:
         [tier] = [tier for tier, members in enumerate(TIERS) if members & set(past.device_ids)]
@@ -45,7 +45,7 @@ def test_no_tier_gets_more_than_twice_its_even_share() -> None:
     turns = tiers_of(history)
     for number in range(1, 101):
         assert turns[:number].count(0) <= 2 * number / 4 + 2
-    assert turns.count(0) >= 45  # and it does have those
+    assert turns.count(0) >= 45  # and it does take part that often
 
 
 def test_different_seeds_draw_different_tiers() -> None:

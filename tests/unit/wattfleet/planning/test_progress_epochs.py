@@ -1,4 +1,4 @@
-"""Plans that choose local epochs with the devices: as good as the best of all plans, whatever the watts."""
+"""Plans of the policy `progress` that choose epochs and devices, compared with the best of all possible plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wattfleet.planning.policies import Progress
 
 
 def choice_of(chance: np.random.Generator, is_per_device: bool) -> EpochChoice:
-    """Three numbers of epochs, whose progress rises with them; two state devices for half of it."""
+    """Three numbers of epochs, more of which make more progress; two of them state `half_devices`."""
     numbers = np.sort(chance.choice(np.arange(1, 11), 3, replace=False)).tolist()
     progress = np.cumsum(chance.uniform(0.2, 1.0, 3)).tolist()
     half = {numbers[0]: float(chance.uniform(0.5, 4)), numbers[2]: float(chance.uniform(1, 8))}
@@ -24,14 +24,14 @@ def choice_of(chance: np.random.Generator, is_per_device: bool) -> EpochChoice:
 
 
 def worth_of(fleet: Fleet, history: History, server_round: int) -> NDArray[np.float64]:
-    """By hand: samples and rounds since the last one, each relative to the mean of all devices."""
+    """The worth of each device: samples times rounds since its last selection, each relative to the mean."""
     samples = np.array([history.latest[offer.device_id][1].num_examples or 0.0 for offer in fleet.offers])
     away = server_round - np.array([history.last_selected[offer.device_id] for offer in fleet.offers])
     return np.asarray(samples / samples.mean() * away / away.mean(), dtype=np.float64)
 
 
 def random_history(chance: np.random.Generator, devices: int) -> History:
-    """Six rounds after which each device has trained, some longer ago than others."""
+    """Six rounds in which each device trained once, some longer ago than others."""
     last = chance.integers(1, 7, devices)
     return history_of(
         *(
@@ -48,7 +48,7 @@ def random_history(chance: np.random.Generator, devices: int) -> History:
 def value(
     policy: Progress, choice: EpochChoice, worth: Sequence[float], level: Sequence[int], duration_s: float
 ) -> float:
-    """Progress per second of a set, of which the worth and the index of the epochs are given for each device."""
+    """Progress per second of a set, given each device's worth and the index of its number of epochs."""
     options = [choice.options[k] for k in level]
     mean = sum(w * option.progress for w, option in zip(worth, options, strict=True)) / sum(worth)
     devices = min(sum(worth), len(worth))
@@ -58,16 +58,16 @@ def value(
 
 
 def best_of_all(fleet: Fleet, policy: Progress, choice: EpochChoice, worth: NDArray[np.float64]) -> float:
-    """The most progress per second of all sets, all epochs of each device and all durations that the watts carry."""
+    """The most progress per second over all sets, numbers of epochs and durations that the watts allow."""
     n, options = len(fleet.offers), choice.options
-    # All combinations of work: -1 for none, or the index of an option.
+    # All combinations: for each device -1 for no training, or the index of an option.
     every = np.array(list(itertools.product(range(-1, len(options)), repeat=n)), dtype=np.int8)
     if not choice.is_per_device:
         every = every[[len(set(row[row >= 0].tolist())) == 1 for row in every]]
     every = every[(every >= 0).any(axis=1)]
     chosen = every >= 0
     weight, count = chosen @ worth, chosen.sum(axis=1)
-    progress = np.append([option.progress for option in options], 0.0)[every]  # -1 is the last
+    progress = np.append([option.progress for option in options], 0.0)[every]  # index -1 is the appended 0
     half = np.array([policy.half_devices if o.half_devices is None else o.half_devices for o in options])
     devices = np.minimum(weight, count)
     gain = (progress @ worth) / weight * devices / (devices + half[every.max(axis=1)])
@@ -80,7 +80,7 @@ def best_of_all(fleet: Fleet, policy: Progress, choice: EpochChoice, worth: NDAr
     spare_w = np.array([fleet.allowance.budget_w[name] - idle_w[name] for name in names])
     feeds = np.array([[name in fleet.allowance.supplies.path(o.supply) for o in fleet.offers] for name in names])
     best, left = 0.0, np.ones(len(every), dtype=np.bool_)
-    for limit_s in np.unique(seconds):  # rising: what fits within a duration needs no longer one
+    for limit_s in np.unique(seconds):  # ascending: a set that fits within a duration is not tried again
         least_w = np.where(seconds <= limit_s, extra_w[None], np.inf).min(axis=2)  # [option, device]
         watts = np.vstack([least_w, np.zeros(n)])[every, np.arange(n)]
         able = left & (gain / (limit_s + policy.overhead_s) > best) & np.isfinite(watts).all(axis=1)

@@ -1,4 +1,4 @@
-"""The operator's say, and the rest of devices that keep failing."""
+"""The operator's selection of devices, and the backoff of devices that fail repeatedly."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def test_an_invalid_share_of_over_selection_is_refused(share: float) -> None:
         Selection(over_selection=share)
 
 
-# --- rest ---------------------------------------------------------------------------------------------------------
+# --- backoff ------------------------------------------------------------------------------------------------------
 
 
 def rounds_left_out(failures: int) -> int:
-    """How many rounds a device that failed so often in a row is left out of, beside one that never does."""
+    """How many rounds a device is left out of after `failures` failures in a row, beside one that never fails."""
     offers = many(2)
     history = history_of(*[{offers[0].device_id: Participation(failed=True)}] * failures)
     rounds = [number for number in range(failures + 1, failures + 40) if backing_off(offers, history, number)]

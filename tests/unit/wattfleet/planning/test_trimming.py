@@ -1,4 +1,4 @@
-"""Rounds in flight when the watts fall, by hand and against what a trimmed plan must never do."""
+"""Rounds in flight when the budget falls, computed by hand, and the limits that every trimmed plan must keep."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_trimmed_plan_keeps_the_original_and_the_changes() -> None:
     assert (once.plan.in_other_mode, once.plan.stopped) == (("nano", "orin"), ())
     twice = trimmed_alone(once.plan, [ORIN, NANO], allowed(20.0), 2.0)
     assert twice is not None
-    # The Nano's mode is that of the first trim.
+    # The Nano stays in the mode of the first trim.
     assert (twice.plan.in_other_mode, twice.plan.stopped) == (("nano",), ("orin",))
     for trim in (once, twice):
         assert trim.plan.first_planned == trim.plan.original == replace(plan, decisions=())
@@ -73,7 +73,7 @@ def test_a_lower_circuit_budget_affects_only_its_own_devices() -> None:
     assert trim is not None
     assert modes_of(trim.plan)["nano"] == (60, 10)
     assert trim.ended == ()
-    # Nobody waits for the Orin any more, so that it may as well take its time.
+    # The round does not wait for the Orin, so it can use a slower mode.
     assert modes_of(trim.plan)["orin"] == (40, 20)
 
 
@@ -100,7 +100,7 @@ def test_decimal_watts_within_the_tolerance_trim_nothing() -> None:
 
 
 def apart(epochs: tuple[float, float] = (2.0, 2.0)) -> list[InFlight]:
-    """A round of the Orin in the rack, and one of the Nano on the roof."""
+    """One round of the Orin in the rack, and one of the Nano on the roof."""
     return [
         InFlight(plan_round([offer], AllDevices(), allowed(75.0), passes, 1), [offer])
         for offer, passes in zip((ORIN, NANO), epochs, strict=True)
@@ -111,7 +111,7 @@ def test_a_round_on_other_supplies_stays_unchanged() -> None:
     orin, nano = trim_rounds(apart(), allowed(75.0, roof_w=12.0))
     assert orin is None
     assert nano is not None and modes_of(nano.plan) == {"nano": (60, 10)}
-    # With the Orin's 50 W.
+    # This includes the Orin's 50 W.
     assert (nano.plan.planned_w, nano.plan.duration_s) == (60.0, 120.0)
 
 
@@ -124,7 +124,7 @@ def test_all_rounds_on_the_supply_are_trimmed() -> None:
 
 
 def test_rounds_of_more_epochs_are_longer() -> None:
-    # Eight of the Orin's epochs last as long as two of the Nano's do in its thriftiest mode and more.
+    # In its second mode, the Orin would need 160 s for eight epochs. Two of the Nano take 120 s in its slowest mode.
     orin, nano = trim_rounds(apart((8.0, 2.0)), allowed(60.0))
     assert orin is None or modes_of(orin.plan) == {"orin": (10, 50)}
     assert nano is not None and modes_of(nano.plan) == {"nano": (60, 10)}
@@ -169,6 +169,6 @@ def test_a_device_whose_idle_power_has_risen_above_its_limit_draws_that_power() 
     plan = planned(75.0)
     before_w = plan.planned_w - 25
     hot = replace(NANO, front=front((15, 45), (35, 40)), idle_w=33.0)
-    # The other device moves to a slower mode: 50 and 33 W are too many.
+    # The other device moves to a slower mode, since 50 W and the idle 33 W are too many.
     trim = trimmed_alone(plan, [ORIN, hot], allowed(before_w + 30), 2.0)
     assert trim is not None and trim.plan.planned_w <= before_w + 30

@@ -1,4 +1,4 @@
-"""Trust in a device: its observations against its own predictions."""
+"""Trust in a device: its observations compared with its own predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRONT = front((10, 40), (20, 20))
 
 
 def contradiction(epoch_s: float, power_w: float, epoch_log_sd: float = 0.0) -> Contradiction | None:
-    """What an observation means for a device that predicted 10 s and 40 W."""
+    """The contradiction, if any, between an observation and a device's prediction of 10 s and 40 W."""
     assignment = Assignment("a", FRONT.mode(0), 10.0, 40.0, 40.0, 0.0, epoch_log_sd)
     return contradiction_of(assignment, epoch_s, power_w)
 
