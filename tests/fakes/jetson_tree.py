@@ -1,4 +1,4 @@
-"""A Jetson's files under a folder, behaving like its kernel when they are written."""
+"""A folder with a Jetson's kernel files, which react to writes as the kernel does."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class FakedJetson(Tree):
         return f"{CPU}/cpufreq/policy{number}"
 
     def put(self, path: str, value: object) -> None:
-        """Make a file, as the kernel would."""
+        """Create a file, as the kernel would."""
         place = self.location(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(f"{value}\n")
 
     def everything(self) -> dict[str, str | bool]:
-        """All settable values, to compare what was in force."""
+        """All settable values, to compare the settings in force."""
         knobs = [*self.glob(f"{CPU}/cpu*/online"), *self.glob(f"{CPU}/cpufreq/policy*/scaling_m*_freq")]
         knobs += [f"{self.gpu}/min_freq", f"{self.gpu}/max_freq", self.board.emc_cap]
         knobs += [f"{LOCK}/mrq_rate_locked"] if self.board.has_bpmp else []
@@ -125,7 +125,7 @@ class FakedJetson(Tree):
         return ProgramResult(0, "")
 
     def renumber_hwmon(self) -> None:
-        """Give every hwmon folder another number, as another start may."""
+        """Give every hwmon folder another number, as a reboot may."""
         for path in self.glob("/sys/**/hwmon/hwmon*"):
             place = self.location(path)
             place.rename(place.parent / f"hwmon{int(place.name.removeprefix('hwmon')) + 20}")
@@ -216,7 +216,7 @@ class FakedJetson(Tree):
         return affected.exists() and not affected.read_text().strip()
 
     def _set_limit(self, path: str, folder: str, name: str, value: int) -> None:
-        """A minimum stays below its maximum: old kernels refuse anything else, newer ones cut it off silently."""
+        """Keep a minimum below its maximum: old kernels refuse anything else, newer ones clamp it silently."""
         is_minimum = "min" in name
         other = int(
             super().read(f"{folder}/{name.replace('min', 'max') if is_minimum else name.replace('max', 'min')}")
@@ -243,7 +243,7 @@ class FakedJetson(Tree):
 
 
 class Ticks(threading.Event):
-    """Waiting on it lets a virtual clock run instead, so many times; then it waits to be set."""
+    """Waits by advancing a virtual clock this many times; after that, waits until it is set."""
 
     def __init__(self, clock: VirtualClock, ticks: int) -> None:
         super().__init__()
