@@ -1,4 +1,4 @@
-"""The operator's service, over real gRPC: what it changes counts at once, and after a restart."""
+"""The operator's service, over real gRPC: its changes take effect immediately, and survive a restart."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def test_the_fastest_epoch_includes_its_warm_up_and_the_devices_limit(
         "[supplies.site]\nbudget = { watts = 70.0 }\n"
         "[devices.limited]\nlimit_w = 30.0\n[devices.never]\nlimit_w = 9.0\n"
     )
-    # The shorter epoch has the longer start.
+    # The shorter epoch has the longer start-up time.
     starting = front((10, 50), (9, 30), (12, 20), warmup_s=(1, 4, 5))
 
     async with serving_client(config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})) as client:
