@@ -1,8 +1,8 @@
 """Flower's server and its nodes in two processes, so that each can end without the other.
 
-PowerAware, the mod and the agents are the real ones. In place of Flower's SuperLink and SuperNodes, the nodes listen on
-a unix socket, and take one message by each connection. What either was told is kept, it notes in a ledger, one JSON
-object a line: `planned` and `finished` rounds, completed runs, and the trainings that an agent has `observed`.
+PowerAware, the mod and the agents are real. Instead of Flower's SuperLink and SuperNodes, the nodes listen on a unix
+socket and accept one message per connection. Both processes record acknowledged events in a ledger, one JSON object a
+line: `planned` and `finished` rounds, completed runs, and the trainings that an agent has `observed`.
 """
 
 from __future__ import annotations

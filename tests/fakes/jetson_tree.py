@@ -26,10 +26,10 @@ _FAN_SERVICE = "/run/nvfancontrol"
 class FakedJetson(Tree):
     """The files of a `FakedBoard`.
 
-    `unreadable` and `unwritable` map paths to the errno they answer with, `deaf` are paths where a write
-    succeeds and changes nothing, `written` is what was written, in order. `offline_policy` is the errno with which a
-    CPU policy without an online core answers: EINVAL to writes, as the kernels of JetPack 4 to 6 do, EBUSY to reads
-    too, as later ones do; with None its folder vanishes. A tree that is there already is taken as it is.
+    `unreadable` and `unwritable` map paths to the errno of their failure, `deaf` are paths where a write succeeds and
+    changes nothing, and `written` lists the writes in order. `offline_policy` is the errno of a CPU policy without an
+    online core: EINVAL for writes, as in the kernels of JetPack 4 to 6, or EBUSY for reads too, as in later ones; with
+    None, the policy's folder disappears. An existing tree is used as it is.
     """
 
     def __init__(self, root: Path, board: FakedBoard, offline_policy: int | None = errno.EINVAL) -> None:

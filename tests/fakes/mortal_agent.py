@@ -33,7 +33,7 @@ _FILE_STEPS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate")
 class Bench:
     """The folder of a board, and the kind of board.
 
-    `write_takes_s` is what the kernel takes for a write: with some of it, random moments lie between any two.
+    `write_takes_s` is the duration of a write in the kernel; above 0, random moments fall between any two writes.
     """
 
     folder: Path

@@ -47,7 +47,7 @@ workloads = st.builds(Workload, names, facts, st.none() | options)
 
 @st.composite
 def fronts_of(draw: st.DrawFn, workload: Workload, power_log_sd: float) -> Front:
-    """A front whose points may differ in the batch size, if plans choose it."""
+    """A front whose points may differ in batch size, if plans choose it."""
     found = draw(fronts(power_log_sd=power_log_sd))
     if workload.batches is None or draw(st.booleans()):
         return found
