@@ -1,8 +1,8 @@
 """A fleet that trains continuously, over a hundred times faster than real boards: no process's usage grows.
 
-A short form runs with all tests; `make soak` runs for an hour (`SOAK_S`), and writes a table and a picture to
-`SOAK_OUT`. Coordinator, agents, Flower's server and its nodes are processes of their own, over mutual TLS. Boards are
-simulated: an epoch takes their virtual clocks minutes, and this machine a moment.
+A short form runs with all tests; `make soak` runs for an hour (`SOAK_S`), and writes a table and a plot to `SOAK_OUT`.
+The coordinator, the agents, Flower's server and its nodes are separate processes that use mutual TLS. Boards are
+simulated: an epoch takes minutes on their virtual clocks, and a moment on this machine.
 """
 
 from __future__ import annotations
