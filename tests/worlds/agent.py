@@ -93,7 +93,7 @@ class Device:
         training = self.training
         return self.idle_w if training is None or training.power_limit_w < self.idle_w else training.power_limit_w
 
-    # --- lives of the agent -------------------------------------------------------------------------------------
+    # --- restarts of the agent ----------------------------------------------------------------------------------
 
     def _boot(self) -> None:
         self._take_grants()

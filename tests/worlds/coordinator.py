@@ -54,7 +54,7 @@ class Coordinator:
         self._connected_before: set[str] = set()
         self.start()
 
-    # --- lives of the process -----------------------------------------------------------------------------------
+    # --- start and crash ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start a coordinator from the store."""
@@ -283,7 +283,7 @@ class Coordinator:
             wait_s = 0.0 if self._world.rng.random() < 0.5 else _STEPS_S * self._world.rng.random()
             self._in_this_life(wait_s, lambda one=device_id: self._send(self._take([one])))
 
-    # --- what goes on by itself (Trimmer, SessionServicer.sweep) ------------------------------------------------
+    # --- background tasks (Trimmer, SessionServicer.sweep) ------------------------------------------------------
 
     def _tick(self) -> None:
         assert self.fleet is not None
@@ -352,7 +352,7 @@ class Coordinator:
         missing, _ = self._leases.expected_back({self.fleet.flower.nodes[node] for node in nodes}, self._now_s())
         return bool(missing)
 
-    # --- what the world asks ------------------------------------------------------------------------------------
+    # --- queries of the world -----------------------------------------------------------------------------------
 
     def counted_w(self, device_id: str) -> float | None:
         """The power that the coordinator counts for a device; None while no coordinator runs."""

@@ -78,7 +78,7 @@ class LearningDevice(Device):
         self._many = world
         super().__init__(world, device_id, {}, idle_w, world.rng.uniform(-0.009, 0.009))
 
-    # --- lives of the agent -------------------------------------------------------------------------------------
+    # --- restarts of the agent ----------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         self.learning = Learning(self.id, self._folder, self.idle_w, self._settings, self._report_removed, self._rows)

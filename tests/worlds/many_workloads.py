@@ -196,7 +196,7 @@ class ManyWorkloads(World):
         """Samples in a minibatch of a plan's run."""
         return self.batches[plan_id.partition("/")[0]]
 
-    # --- what devices do ----------------------------------------------------------------------------------------
+    # --- events on devices --------------------------------------------------------------------------------------
 
     def reported(self, device: LearningDevice, report: session_pb2.FrontReport) -> None:
         """A device puts a front into its outbox."""
@@ -231,7 +231,7 @@ class ManyWorkloads(World):
         """Record the largest value of a count."""
         self.counts[what] = max(self.counts[what], count)
 
-    # --- an hour ------------------------------------------------------------------------------------------------
+    # --- running the world --------------------------------------------------------------------------------------
 
     def live(self, minutes: float, trouble_every_s: float) -> None:
         """Run the world: begin runs and cause failures.

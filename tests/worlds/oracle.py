@@ -60,7 +60,7 @@ class Oracle:
         self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
         self.worst_excess_w = 0.0
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """The budget falls."""
@@ -165,7 +165,7 @@ class Oracle:
     def removal_heard(self, device_id: str, workload: str) -> None:
         """The coordinator receives the report that a device has removed a workload."""
 
-    # --- what holds ---------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check everything at this moment."""
