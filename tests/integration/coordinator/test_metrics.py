@@ -130,7 +130,7 @@ def test_a_round_that_goes_on_is_compared_with_its_own_prediction() -> None:
     fleet.flower.start_run("4712", "FedAvg", 1)
     second = fleet.flower.plan("4712", 1, [NANO_NODE], 1.0)
     fleet.rounds.since_s[second.plan_id] = 1_030.0
-    # By hand: the Orin has 2 epochs of 10 s at 50 W, and the Nano 1 epoch of 35 s.
+    # Computed by hand: the Orin has 2 epochs of 10 s at 50 W, and the Nano 1 epoch of 35 s.
     assert in_flight(fleet, 1_040.0) == {
         ("elapsed", RUN): 40.0,
         ("predicted", RUN): 20.0,

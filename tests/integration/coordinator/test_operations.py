@@ -129,7 +129,7 @@ async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coord
         assert (await budgets(client))["site"].watts == 100.0
 
 
-# --- who takes part -----------------------------------------------------------------------------------------------
+# --- participation of devices -------------------------------------------------------------------------------------
 
 
 async def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorSettings) -> None:
@@ -178,7 +178,7 @@ async def test_devices_that_never_connected_are_not_found(config: CoordinatorSet
             )
 
 
-# --- looking ------------------------------------------------------------------------------------------------------
+# --- views --------------------------------------------------------------------------------------------------------
 
 
 async def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(

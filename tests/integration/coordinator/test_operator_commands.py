@@ -282,7 +282,7 @@ def test_what_is_no_span_of_time_is_refused(span: str) -> None:
         seconds(span)
 
 
-# --- who takes part -----------------------------------------------------------------------------------------------
+# --- participation of devices -------------------------------------------------------------------------------------
 
 
 async def test_devices_are_tagged_and_drained(site: CoordinatorSettings) -> None:

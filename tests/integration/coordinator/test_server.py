@@ -94,7 +94,7 @@ def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:
 
 
 def sky_above_the_site(monkeypatch: pytest.MonkeyPatch) -> Sky:
-    """A site whose budget is that of the sky."""
+    """A site whose budget is set by a `Sky`."""
     sky = Sky()
     monkeypatch.setattr(composition, "site_of", lambda _: replace(SiteFile.of_site(100.0), budgets={"site": sky}))
     return sky

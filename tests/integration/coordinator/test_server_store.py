@@ -148,7 +148,7 @@ async def test_a_coordinator_that_was_taken_over_refuses_and_ends(
     first = Running(config.with_values(store={"owner_check_s": 60.0}))
     async with first.channel() as channel:
         await start_run(channel, "early")  # everything written at the start is stored
-        # As if its lock had ended without its noticing.
+        # As if its lock had been released without its notice.
         monkeypatch.setattr(FileLock, "take", lambda _: True)
         second = Store(Path(config.store.location))
         with pytest.raises(grpc.aio.AioRpcError, match="another coordinator has taken the store over") as refused:

@@ -211,7 +211,7 @@ async def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_sto
 ) -> None:
 
     async with serving_client(config) as client:
-        # The second one replaces the first, which cannot be told so.
+        # The second replaces the first, which does not read and so cannot be told.
         async with (
             blocked_reader(client, hello_of("slow", "same installation")),
             blocked_reader(client, hello_of("slow", "same installation")),

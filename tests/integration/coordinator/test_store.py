@@ -104,7 +104,7 @@ def test_what_the_operator_takes_back_is_gone(store: Store, reopen: Callable[[],
     assert (set(kept.budget_overrides), kept.pinned) == ({"roof"}, [])
 
 
-# --- each record comes back ---------------------------------------------------------------------------------------
+# --- saved records after a restart --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_an_app_cannot_train_a_made_up_number_of_epochs(
     assert MODE not in watched.modes
 
 
-# --- whose training ---------------------------------------------------------------------------------------------
+# --- trainings of other apps ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_the_app_of_another_run_ends_its_own_training_only(agent: Agent, hostile
     assert agent.reports.observations == observed
 
 
-# --- how long -----------------------------------------------------------------------------------------------------
+# --- duration -----------------------------------------------------------------------------------------------------
 
 
 def test_an_app_that_goes_on_beyond_the_longest_training_is_stopped(agent: Agent, hostile: Callable[[], App]) -> None:

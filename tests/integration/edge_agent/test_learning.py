@@ -43,7 +43,7 @@ LIMIT = 16
 
 
 class TrainsByItself(PhysicalBoard):
-    """A board that, like a real one, is not told when work is done."""
+    """A board that, like a real one, is not informed when work is done."""
 
     def __init__(self, board):
         self.board = board

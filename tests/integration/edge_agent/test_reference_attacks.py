@@ -62,7 +62,7 @@ async def test_without_an_attack_the_new_reference_is_taken(
     assert (device.in_force, device.references.refused) == ((NEW.digest,), "")
 
 
-# --- tampered -----------------------------------------------------------------------------------------------------
+# --- tampered files -----------------------------------------------------------------------------------------------
 
 
 def with_a_flipped_bit(content: bytes) -> bytes:
@@ -212,7 +212,7 @@ async def test_old_targets_under_a_new_snapshot_are_refused(
     await require_refused(device, "mixed")
 
 
-# --- too much, and too little -------------------------------------------------------------------------------------
+# --- too much or too little data ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["timestamp", "snapshot", "targets", "root"])

@@ -29,7 +29,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield running
 
 
-# --- who calls ----------------------------------------------------------------------------------------------------
+# --- callers ------------------------------------------------------------------------------------------------------
 
 
 def test_the_agent_tells_its_owner_and_its_log_who_trains(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Children whose parent was killed."""
+"""Child processes end when their parent is killed."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _rename(value: Any, old: str, new: str) -> Any:
 def test_page_asks_nothing_of_a_network(report: dict[str, Any], tmp_path: Path) -> None:
     page = _page(report, tmp_path)
     assert not re.search(r"https?:|\b(src|href|action|srcset|poster)\s*=|@import|url\(|\bfetch\(|XMLHttp", page)
-    # The browser is told to block anything that the library might load.
+    # The policy makes the browser block anything that the library might load.
     assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline';" in page
 
 
