@@ -139,7 +139,7 @@ async def test_headers_that_drip_are_given_up_in_time(monkeypatch: pytest.Monkey
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
         with pytest.raises(SourceFailedError, match="did not answer within 0.3 s"):
             await fetch(budget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), timeout_s=0.3)
-        while not gone.is_set():  # which also closes the connection
+        while not gone.is_set():  # the fetch also closes the connection
             await asyncio.sleep(0.01)
 
 

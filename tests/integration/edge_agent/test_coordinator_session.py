@@ -275,7 +275,7 @@ def test_of_two_agents_from_a_copied_disk_the_older_yields(
             coordinator.refusal = None
             session.report_state(state("the other has left"))
             assert await session.flush(20)
-            # It would end the other agent's session only if it sent its installation again.
+            # Sending its installation again would end the other agent's session.
             first, *later = coordinator.installations
             assert first == HELLO.installation and set(later) == {""}
 

@@ -171,7 +171,7 @@ def test_a_round_is_trained_in_turns_beside_the_requests(tmp_path, coordinator, 
 
             def train():
                 client.start()
-                for batch in share_device(range(100)):  # the mod passes it the socket
+                for batch in share_device(range(100)):  # gets the socket from the mod
                     board.hold(0.01)
                     trained.append(batch)
 
