@@ -1,4 +1,4 @@
-"""What tests of several packages share."""
+"""Settings and fixtures that the tests of several packages share."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from wattfleet_io.logs import should_log
 from wattfleet_io.settings.user_file import FILE_VARIABLE
 
 pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.processes"]
-if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
+if find_spec("sqlalchemy"):  # a Jetson has only the agent installed: `tests/agent_alone`
     pytest_plugins.append("tests.fixtures.coordinator")
 
 _FEW_EXAMPLES = 40
 """Of a property whose test names no number of its own; the slow form tries as many as Hypothesis itself does."""
 
-# A busy machine is no failure: nothing is asserted of time.
+# A busy machine is not a failure: no test asserts on elapsed time.
 settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_FEW_EXAMPLES
 )
 settings.register_profile("slow", settings.get_profile("unhurried"), max_examples=100)
 settings.load_profile("unhurried")
 
-# A client that goes away at the end of a test is no failure either, and services do not log it.
+# Nor is a client that disconnects at the end of a test; services do not log it.
 logging.getLogger("grpc._cython.cygrpc").addFilter(should_log)
 
 
-# The settings of whoever runs the tests are not those of the commands under test.
+# The commands under test must not see the settings of whoever runs the tests.
 os.environ[FILE_VARIABLE] = ""
 
 
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow forms, unless they are asked for."""
+    """Deselect the slow forms, unless they are requested."""
     if config.getoption("--slow"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave thousands of tests and the libraries that they import out of every later garbage collection."""
+    """Exclude the collected tests and imported libraries from all later garbage collections."""
     gc.disable()
     try:
         return (yield)

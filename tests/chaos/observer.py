@@ -1,4 +1,4 @@
-"""Looks at a fleet from outside: the boards' modes and draw, and the store by plain SQL."""
+"""Observes a fleet from outside: the boards' modes and power, and the store by plain SQL."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StoredFacts:
 
 
 class StoredLimits:
-    """What the stored plans let each device draw."""
+    """The power that the stored plans allow each device."""
 
     def __init__(self, facts: StoredFacts) -> None:
         self._facts = facts
@@ -56,7 +56,7 @@ class StoredLimits:
         self._limits_w: dict[tuple[str, PowerMode], float] = {}
 
     def look(self) -> None:
-        """Read the plans that are new."""
+        """Read the new plans."""
         for order, plan in self._facts.rows(
             f'SELECT "order", plan FROM round WHERE "order" > {self._newest} ORDER BY "order"'
         ):
@@ -65,24 +65,24 @@ class StoredLimits:
                 self._limits_w[each.device_id, mode_from_message(each.mode)] = each.power_limit_w
 
     def of(self, device_id: str, mode: PowerMode) -> float | None:
-        """The limit in the newest plan that has the device train in a mode; None if none has."""
+        """The device's limit in the newest plan that assigns it this mode; None if no plan does."""
         return self._limits_w.get((device_id, mode))
 
     def idle_w(self) -> dict[str, float]:
-        """What each device is counted with while it does not train."""
+        """The power that is counted for each device while it does not train."""
         return dict(self._facts.rows("SELECT device_id, idle_w FROM device"))
 
 
 class SiteWatch(threading.Thread):
-    """Compares what the boards do with the stored plans: each mode is one that a plan gave, within the budget in sum.
+    """Compares the boards with the stored plans: every mode was assigned by a plan, and the sum is within the budget.
 
-    A board in any mode but its parked one and its owner's counts as training.
+    A board counts as training in any mode other than its parked mode and its owner's mode.
 
     Args:
         fleet: the boards.
         workload: what they train.
         facts: the coordinator's store.
-        budget_w: of the site.
+        budget_w: the site's budget.
     """
 
     def __init__(self, fleet: FleetFolder, workload: Workload, facts: StoredFacts, budget_w: float) -> None:
@@ -113,7 +113,7 @@ class SiteWatch(threading.Thread):
         self.join()
 
     def _problem(self) -> str:
-        """What the boards may not do now; empty if nothing."""
+        """What the boards do that is not allowed; empty if nothing."""
         modes = {each: self._fleet.mode(each) for each in self._boards}
         self.highest_w = max(self.highest_w, sum(self._true_w(each, mode) for each, mode in modes.items()))
         self._limits.look()
@@ -134,18 +134,18 @@ class SiteWatch(threading.Thread):
     def _true_w(self, device_id: str, mode: PowerMode) -> float:
         board = self._boards[device_id]
         parked = parked_mode(board)
-        if mode in (OWNERS, parked):  # what the owner's mode idles with is not Wattfleet's
+        if mode in (OWNERS, parked):  # the idle power of the owner's mode is not under Wattfleet's control
             return board.load(parked, self._workload).idle_mw / 1e3
         return float(board.truth(modes_to_array([mode]), self._workload)[1][0]) / 1e3
 
 
 class Acknowledged:
-    """What Flower's server and its nodes were told is kept.
+    """What was acknowledged to Flower's server and its nodes, to compare it with the store.
 
     Attributes:
         planned: plan ids.
         finished: plan ids.
-        observed: plan id and device -> seconds of an epoch.
+        observed: plan id and device -> seconds per epoch.
     """
 
     def __init__(self, ledger: Path) -> None:
@@ -166,7 +166,7 @@ class Acknowledged:
                 self.observed[where] = entry["epoch_s"]
 
     def lost(self, store: StoredFacts, with_observations: bool) -> list[str]:
-        """What the store lacks, or has twice.
+        """What is missing from the store, or stored twice.
 
         Args:
             store: the store.

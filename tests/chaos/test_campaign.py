@@ -1,9 +1,9 @@
-"""Kills of everything together: whatever ends, no watt too many is drawn, nothing acknowledged is lost, and it goes on.
+"""All processes of a fleet are killed at random: the budget holds, no acknowledged data is lost, and rounds resume.
 
-Two coordinators, one of which waits for the other's end, four agents, Flower's server and its nodes run over mutual TLS
-on one store. Some of them are killed at a random moment, started again, and so on. A short form runs with all tests;
-`make chaos` kills 200 times on each store. CHAOS_SEED repeats a run's victims and pauses; CHAOS_S ends it after so many
-seconds, whatever was killed by then.
+Two coordinators (one on standby), four agents, Flower's server and its nodes run over mutual TLS on one store. Some of
+them are killed at a random moment and started again, repeatedly. A short form runs with all tests; `make chaos` kills
+200 times on each store. CHAOS_SEED repeats the victims and pauses of an earlier run; CHAOS_S ends the campaign after
+that many seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ modes = {PROFILE_MODES}
 
 
 class Campaign:
-    """A fleet, and what was killed of it."""
+    """A fleet, and a record of which of its processes were killed."""
 
     def __init__(self, folder: Path, location: Path | URL) -> None:
         self.fleet = FleetFolder(folder, DEVICES)
@@ -79,7 +79,7 @@ class Campaign:
         return self.fleet.coordinator(name, self._store, address, *options)
 
     def profiled(self) -> None:
-        """Wait until no device measures modes any more, which needs no grant."""
+        """Wait until no device is measuring modes, since that needs no grant."""
         fronts = "SELECT profiled_modes FROM workload_front WHERE workload = 'digits'"
         self._until(
             lambda: [modes for (modes,) in self.facts.rows(fronts)] == [PROFILE_MODES] * len(DEVICES),
@@ -88,7 +88,7 @@ class Campaign:
 
     @property
     def serving(self) -> str | None:
-        """The coordinator that serves."""
+        """The coordinator that is serving."""
         serving = [each for each in ("first", "second") if self.fleet.announced(each).exists()]
         return max(serving, key=lambda each: self.fleet.announced(each).stat().st_mtime_ns, default=None)
 
@@ -97,7 +97,7 @@ class Campaign:
             assert process.is_running, process.last_words
 
     def rounds_go_on(self) -> None:
-        """Wait until a round has ended that had not been planned before."""
+        """Wait until a round has ended that was not planned before this call."""
         self.acknowledged.look()
         before = set(self.acknowledged.planned)
         begun_s = time.monotonic()
@@ -111,7 +111,7 @@ class Campaign:
         self.back_s.append(time.monotonic() - begun_s)
 
     def kill_some(self) -> None:
-        """Kill one or more at a random moment, and start them again after a random pause."""
+        """Kill one or more processes at a random moment, and restart them after a random pause."""
         time.sleep(self._chance.uniform(0, LONGEST_PAUSE_S))
         victims = self._victims()
         if self.serving in victims:
@@ -152,7 +152,7 @@ class Campaign:
         return self.acknowledged.lost(self.facts, with_observations)
 
     def end(self) -> None:
-        """Let what is on its way arrive, and end everything as an operator does."""
+        """Wait until everything in progress is delivered, and stop all processes as an operator does."""
         self.rounds_go_on()
         for name in ("flower", "nodes"):
             self.processes.pop(name).kill()
@@ -163,7 +163,7 @@ class Campaign:
         serving = self.serving
         assert serving is not None
         standby = self.processes.pop("second" if serving == "first" else "first")
-        assert standby.stop() in (0, -signal.SIGTERM), standby.last_words  # nothing is open while it waits
+        assert standby.stop() in (0, -signal.SIGTERM), standby.last_words  # no transaction is open while it waits
         last = self.processes.pop(serving)
         assert last.stop() == 0, last.last_words
 
@@ -182,7 +182,7 @@ class Campaign:
             time.sleep(0.02)
 
 
-# Of PostgreSQL a short form is in `test_coordinator_chaos.py`.
+# `test_coordinator_chaos.py` has a short form for PostgreSQL.
 @pytest.mark.parametrize("location", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.timeout(600 + 30 * KILLS)
 def test_whatever_is_killed_nothing_is_lost_and_no_watt_is_drawn_too_many(
@@ -197,7 +197,7 @@ def test_whatever_is_killed_nothing_is_lost_and_no_watt_is_drawn_too_many(
         chance, begun_s = random.Random(SEED + 1), time.monotonic()
         while campaign.kills < KILLS and time.monotonic() - begun_s < ENDS_AFTER_S:
             campaign.kill_some()
-            if chance.random() < 0.5:  # else the next ones are killed while these come back
+            if chance.random() < 0.5:  # otherwise the next processes are killed while these are still starting
                 campaign.rounds_go_on()
                 assert campaign.lost() == []
             assert watch.excess == []

@@ -1,4 +1,4 @@
-"""An agent that is killed at any moment loses at most the mode in flight, and the next one puts the device back.
+"""An agent that is killed at any moment loses at most the mode being measured, and the next start restores the device.
 
 A few kills with every check; `make chaos` does it 50 times.
 """
@@ -30,7 +30,7 @@ OWNERS, PARKED = list(array_to_modes(BOARD.modes)[777]), list(parked_mode(BOARD)
 
 
 class Bench:
-    """A board with its owner's mode in force, and agents that come and go on it."""
+    """A board in its owner's mode, and a series of agents that run on it."""
 
     def __init__(self, folder, coordinator):
         folder.mkdir()
@@ -41,12 +41,12 @@ class Bench:
         self.kept = device_folder(folder / "state") / BACKUP_FILE
 
     def done(self):
-        """What was done to the board, in order: pairs of what and the mode."""
+        """The actions on the board, in order: pairs of the action and the mode."""
         complete = (self.folder / LOG_FILE).read_text().rpartition("\n")[0]
         return [pair for line in complete.splitlines() for pair in json.loads(line).items()]
 
     def journalled(self):
-        """The lines of the profile that count."""
+        """The measured rows of the profile."""
         paths = list((self.folder / "state" / WORKLOADS_DIRECTORY).glob(f"*/{PROFILE_FILE}"))
         return paths[0].read_text().rpartition("\n")[0].splitlines() if paths else []
 
@@ -64,7 +64,7 @@ class Bench:
                 process.kill()
 
     def kill_at(self, changes, then_s):
-        """Kill an agent `then_s` after it has set the board so many times, or after it was ready if that is earlier.
+        """Kill an agent `then_s` after its nth mode change, or after it was ready if that is earlier.
 
         Returns:
             Whether it was ready.
@@ -94,7 +94,7 @@ class Bench:
         assert lost == [], "only the mode in flight may be lost"
 
     def finish(self):
-        """Let an agent end by itself, as systemd would have it."""
+        """Stop an agent with SIGTERM, as systemd does."""
         with self.agent() as process:
             until(self.coordinator.is_ready)
             assert self.in_force() == PARKED

@@ -1,6 +1,6 @@
-"""An agent that is killed while it sets a board's modes: the next start puts every knob back.
+"""An agent that is killed while it changes a board's mode: the next start restores every setting.
 
-Real processes, killed at each of their steps, and at random moments; `make chaos` does the latter 50 times.
+Real processes are killed at each of their steps, and at random moments; `make chaos` does the latter 50 times.
 """
 
 import json
@@ -21,13 +21,14 @@ from tests.fakes.polling import until
 KILLS = int(os.environ.get("CHAOS_KILLS", "4"))
 THOROUGH = KILLS >= 50
 
-# Importing takes a second, and a killed agent is one process: they are forked from one that has imported all.
+# Importing takes a second, and each killed agent is a new process: all are forked from one that has imported
+# everything.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["__main__", mortal_agent.__name__])
 
 
 class Board:
-    """A board in a mode of its owner's, and the agents that come and go on it."""
+    """A board in its owner's mode, and the agents that run on it one after the other."""
 
     def __init__(self, folder, board=ORIN_NANO, write_takes_s=0.0):
         folder.mkdir()
@@ -41,14 +42,14 @@ class Board:
         self.owners = self.jetson.everything()
 
     def do(self, work, fatal=None):
-        """Let an agent do a piece of work; whether it was killed at the step `fatal`."""
+        """Let an agent do one piece of work; returns whether it was killed at the step `fatal`."""
         process = self.begin(work, fatal)
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL), (self.bench.folder / OUTPUT_FILE).read_text()
         return process.exitcode != 0
 
     def begin(self, work, fatal=None):
-        """An agent that has begun with a piece of work."""
+        """An agent that has started a piece of work."""
         (self.bench.folder / BEGUN_FILE).unlink(missing_ok=True)
         process = PROCESSES.Process(target=mortal_agent.agent, args=(self.bench, work, fatal), daemon=True)
         process.start()
@@ -61,7 +62,7 @@ class Board:
         return process
 
     def killed_after(self, seconds, work):
-        """Kill an agent so long after the first step of its work; whether it was not yet at its end."""
+        """Kill an agent this long after the first step of its work; returns whether it was still working."""
         process = self.begun(work)
         time.sleep(seconds)
         with self.bench.outside_of_the_kernel():
@@ -73,7 +74,7 @@ class Board:
         return json.loads((self.bench.folder / FOUND_FILE).read_text())
 
     def restored_by(self, next_start):
-        """The next start has the board as its owner left it, and so it stays."""
+        """Check that the next start restores the owner's mode, and that it stays restored."""
         assert not self.do(next_start)
         if next_start is mortal_agent.start:
             assert self.found()["found"] == self.owners
@@ -82,7 +83,7 @@ class Board:
 
 
 def next_start(number):
-    """By hand and by the daemon in turn."""
+    """Use the command and the daemon in turn."""
     return (mortal_agent.restore, mortal_agent.start)[number % 2]
 
 
@@ -133,6 +134,6 @@ def test_a_mode_change_killed_at_a_random_moment_is_undone(tmp_path, number):
         board.do(before)
         moment_s = moments.uniform(0, latest_s)
         killed = board.killed_after(moment_s, work)
-        # On a machine with other work, one that came to its end before it took less time than the first.
+        # On a busy machine, an agent may have finished in less time than the first one took.
         latest_s = moment_s
     board.restored_by(next_start(number))

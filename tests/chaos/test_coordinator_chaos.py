@@ -1,7 +1,7 @@
-"""A coordinator that is killed at random moments under a fleet at work: nothing that was acknowledged is lost.
+"""A coordinator that is killed at random moments while rounds run: no acknowledged data is lost.
 
 It serves from SQLite and from PostgreSQL. A short form runs with all tests; `make chaos` kills 50 times on each store.
-CHAOS_SEED repeats a run's moments.
+CHAOS_SEED repeats the moments of an earlier run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FRONT = front((10, 14), (12, 10), (20, 7))
 
 @dataclass
 class Acknowledged:
-    """What the coordinator has said that it has."""
+    """What the coordinator has acknowledged."""
 
     plans: dict[int, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
     observations: set[tuple[int, str, float]] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Acknowledged:
 
 @dataclass
 class SimulatedAgent:
-    """An agent's own link, with nothing behind it."""
+    """The agent's real link to the coordinator, without a device behind it."""
 
     device_id: str
     folder: Path
@@ -83,7 +83,7 @@ class SimulatedAgent:
         await self.session.run()
 
     async def train(self, plan_id: str, takes_s: float, epoch_s: float) -> None:
-        """Train under the round's grant, report it, and wait until that is acknowledged."""
+        """Train under the round's grant, report the training, and wait until the report is acknowledged."""
         await self.session.grants.wait_for(plan_id, GRANTED_WITHIN_S)
         self.session.grants.begin(plan_id)
         await asyncio.sleep(takes_s)
@@ -94,7 +94,7 @@ class SimulatedAgent:
 
 
 class FlowerServer:
-    """Rounds without end; whatever cannot be answered is asked again."""
+    """Runs rounds without end; repeats every request that fails."""
 
     def __init__(self, address: str, agents: dict[str, SimulatedAgent], acknowledged: Acknowledged) -> None:
         options = [("grpc.max_reconnect_backoff_ms", 500)]
@@ -131,7 +131,8 @@ class FlowerServer:
             try:
                 return await getattr(self._planning, method)(request, timeout=10, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
-                # Nobody is ready yet, or the coordinator is gone, or stops and cancels what exceeds its grace.
+                # No device is ready yet, or the coordinator is gone, or it is stopping and cancels calls that exceed
+                # its grace period.
                 assert error.code() in (
                     grpc.StatusCode.UNAVAILABLE,
                     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -148,7 +149,7 @@ async def rounds_kept(address: str) -> list[view_pb2.RoundView]:
             return [each async for each in view.StreamRounds(asked, timeout=10, wait_for_ready=True)]
         except grpc.aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.NOT_FOUND, error
-            return []  # it was ended before the run had begun
+            return []  # it was killed before the run had begun
 
 
 def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowledged) -> None:
@@ -169,7 +170,7 @@ def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowled
     [
         ("postgresql", "killed", KILLS),
         ("sqlite", "stopped", 2),
-        # Kills on SQLite have a short form in `test_campaign.py`.
+        # `test_campaign.py` has a short form for SQLite.
         pytest.param("sqlite", "killed", KILLS, marks=pytest.mark.slow),
         pytest.param("postgresql", "stopped", 2, marks=pytest.mark.slow),
     ],
@@ -196,12 +197,12 @@ async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(
             await asyncio.sleep(chance.uniform(0.0, 1.0))
             if how == "killed":
                 coordinator.kill()
-            else:  # in the midst of a round, most likely
+            else:  # most likely in the middle of a round
                 assert await asyncio.to_thread(coordinator.stop) == 0
             seen = Acknowledged(dict(acknowledged.plans), set(acknowledged.observations), set(acknowledged.finished))
             restarts_s.append(await coordinator.start())
             require_nothing_lost(await rounds_kept(coordinator.address), seen)
-            # It goes on: a round is planned, and another one finished, that were not before the kill.
+            # Rounds resume: one is planned and another one finished that were not before the kill.
             while len(acknowledged.plans) <= before[0] or len(acknowledged.finished) <= before[1]:
                 await asyncio.sleep(0.02)
                 for task in working:
@@ -215,7 +216,7 @@ async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(
             assert coordinator.stop() == 0
     restarts_s.sort()
     print(f"back within {restarts_s[-1]:.2f} s, {restarts_s[len(restarts_s) // 2]:.2f} s in the median")
-    if times > 10:  # the short form runs beside other tests
+    if times > 10:  # the short form runs in parallel with other tests
         assert restarts_s[-1] <= BACK_WITHIN_S
     assert len(acknowledged.finished) > times // 2
     if isinstance(location, Path):

@@ -1,4 +1,4 @@
-"""What the campaign's observer notices."""
+"""The faults that the campaign's observer detects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIGHEST, PARKED = BOARDS[BOARD].space.highest, parked_mode(SimulatedDevice(BOARD
 
 @pytest.fixture
 def acknowledged(tmp_path: Path) -> Acknowledged:
-    """A round that is planned, observed and finished, and one that is planned."""
+    """One round that is planned, observed and finished, and one that is only planned."""
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.note(planned="a/1", devices=["nano-0"])
     ledger.note(observed="a/1", device="nano-0", epoch_s=4.5)
@@ -37,7 +37,7 @@ def acknowledged(tmp_path: Path) -> Acknowledged:
 
 
 def stored(tmp_path: Path, *statements: str) -> StoredFacts:
-    """A store with all of that, changed by statements."""
+    """A store with these two rounds, changed by SQL statements."""
     path = tmp_path / "coordinator.db"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE round (plan_id, run_id, number, wall_s)")
@@ -71,7 +71,7 @@ def test_it_notices_an_observation_that_is_given_twice(acknowledged: Acknowledge
 
 
 def planned(tmp_path: Path, **limits_w: float) -> StoredFacts:
-    """A store with a plan that has devices train in the highest mode within so many watts; each idles with 6 W."""
+    """A store with a plan that assigns each device the highest mode within a limit in watts; each idles at 6 W."""
     plan = planning_pb2.PlanRoundResponse(
         assignments=[
             planning_pb2.Assignment(device_id=name, mode=mode_to_message(HIGHEST), power_limit_w=limit_w)

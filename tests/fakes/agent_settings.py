@@ -32,9 +32,9 @@ def agent_settings(
     metrics_address: str | None = None,
     insecure: bool = False,
 ) -> AgentSettings:
-    """Those of an agent on a simulated board; its socket is in the state directory unless given.
+    """The settings of an agent on a simulated board; its socket is in the state directory unless given.
 
-    All modes are measured before the first round, unless `modes_first` says otherwise.
+    All modes are measured before the first round, unless `modes_first` is given.
     """
     return AgentSettings(
         device=DeviceSettings(

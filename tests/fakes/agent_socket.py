@@ -1,4 +1,4 @@
-"""An agent of a virtual board behind its local socket, and messages for the mod."""
+"""The agent's local socket for a virtual board, and messages for the mod."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Agent:
             known = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), 100)
             here = FittingHere(Transfer((REFERENCE,), header, 100), self.board.modes)
             open_fitting, measured = lambda known: nullcontext(here), MEASURED
-        else:  # an app's own workload, of which no mode is measured
+        else:  # an app's own workload, with no mode measured
             known, measured = KnownWorkload(Workload(APP, WorkloadFacts(batch=16)), 100), 0
         with open_fitting(known) as fitting:
             if measured:
@@ -127,7 +127,7 @@ def agent_at(
     stop_timeout_s: float = 300.0,
     open_fitting: OpenFittingTo | None = None,
 ) -> Iterator[Agent]:
-    """An agent that was granted round 7/1; with a fitting of its own, it trains the workload `APP`."""
+    """An agent with a grant for round 7/1; with a fitting of its own, it trains the workload `APP`."""
     agent = Agent(socket, open_fitting)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
@@ -160,7 +160,8 @@ def agent_at(
             await stop.wait()
 
     def run() -> None:
-        # A runner ends the calls that the server has left behind; a closed loop would log them wherever they are found.
+        # A runner cancels the calls that the server has left; with a closed loop, they would be logged in some later
+        # test.
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(serve())
 

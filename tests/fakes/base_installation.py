@@ -1,8 +1,8 @@
-"""Run `wattfleet` commands as where nothing but `pip install wattfleet` is installed: no extra.
+"""Runs `wattfleet` commands as if only `pip install wattfleet`, without extras, were installed.
 
     python base_installation.py < commands.json > results.json
 
-Reads a list of command lines, each a list of words after `wattfleet`. Writes for each its exit code and its output.
+Reads a list of command lines, each a list of words after `wattfleet`. Writes the exit code and the output of each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def base_packages() -> set[str]:
 def _needed(name: str) -> Iterator[str]:
     try:
         yield from _applying(requires(name) or [])
-    except PackageNotFoundError:  # an optional package of another Python or system
+    except PackageNotFoundError:  # an optional package for another Python or system
         return
 
 
@@ -51,7 +51,7 @@ def _normal(name: str) -> str:
 
 
 class OtherPackagesMissing:
-    """Finds no module of a distribution that is not among those."""
+    """Hides the modules of all distributions except these."""
 
     def __init__(self, distributions: set[str]) -> None:
         self._missing = {
@@ -61,13 +61,13 @@ class OtherPackagesMissing:
         }
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
-        """Refuse a missing module; the others are left to Python."""
+        """Raise for a hidden module; leave the others to Python."""
         if name.partition(".")[0] in self._missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def run(words: list[str]) -> tuple[int, str]:
-    """A command's exit code and output."""
+    """The exit code and the output of a command."""
     from click.testing import CliRunner
 
     from wattfleet.errors import WattfleetError

@@ -1,4 +1,4 @@
-"""A fitting whose watts and times follow from the batch and the mode."""
+"""A fitting whose power and times are functions of the batch size and the mode."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ POWER_LOG_SD = 0.01
 
 @dataclass
 class BatchFitting:
-    """Predicts what it is made of (a `Fitting`).
+    """Predicts the times and power that it is constructed with (a `Fitting`).
 
     Attributes:
         modes: `[n, 4]` modes of the device.
         power_mw: `[n]` milliwatts.
         minibatch_ms: `[n]` milliseconds.
-        measures: whether it has modes to be measured.
+        measures: whether it requests modes to be measured.
     """
 
     modes: ModeArray
@@ -33,7 +33,7 @@ class BatchFitting:
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
         sd = np.full(len(self.modes), POWER_LOG_SD)
         predicted = Prediction(self.minibatch_ms, self.power_mw, sd, sd)
-        return Fitted(None, predicted)  # type: ignore[arg-type] # nobody stores it
+        return Fitted(None, predicted)  # type: ignore[arg-type] # never stored
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
         if not self.measures:

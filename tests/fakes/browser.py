@@ -1,4 +1,4 @@
-"""Debian's Chromium without a screen, driven by Playwright; tests skip with the reason where either is absent."""
+"""Debian's Chromium, headless, driven by Playwright; tests are skipped if either is not installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITHIN_MS = 60_000.0
 
 
 class Browsed:
-    """One tab, with what it asked for and complained of.
+    """One tab, with its requests and errors.
 
     Attributes:
         page: Playwright's page.
@@ -43,8 +43,8 @@ class Browsed:
         page.on("request", lambda each: None if f"//{host}/" in each.url else self.elsewhere.append(each.url))
 
     async def accessibility_problems(self, only_serious: bool = False) -> list[str]:
-        """What axe finds on the page: each rule with the first place that breaks it."""
-        # Through the debugger: the page's own policy allows no foreign script.
+        """The rules that axe finds broken on the page, each with the first element that breaks it."""
+        # Through the debugger, because the page's content security policy allows no foreign script.
         await self.page.evaluate(AXE.read_text())
         found = await self.page.evaluate("async () => (await axe.run(document)).violations")
         if only_serious:
@@ -52,13 +52,13 @@ class Browsed:
         return [f"{each['id']}: {each['nodes'][0]['html']} {each['nodes'][0]['failureSummary']}" for each in found]
 
     async def until(self, condition: str) -> None:
-        """Wait until an expression of JavaScript is true; the page's own policy forbids Playwright's way to wait."""
+        """Wait until a JavaScript expression is true; the page's policy forbids Playwright's own way to wait."""
         async with asyncio.timeout(_WITHIN_MS / 1e3):
             while not await self.page.evaluate(condition):
                 await asyncio.sleep(0.05)
 
     async def overflow_px(self) -> int:
-        """By how many pixels the page is wider than the window."""
+        """The number of pixels by which the page is wider than the window."""
         wider: int = await self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         return wider
 
@@ -68,8 +68,8 @@ async def browsing(host: str, **options: Any) -> AsyncIterator[Browsed]:
     """A tab of a browser.
 
     Args:
-        host: host and port that the page may ask.
-        options: of Playwright's context, such as `viewport` and `color_scheme`.
+        host: host and port that the page may request.
+        options: options of Playwright's context, such as `viewport` and `color_scheme`.
     """
     playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
     if not CHROMIUM.exists():

@@ -1,4 +1,4 @@
-"""A simulated run against other ways of training, as its report holds it."""
+"""The part of a simulation's report that compares it with other ways of training."""
 
 from __future__ import annotations
 

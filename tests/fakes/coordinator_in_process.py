@@ -1,4 +1,4 @@
-"""A coordinator of a few lines in a thread of its own, that may go away and come back at the same address."""
+"""A minimal coordinator in a thread of its own, which can go away and come back at the same address."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
-    """Notes what one agent reports, in order; `address` stays the same, what it asks for may be set anew."""
+    """Records one agent's reports in order; it keeps its `address`, and what it requests can be changed."""
 
     is_up = False
     grant_lifetime_s = 120.0
@@ -73,7 +73,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
             self._sessions.remove(context)
 
     def grant(self, plan_id: str, mode: PowerMode | None, power_limit_w: float = 25.0, workload: str = "") -> None:
-        """Grant a training, or stop it, and wait until the agent has put it in force."""
+        """Grant a training, or revoke it, and wait until the agent has put this in force."""
         grant = session_pb2.Grant(
             id=1 + len(self._grants),
             plan_id=plan_id,
@@ -91,7 +91,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         on_loop(self._send(session_pb2.SessionResponse(**body))).result(_WITHIN_S)
 
     def announce(self, *workloads: str, measured: Sequence[session_pb2.MeasuredUnit] = ()) -> None:
-        """Announce these workloads as those of all live runs, with what other devices have measured of them."""
+        """Announce these workloads as those of all live runs, with other devices' measurements of them."""
         messages = [power_pb2.Workload(name=name) for name in workloads]
         self.send(announced=session_pb2.WorkloadsAnnounced(workloads=messages, measured=measured))
 
@@ -174,12 +174,12 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """One for all tests, never closed: gRPC goes on telling a loop of calls that were cancelled."""
+    """One event loop for all tests, never closed, since gRPC still reports cancelled calls to it later."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
 
 
 def on_loop(work: Coroutine[Any, Any, Result]) -> Future[Result]:
-    """Begin a coroutine beside the test's own thread."""
+    """Start a coroutine outside the test's own thread."""
     return asyncio.run_coroutine_threadsafe(work, _loop())

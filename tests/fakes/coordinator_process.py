@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, as its command runs it; it can be killed, and started again where it was."""
+"""A coordinator in a process of its own, run by its command; it can be killed, and restarted at the same address."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _COMMAND = "from wattfleet_io.cli import main; main()"
 
 
 class CoordinatorProcess:
-    """The real command on a store; it keeps the port that it got first.
+    """The real command on a store; after a restart it keeps its first port.
 
     Args:
-        folder: of its log.
+        folder: the folder of its log.
         store: an SQLite file, or a database's URL.
-        options: further ones of the command.
+        options: further options of the command.
         code: the Python code that runs the command.
         wrapper: a command that executes the one that follows it.
         stderr: as for `subprocess.Popen`; None for the log.
@@ -59,14 +59,14 @@ class CoordinatorProcess:
                     *("--address", self.address, "--metrics-address", "127.0.0.1:0"),
                     *("--announce", str(self._announced), *self._options),
                 ],
-                # A database's URL has a password, which a command line must not have.
+                # A database's URL contains a password, which must not be on a command line.
                 env={**os.environ, "WATTFLEET_COORDINATOR_STORE_LOCATION": self._store},
                 stdout=log,
                 stderr=log if self._stderr is None else self._stderr,
             )
 
     async def start(self) -> float:
-        """Start it; the seconds until it serves."""
+        """Start it; returns the seconds until it serves."""
         begun_s = time.monotonic()
         self.begin()
         while not self.serves:
@@ -77,22 +77,22 @@ class CoordinatorProcess:
 
     @property
     def serves(self) -> bool:
-        """Whether it has begun to serve; it must not have ended before."""
+        """Whether it has begun to serve; fails if it has ended before."""
         assert self._started.poll() is None, self.log.read_text()[-3000:]
         return self._announced.exists()
 
     @property
     def addresses(self) -> dict[str, Any]:
-        """What it has announced."""
+        """The addresses that it has announced."""
         content: dict[str, Any] = json.loads(self._announced.read_text())
         return content
 
     def kill(self) -> None:
-        """End it without a chance to do anything."""
+        """Kill it with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End it as an operator does; its exit status."""
+        """Stop it as an operator does; returns its exit status."""
         return self._end(signal.SIGTERM)
 
     @property

@@ -30,7 +30,7 @@ def measured_profile(count: int, seed: int) -> Profile:
 
 
 def with_wrong_rows(profile: Profile, share: float, seed: int, one_knob: bool) -> tuple[Profile, list[int]]:
-    """Give some rows another row's time and power; with `one_knob`, that of a mode that differs in one knob."""
+    """Give some rows the time and power of another row; with `one_knob`, of one whose mode differs in one knob."""
     rng = np.random.default_rng(seed)
     rows = rng.choice(len(profile), round(share * len(profile)), replace=False)
     time, power = profile.minibatch_ms.copy(), profile.power_mw.copy()
@@ -54,7 +54,7 @@ def suspect_indices(suspects: list[SuspectRow]) -> set[int]:
 
 
 def six_rows_with_two_wrong() -> Profile:
-    """Six rows of which two are wrong. The other four are too few for a fit without a reference."""
+    """Six rows, two of them wrong. The other four are too few for a fit without a reference."""
     correct = measured_profile(6, 6)
     wrong = np.array([[2.0, 1.6], [0.5, 0.6], [1, 1], [1, 1], [1, 1], [1, 1]])
     return Profile(correct.modes, correct.minibatch_ms * wrong[:, 0], correct.power_mw * wrong[:, 1])

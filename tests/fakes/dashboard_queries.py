@@ -1,4 +1,4 @@
-"""The queries of Grafana's dashboards and of the alerts, as Prometheus gets them."""
+"""The queries of Grafana's dashboards and of the alerts, as Prometheus receives them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CHOSEN = {"$__rate_interval": "20s", "$__range": "10m", "$site": ".*", "$board"
 
 
 def dashboards() -> dict[str, Any]:
-    """Every dashboard by its name."""
+    """All dashboards, by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted((_DEPLOY / "grafana/dashboards").iterdir())}
 
 
 def panel_queries(chosen: Mapping[str, str] = _CHOSEN) -> list[tuple[str, str]]:
-    """The query of every panel, with a name to tell it by."""
+    """The query of every panel, with a name that identifies it."""
     found = []
     for name, content in dashboards().items():
         for panel in content["panels"]:
@@ -33,6 +33,6 @@ def panel_queries(chosen: Mapping[str, str] = _CHOSEN) -> list[tuple[str, str]]:
 
 
 def alert_queries() -> list[tuple[str, str]]:
-    """The expression of every alert, by its name."""
+    """The expression of every alert, by name."""
     groups = yaml.safe_load((_DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
     return [(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]

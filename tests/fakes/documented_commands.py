@@ -1,7 +1,7 @@
-"""The blocks of commands in the documentation, and what a mark beside each says of it.
+"""The command blocks of the documentation, and the marks that state which test runs each of them.
 
 A mark is the comment before a block. `<!-- run: board -->` names the group of blocks that one test module runs, in
-`GROUPS`. `<!-- not run: needs a Jetson -->` says why no test runs the block.
+`GROUPS`. `<!-- not run: needs a Jetson -->` states why no test runs the block.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Block:
 
     Attributes:
         page: path in the repository.
-        line: of the fence, from 1.
-        language: behind the fence; empty for none.
-        lines: without the fence and its indentation.
+        line: line of the fence, from 1.
+        language: language given after the fence; empty for none.
+        lines: the lines without the fence and its indentation.
         group: the group that a test runs; empty for none.
         reason: why no test runs it; empty for none.
     """
@@ -100,7 +100,7 @@ class Block:
         return self.language in _SHELL or (not self.language and (self.has_prompts or first in PROGRAMS))
 
     def steps(self) -> list[Step]:
-        """The commands in their order, each with its output; a block without prompts is one command."""
+        """The commands in order, each with its output; a block without prompts is one command."""
         if not self.has_prompts:
             return [Step(self.text, [])]
         steps: list[Step] = []
@@ -113,7 +113,7 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """The blocks of all pages that have commands."""
+    """The command blocks of all pages."""
     return [block for page in PAGES for block in blocks_of_page(page) if block.has_commands]
 
 
@@ -145,7 +145,7 @@ def blocks_of_page(page: Path) -> Iterator[Block]:
 
 
 def calls(command: str, program: str) -> list[list[str]]:
-    """The arguments of each call of a program in a shell's commands; `/opt/bin/PROGRAM` is the same program."""
+    """The arguments of each call of a program in shell commands; `/opt/bin/PROGRAM` is the same program."""
     text = _ARITHMETIC.sub("1", _PLACEHOLDER.sub("PLACEHOLDER", command).replace("\\\n", " "))
     found = []
     for line in text.split("\n"):
@@ -164,7 +164,7 @@ def calls(command: str, program: str) -> list[list[str]]:
 
 
 def resolved(arguments: list[str], root: click.Command) -> tuple[click.Context, list[str]]:
-    """A context of the command that a call names, and the arguments that are left."""
+    """The context of the command that a call names, and the remaining arguments."""
     context, rest = click.Context(root, info_name=root.name), list(arguments)
     while isinstance(context.command, click.Group) and rest and not rest[0].startswith(("-", "...")):
         _, child, rest = context.command.resolve_command(context, rest)
@@ -177,12 +177,12 @@ def check_call(arguments: list[str], root: click.Command, is_complete: bool = Tr
     """Parse a call without executing it.
 
     Args:
-        arguments: behind the program's name; `...` stands for any.
+        arguments: the arguments after the program's name; `...` stands for any.
         root: the program.
         is_complete: False if the call may lack arguments, as in a sentence: then only names are checked.
 
     Raises:
-        click.UsageError: there is no such command or option, or a value is missing or is none of the choices.
+        click.UsageError: there is no such command or option, or a value is missing or not one of the choices.
     """
     context, rest = resolved(arguments, root)
     command = context.command
@@ -199,7 +199,7 @@ def check_call(arguments: list[str], root: click.Command, is_complete: bool = Tr
         raise click.UsageError(f"unexpected: {left}")
     for parameter in command.get_params(context):
         value = values.get(parameter.name)
-        if isinstance(value, Enum):  # Click's sign of a value that is not given
+        if isinstance(value, Enum):  # Click's marker for a missing value
             value = None
         if parameter.required and (value is None or parameter.value_is_missing(value)):
             raise click.MissingParameter(ctx=context, param=parameter)
@@ -208,15 +208,15 @@ def check_call(arguments: list[str], root: click.Command, is_complete: bool = Tr
 
 
 def flwr_command() -> click.Command:
-    """Flower's `flwr`, whose modules use what Typer will remove."""
+    """Flower's `flwr`, whose modules use deprecated features of Typer."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         command: click.Command = importlib.import_module("flwr.cli.app").typer_click_object
     return command
 
 
 def flower_programs() -> dict[str, list[argparse.ArgumentParser]]:
-    """Program that starts a part of Flower -> the parsers of its options, in the order in which they are asked."""
-    # Flower exports functions of the modules' names, and no parser.
+    """Programs that start a part of Flower -> the parsers of their options, in the order in which they are used."""
+    # Flower exports functions under the modules' names, and no parser.
     flowers_superlink = vars(importlib.import_module("flwr.superlink.cli.flower_superlink"))
     flowers_supernode = vars(importlib.import_module("flwr.supernode.cli.flower_supernode"))
     of_superlink = flowers_superlink["_parse_args_run_superlink"]()
@@ -230,10 +230,10 @@ def flower_programs() -> dict[str, list[argparse.ArgumentParser]]:
 
 
 def check_options(arguments: Sequence[str], parsers: Sequence[argparse.ArgumentParser]) -> None:
-    """Parse a call by several parsers, each of which gets what the former does not know.
+    """Parse a call with several parsers, each of which gets the arguments that the previous one does not know.
 
     Raises:
-        click.UsageError: an option does not exist, or its value is missing or is none of the choices.
+        click.UsageError: an option does not exist, or its value is missing or not one of the choices.
     """
     left = [argument for argument in arguments if argument != "..."]
     for parser in parsers:

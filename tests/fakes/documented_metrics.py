@@ -1,6 +1,6 @@
-"""The metrics that the documentation lists: the tests' one list of names, types, labels and texts.
+"""The metrics listed in the documentation: their names, types, labels and help texts.
 
-Those of an agent are in a section of their own; the rest are the coordinator's.
+An agent's metrics are in a section of their own; the others are the coordinator's.
 """
 
 from __future__ import annotations

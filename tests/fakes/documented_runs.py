@@ -1,4 +1,4 @@
-"""Running documented commands in the test's process, and comparing what they print with what the page shows."""
+"""Runs documented commands in the test's process, and compares their output with the page."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ROW = re.compile(r"(?P<key>[a-z]+(?: [a-zA-Z]+)?)\s{2,}\S")
 
 
 def run_block(block: Block, added: Mapping[str, object]) -> None:
-    """Run the `wattfleet` commands of a block in their order, and check what they print.
+    """Run the `wattfleet` commands of a block in order, and check their output.
 
     Args:
-        block: its commands.
-        added: option -> value, for commands that have the option and do not name it. The page says that it leaves them
-            out, or their defaults are places of the whole machine.
+        block: the block of commands.
+        added: option -> value, for commands that have the option and do not set it. The page states that it omits these
+            options, or their defaults are paths of the whole machine.
 
     Raises:
         AssertionError: a command failed, did not fail as shown, or does not print the columns that the page shows.
@@ -41,7 +41,7 @@ def run_block(block: Block, added: Mapping[str, object]) -> None:
 
 
 def run_call(call: list[str], added: Mapping[str, object]) -> tuple[str, int]:
-    """What a command prints, and its exit code; arguments as of `run_block`."""
+    """The output of a command and its exit code; arguments as for `run_block`."""
     options = [
         word
         for name, value in added.items()
@@ -57,7 +57,7 @@ def run_call(call: list[str], added: Mapping[str, object]) -> tuple[str, int]:
 
 
 def labels(step: Step) -> Iterator[str]:
-    """The words of headers, and the first words of rows, that a page shows as the output of a command."""
+    """The words of headers, and the first words of rows, in the output that a page shows for a command."""
     if _INTERRUPTED in step.output:
         return
     for line, following in pairwise([*step.output, ""]):

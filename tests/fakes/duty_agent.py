@@ -1,4 +1,4 @@
-"""The duty's part of an agent behind its unix socket, on a board in real time, and apps beside it."""
+"""The duty service of an agent on its unix socket, on a board in real time, and apps that use it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LiveBoard(RealTimeBoard):
 
 
 class DutyAgent:
-    """What a test may ask of the agent."""
+    """The operations of the agent that a test can use."""
 
     def __init__(self, socket: Path, board: Any) -> None:
         self.socket = str(socket)
@@ -48,7 +48,7 @@ class DutyAgent:
         self.loop = asyncio.new_event_loop()
 
     def set_duty(self, duty: Duty | None) -> None:
-        """Put a duty in force, on the agent's own loop."""
+        """Set a duty, on the agent's own loop."""
 
         async def put() -> None:
             self.turns.duty = duty
@@ -62,7 +62,7 @@ def duty(latency_ms: float = 200.0, per_s: float = 20.0) -> Duty:
 
 @contextmanager
 def duty_agent_at(socket: Path, in_force: Duty | None = None, board: Any = None) -> Iterator[DutyAgent]:
-    """An agent that serves until the end of the block; it may be started anew at the same path."""
+    """An agent that serves until the end of the block; it can be restarted at the same path."""
     agent = DutyAgent(socket, board or LiveBoard())
     ready, stop = threading.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""NVIDIA's tool on a faked Jetson, with the answers it is known for."""
+"""NVIDIA's nvpmodel on a faked Jetson, with the behaviours that are known of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONF_IN_FORCE = "/var/lib/nvpmodel/conf_file_path"
 
 
 def conf_text(tree: FakedJetson) -> str:
-    """A configuration such as NVIDIA ships: clusters on JetPack 5, cores on JetPack 6, and a gap in the IDs."""
+    """A configuration like NVIDIA's: clusters on JetPack 5, cores on JetPack 6, and a gap in the IDs."""
     board = tree.board
     clocks = [(k, policy[0]) for k, policy in enumerate(board.policies)]
     if board.jetpack >= 6:
@@ -53,7 +53,7 @@ def conf_text(tree: FakedJetson) -> str:
 
 
 class FakedNvpmodel:
-    """Behaves as nvpmodel does: `mood` is works, reboots, chroot, ignores, fails or missing."""
+    """Behaves like nvpmodel: `mood` is works, reboots, chroot, ignores, fails or missing."""
 
     def __init__(self, tree: FakedJetson) -> None:
         self.tree, self.mood, self.mode_id, self.mask, self.rebooted = tree, "works", 0, "0", False

@@ -1,17 +1,17 @@
-"""A link to a TCP server on loopback, with faults that are switched while it is used.
+"""A link to a TCP server on loopback, with faults that can be switched on and off while it is in use.
 
-A proxy of TCP cannot drop packets. It does what the ends of a connection notice of the fault instead:
+A TCP proxy cannot drop packets. Instead, it causes what both ends of a connection would observe during the fault:
 
-- latency: each piece of data arrives so much later, in each direction.
+- latency: each piece of data arrives later, in each direction.
 - bandwidth: all connections share the link's bytes per second, separately in each direction.
-- loss: a piece waits as TCP waits before it repeats a packet, 0.2 s and then twice as long each time. After 6 losses in
-  a row (12.6 s), the connection is reset.
-- half-open: what is sent in one direction is swallowed, the end of the connection included, and nothing is closed.
-  Healing resets the connections of which something was swallowed, as a peer does that does not know them any more.
-- forgotten: the connections that are open now lose everything in both directions, for good, and nothing is closed.
-  New ones work. A firewall that has forgotten idle connections behaves so.
-- partition: nothing passes. New connections are accepted by the kernel, and hear nothing. Healing lets everything pass
-  that waited, as repeated packets do.
+- loss: a lost piece is delayed by TCP's retransmission timeout: 0.2 s, doubled each time. After 6 losses in a row
+  (12.6 s), the connection is reset.
+- half-open: data sent in one direction is swallowed, including the end of the connection, and nothing is closed.
+  Healing resets the connections that have lost data, as a peer does that no longer knows them.
+- forgotten: the connections that are open now lose everything in both directions, permanently, and nothing is closed.
+  New connections work. A firewall that has forgotten idle connections behaves like this.
+- partition: nothing passes. New connections are accepted by the kernel, and receive nothing. Healing delivers
+  everything that was held up, as retransmitted packets would be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_LOSSES = 6
 
 
 class Direction(Enum):
-    """Where data goes."""
+    """The direction of data on a link."""
 
     TO_SERVER = auto()
     TO_CLIENT = auto()
@@ -57,19 +57,19 @@ class _Connection:
 
 
 class FaultyLink:
-    """A link to a server; every fault is off at first.
+    """A link to a server; at first, all faults are off.
 
     Args:
         target: host:port of the server.
-        seed: of the losses.
+        seed: seed of the losses.
 
     Attributes:
         address: host:port for clients.
-        latency_s: of each direction.
-        bytes_per_s: of each direction.
-        loss: the share of pieces that are lost, each time they are sent; 0 to 1.
-        swallowed_bytes: what half-open connections have lost so far.
-        waiting_bytes: what has been sent, and neither arrived nor been lost yet.
+        latency_s: latency of each direction.
+        bytes_per_s: bandwidth of each direction.
+        loss: the probability, from 0 to 1, that a piece is lost each time it is sent.
+        swallowed_bytes: bytes lost by half-open connections so far.
+        waiting_bytes: bytes that were sent, and have neither arrived nor been lost yet.
     """
 
     def __init__(self, target: str, seed: int = 0) -> None:
@@ -89,15 +89,15 @@ class FaultyLink:
 
     @property
     def connections(self) -> int:
-        """Connections of clients that are open now."""
+        """The clients' connections that are open now."""
         return len(self._connections)
 
     def half_open(self, *directions: Direction) -> None:
-        """Swallow what is sent in these directions."""
+        """Swallow everything that is sent in these directions."""
         self._swallows = set(directions)
 
     def forget(self) -> None:
-        """Lose everything that the connections of now send."""
+        """Lose everything that the currently open connections send from now on."""
         for connection in self._connections:
             connection.is_forgotten = True
 
@@ -121,7 +121,7 @@ class FaultyLink:
         self._passes.set()
 
     async def serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        """Forward one connection to its end."""
+        """Forward one connection until it ends."""
         connection = _Connection(client, asyncio.current_task())
         self._connections.add(connection)
         ways: list[asyncio.Task[None]] = []
@@ -140,7 +140,7 @@ class FaultyLink:
                 ]
             await asyncio.gather(*ways)
         except (OSError, asyncio.CancelledError):
-            pass  # an end is gone, or the link is closed
+            pass  # one end has closed, or the link is closed
         finally:
             for way in ways:
                 way.cancel()

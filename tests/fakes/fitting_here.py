@@ -1,4 +1,4 @@
-"""Computes in the test's own process what an agent starts a process for each time, of lowest priority."""
+"""Runs in the test's own process the computations for which an agent starts low-priority processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from wattfleet.modes import ModeArray
 def fitting_here(
     transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float
 ) -> Callable[[], nullcontext[FittingHere]]:
-    """In place of `fitting_process`: without a process to start for every round."""
+    """Replaces `fitting_process`, so that no process is started for each round."""
     fitting = FittingHere(transfer, modes)
     return lambda: nullcontext(fitting)
 
 
 def keep_duty_here(is_stopping: Callable[[], bool], *arguments: Any) -> ModesWithDuty:
-    """In place of `keep_duty_in_process`."""
+    """Replaces `keep_duty_in_process`."""
     return keep_duty(*arguments)

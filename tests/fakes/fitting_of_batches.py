@@ -1,4 +1,4 @@
-"""A fitting that predicts every batch size that a plan may choose, from times and watts that a test gives."""
+"""A fitting that predicts every batch size that a plan may choose, from times and power given by a test."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TIME_LOG_SD = 0.02
 
 @dataclass
 class Table:
-    """Milliseconds of a minibatch and milliwatts of each mode with each batch size, each `[n]` by batch.
+    """The time per minibatch and the power of each mode for each batch size.
 
     Attributes:
         minibatch_ms: `[n]` milliseconds by batch size.
         power_mw: `[n]` milliwatts by batch size.
-        fits: how many fits there have been.
+        fits: the number of fits so far.
     """
 
     minibatch_ms: Mapping[int, np.ndarray]
@@ -34,7 +34,7 @@ class Table:
 
     @classmethod
     def drawn(cls, seed: int, modes: int, batches: tuple[int, ...]) -> Table:
-        """Modes whose watts rise with their speed, so that no mode and no batch is the best of all."""
+        """Modes whose power rises with their speed, so that no mode and no batch size is best in every respect."""
         rng = np.random.default_rng(seed)
         speed = {batch: rng.uniform(1, 10, modes) for batch in batches}
         times = {batch: 200 * np.sqrt(batch) / speed[batch] for batch in batches}
@@ -46,7 +46,7 @@ class Table:
         return Prediction(times, watts, np.full(n, TIME_LOG_SD), np.full(n, POWER_LOG_SD))
 
     def opener(self) -> Callable[[KnownWorkload], AbstractContextManager[Fitting]]:
-        """Opens a fitting for what is known of a workload."""
+        """Opens fittings to what is known of a workload."""
         return lambda known: nullcontext(_Fitting(self, known))
 
 
@@ -61,7 +61,7 @@ class _Fitting:
         chosen = self.known.offered_batches
         own = self.table.prediction(workload.facts.batch or min(self.table.power_mw))
         by_batch = {batch: self.table.prediction(batch) for batch in chosen}
-        return Fitted(None, own, by_batch)  # type: ignore[arg-type] # nobody stores it
+        return Fitted(None, own, by_batch)  # type: ignore[arg-type] # never stored
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
         return np.empty((0, 4))

@@ -42,7 +42,7 @@ _WITHIN_S = 60.0
 
 
 class InProcessGrid(OneRunGrid):
-    """A grid whose nodes run the ClientApp at once, in the caller's thread."""
+    """A grid whose nodes run the ClientApp immediately, in the caller's thread."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class InProcessGrid(OneRunGrid):
 
     @property
     def run(self) -> Any:
-        return SimpleNamespace(run_id=self._run_id)  # nothing but its id, as a grid of an app's own may give
+        return SimpleNamespace(run_id=self._run_id)  # only its id, as a grid supplied by an app may return
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let each node run the app."""
+        """Run the app on each node."""
         replies = [self._answer(message) for message in messages]
         self._replies.update({reply.metadata.reply_to_message_id: reply for reply in replies})
         return [reply.metadata.reply_to_message_id for reply in replies]
@@ -86,7 +86,7 @@ class InProcessGrid(OneRunGrid):
         try:
             if node_id in self.broken:
                 raise ConnectionError("the node is gone")
-            # As through the network: the node has a copy of its own.
+            # As over the network, the node gets a copy of its own.
             copy = Message(RecordDict(dict(message.content)), reply_to=message)
             copy.metadata.__dict__.update(message.metadata.__dict__)
             context = Context(
@@ -121,7 +121,7 @@ class RunningFleet:
             return self.view.run(client.runs()[-1].run_id)
 
     def nodes(self) -> dict[int, dict[str, Any]]:
-        """Flower nodes, one a device, with ids as large as Flower's."""
+        """Flower nodes, one per device, with ids as large as Flower's."""
         return {
             2**63 + 11 * k: {"device-id": device, "partition-id": k, "agent-socket": str(self.socket(device))}
             for k, device in enumerate(self.device_ids)
@@ -140,9 +140,10 @@ def running_fleet(
     minibatches_per_epoch: int | None = 100,
     duty: str | None = None,
 ) -> Iterator[RunningFleet]:
-    """Coordinator and agents, every agent ready to train.
+    """A coordinator and agents, with every agent ready to train.
 
-    All modes are measured before the first round, unless `modes_first` says otherwise; None leaves them to the apps.
+    All modes are measured before the first round, unless `modes_first` says otherwise; with None, they are measured
+    while apps train.
     """
     loop = asyncio.new_event_loop()
     stop, bound = asyncio.Event(), threading.Event()
@@ -185,7 +186,7 @@ def running_fleet(
     def run() -> None:
         try:
             loop.run_until_complete(everything())
-        except BaseException as error:  # shown to the test's own thread below
+        except BaseException as error:  # made available to the test's own thread below
             errors.append(error)
             bound.set()
 

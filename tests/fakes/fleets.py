@@ -1,4 +1,4 @@
-"""Small fleets behind nested supplies, and the best plan for them found by trying all."""
+"""Small fleets behind nested supplies, and the best plan for each, found by brute force."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TIME_QUANTILE = NormalDist().inv_cdf(0.9)
 
 @dataclass(frozen=True)
 class Fleet:
-    """Devices and what their supplies allow."""
+    """Devices, and the budgets of their supplies."""
 
     offers: list[Offer]
     allowance: Allowance
 
     def with_watts(self, more_w: float) -> Fleet:
-        """The same with more watts at every supply."""
+        """The same fleet with more watts at every supply."""
         budget_w = {name: watts + more_w for name, watts in self.allowance.budget_w.items()}
         return Fleet(self.offers, Allowance(self.allowance.supplies, budget_w, self.allowance.elsewhere_w))
 
@@ -47,7 +47,7 @@ TREES = (
 
 
 def fleet_on_racks(chance: np.random.Generator, devices: int, points: int = 6, most_warmup_s: float = 0.0) -> Fleet:
-    """Devices of unlike speed, start and appetite on two racks, with watts for some of what all would take."""
+    """Devices of different speed, start-up time and power on two racks, whose budgets do not cover all of them."""
     offers = []
     for k in range(devices):
         slowdown = np.cumprod([1.0, *chance.uniform(1.1, 1.8, points - 1)])
@@ -64,9 +64,10 @@ def fleet_on_racks(chance: np.random.Generator, devices: int, points: int = 6, m
 
 @st.composite
 def uneven_fronts(draw: st.DrawFn, most: int = 3, power_log_sd: float = 0.0) -> Front:
-    """Fronts of whole watts whose points differ in certainty and in their starts.
+    """Fronts of whole watts whose points differ in uncertainty and in start-up time.
 
-    Later at the quantile, or in a training of many epochs, need not be later in the median of one epoch.
+    A point that is slower at the quantile, or in a training of many epochs, need not be slower in the median of one
+    epoch.
     """
     k = draw(st.integers(1, most))
     seconds, starts_s = zip(*draw(seconds_and_starts(k)), strict=True)
@@ -78,9 +79,9 @@ def uneven_fronts(draw: st.DrawFn, most: int = 3, power_log_sd: float = 0.0) -> 
 
 @st.composite
 def fleets(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> Fleet:
-    """Devices at any depth of a tree of supplies, some of which may not even cover idling.
+    """Devices at any depth of a tree of supplies, some of which may not even cover the idle power.
 
-    Some devices have a limit of their own, and some idle dearer than they train.
+    Some devices have a limit of their own, and some draw more power idle than training.
     """
     supplies = draw(st.sampled_from(TREES))
     offers = [
@@ -99,26 +100,26 @@ def fleets(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> Fleet:
 
 
 def planned_w(offer: Offer, point: int) -> float:
-    """What is to be set aside for a device in a mode: it may be done early, and then idles."""
+    """The power to reserve for a device in a mode: it may finish early, and then it idles."""
     training = offer.front
     return max(float(training.power_w[point] * math.exp(WATTS_QUANTILE * training.power_log_sd[point])), offer.idle_w)
 
 
 def done_s(offer: Offer, point: int, epochs: float = 1.0) -> float:
-    """Seconds of a training, its start included, that a mode stays within, nine times in ten."""
+    """Seconds of a training, including its start, that a mode does not exceed in nine cases of ten."""
     training = offer.front
     epoch_s = training.epoch_s[point] * math.exp(TIME_QUANTILE * training.epoch_log_sd[point])
     return float(training.warmup_s[point] + epochs * epoch_s)
 
 
 def modes_within_limit(offer: Offer) -> list[int]:
-    """The points of a device's front that its own limit allows."""
+    """The points of a device's front that are within its own limit."""
     limit_w = math.inf if offer.limit_w is None else offer.limit_w
     return [point for point in range(len(offer.front)) if planned_w(offer, point) <= limit_w]
 
 
 def able(fleet: Fleet) -> list[Offer]:
-    """The devices that could train if all others idled; where there is none, those that their own limit allows."""
+    """The devices that could train if all others idled; if there are none, those whose own limit allows a training."""
     allowed = [offer for offer in fleet.offers if modes_within_limit(offer)]
     carried = [
         offer
@@ -129,7 +130,7 @@ def able(fleet: Fleet) -> list[Offer]:
 
 
 def drawn_w(fleet: Fleet, training: Mapping[str, int]) -> dict[str, float]:
-    """Watts at every supply while some devices train at a point of theirs and all others idle."""
+    """Power at every supply while some devices train, each at a point of its front, and all others idle."""
     total = {
         name: sum(
             watts for low, watts in fleet.allowance.elsewhere_w.items() if name in fleet.allowance.supplies.path(low)
@@ -156,7 +157,7 @@ def holds(fleet: Fleet, training: Mapping[str, int], slack: float = 0.0) -> bool
 
 
 def every_plan(fleet: Fleet, epochs: float = 1.0) -> Iterator[tuple[dict[str, int], float]]:
-    """All sets of devices in all their modes that hold, with the seconds of the slowest."""
+    """All sets of devices in all their modes that are within the budgets, with the seconds of the slowest device."""
     choices = [[None, *modes_within_limit(offer)] for offer in fleet.offers]
     for points in itertools.product(*choices):
         training = {
@@ -168,7 +169,7 @@ def every_plan(fleet: Fleet, epochs: float = 1.0) -> Iterator[tuple[dict[str, in
 
 
 def best(fleet: Fleet, wanted: int, first: Sequence[str] = (), epochs: float = 1.0) -> tuple[int, int, float] | None:
-    """As many of `first`, then of all, as the watts carry up to those wanted, and the least time for so many."""
+    """As many devices of `first`, then of all, as the budgets allow, up to the number wanted, in the least time."""
     found = [
         (-len(set(first) & set(training)), -len(training), slowest_s)
         for training, slowest_s in every_plan(fleet, epochs)
@@ -181,7 +182,7 @@ def best(fleet: Fleet, wanted: int, first: Sequence[str] = (), epochs: float = 1
 
 
 def history_of(*rounds: Mapping[str, Participation]) -> History:
-    """Rounds numbered from 1."""
+    """A history of rounds, numbered from 1."""
     history = History()
     for number, parts in enumerate(rounds, 1):
         history = history.after(number, parts)
@@ -189,7 +190,7 @@ def history_of(*rounds: Mapping[str, Participation]) -> History:
 
 
 def many(n: int, idle_w: float = 2.0, **supply: str) -> list[Offer]:
-    """Devices of which each is a second slower than the one before."""
+    """Devices that are each a second slower than the one before."""
     return [
         Offer(f"device-{k:03}", front((10 + k, 30), (20 + k, 20)), idle_w, supply.get("supply", SITE)) for k in range(n)
     ]

@@ -1,4 +1,4 @@
-"""Flower's server without its network: nodes that answer at once, by a clock that is set, and a planner."""
+"""Flower's server without its network: nodes that reply immediately, a clock set by the test, and a planner."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from wattfleet_proto.v1 import planning_pb2, power_pb2
 RUN_ID = 7
 APP = "wattfleet/digits"
 MODE = power_pb2.PowerMode(cores=4, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_hz=2_133_000_000)
-# Flower's server answers for nodes that are gone, by this number.
+# Flower's server replies with this node id for nodes that are gone.
 SUPERLINK = 1
 
 
 class RecordingClock(VirtualClock):
-    """A virtual clock that records every wait, except those between two looks for replies."""
+    """A virtual clock that records every wait, except the pauses between polls for replies."""
 
     def __init__(self) -> None:
         super().__init__(1000.0)
@@ -36,17 +36,17 @@ class RecordingClock(VirtualClock):
         self.advance(seconds)
 
     def forget_last(self) -> None:
-        """Leave out the last wait, which was one for replies."""
+        """Drop the last wait, which was for replies."""
         if self.slept:
             self.slept.pop()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass that nobody waited for."""
+        """Advance the clock without recording a wait."""
         super().sleep_s(seconds)
 
 
 def trained(message: Message, **metrics: float) -> Message:
-    """What an app's training replies: the arrays moved by something of its node's own."""
+    """The reply of an app's training: the arrays, shifted by a value of the node."""
     arrays = message.content["arrays"].to_numpy_ndarrays()
     step = 0.1 * (1 + message.metadata.dst_node_id % 7)
     moved = {str(k): Array(np.asarray(array + step)) for k, array in enumerate(arrays)}
@@ -55,7 +55,7 @@ def trained(message: Message, **metrics: float) -> Message:
 
 
 def partly(share: float, **record: Any) -> Callable[[Message], Message]:
-    """A training that stopped at its deadline."""
+    """The reply of a training that stopped at its deadline."""
 
     def train(message: Message) -> Message:
         reply = trained(message)
@@ -66,7 +66,7 @@ def partly(share: float, **record: Any) -> Callable[[Message], Message]:
 
 
 def gone(message: Message) -> Message:
-    """What Flower's server replies for a node that is gone: from its own number, not the node's."""
+    """Flower's reply for a node that is gone: it has the server's node id instead of the node's own."""
     reply = Message(Error(5, "Error: Node Unavailable"), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK
     return reply
@@ -85,11 +85,11 @@ class Node:
     """One node.
 
     Attributes:
-        device_id: what it says of itself; None where its app has no mod.
-        train: its training.
-        takes_s: seconds until it replies; more than the timeout, and the reply is late.
-        busy_until_s: when it will have done what it has received.
-        problem: why it cannot train on the device that it names; None where its mod does not check this.
+        device_id: the device that it reports; None if its app has no mod.
+        train: its training function.
+        takes_s: seconds until it replies; if longer than the timeout, the reply is late.
+        busy_until_s: when it will have processed all messages that it has received.
+        problem: why it cannot train on the device that it names; None if its mod does not check this.
     """
 
     device_id: str | None
@@ -100,7 +100,7 @@ class Node:
 
 
 class GridOfNodes(OneRunGrid):
-    """Nodes that reply when their time has come; a reply that comes later than the timeout can be pulled."""
+    """Nodes that reply when their time has come; a reply after the timeout can still be pulled."""
 
     def __init__(self, nodes: Mapping[int, Node], clock: RecordingClock | None = None) -> None:
         super().__init__(RUN_ID, APP)
@@ -115,7 +115,7 @@ class GridOfNodes(OneRunGrid):
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send; a node works on one message after the other."""
+        """Send messages; a node processes one message after another."""
         ids = []
         for message in messages:
             self._number(message)
@@ -127,7 +127,7 @@ class GridOfNodes(OneRunGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that are there by now."""
+        """The replies that have arrived by now."""
         self.clock.forget_last()
         self.waits[-1] = self.waits[-1][0], self.clock.now_s()
         there = [one for one in message_ids if self._on_the_way.get(one, (float("inf"),))[0] <= self.clock.now_s()]
@@ -161,7 +161,7 @@ class GridOfNodes(OneRunGrid):
 
     def _as_sent(self, message: Message) -> Message:
         sent = copy.copy(message)
-        # As through the network: what is changed later was not sent.
+        # As over the network, later changes to the message are not sent.
         records = {k: ConfigRecord(dict(r)) if isinstance(r, ConfigRecord) else r for k, r in message.content.items()}
         sent.__dict__["_content"] = RecordDict(records)
         return sent
@@ -185,7 +185,7 @@ class GridOfNodes(OneRunGrid):
         return [m for m in self.sent if m.metadata.message_type == "train" and "arrays" in m.content]
 
     def identifications(self) -> list[int]:
-        """The nodes that were asked who they are."""
+        """The nodes that were asked for their device."""
         return [m.metadata.dst_node_id for m in self.sent if IDENTIFY_KEY in m.content.get(RECORD_KEY, {})]
 
 
@@ -205,23 +205,23 @@ class StatusError(grpc.RpcError):
 
 @dataclass
 class PlannerStub:
-    """A coordinator's planning service, whose plans are given.
+    """A coordinator's planning service that returns given plans.
 
     Attributes:
-        chosen: devices that it chooses, where they are connected; None for all.
-        nodes: which node is which device.
+        chosen: devices to select, as far as they are connected; None for all.
+        nodes: the device of each node.
         problems: why nodes cannot train on their devices.
         excluded: why devices are drained or excluded.
-        away: whether it does not answer.
-        full: whether its disk is: what would have to be stored is refused.
+        away: whether it is unreachable.
+        full: whether its disk is full: requests that have to be stored are refused.
         taken: runs that another app has started.
-        refusals: what it answers to the next requests for a plan instead; each once.
-        deadline_s: of every plan.
-        duration_s: of every plan.
-        enough_replies: of every plan; 0 for all.
+        refusals: errors to raise for the next requests for a plan, each once.
+        deadline_s: deadline of every plan.
+        duration_s: predicted duration of every plan.
+        enough_replies: number of replies that end a round, in every plan; 0 for all.
         of_assumed_length: devices that do not know yet how many minibatches their epoch has.
-        calls: what was asked, in order.
-        before_predictions: whether its protocol is 2.0, so that it neither predicts nodes nor states uncertainties.
+        calls: the requests, in order.
+        before_predictions: whether its protocol is 2.0, which neither predicts nodes nor states uncertainties.
     """
 
     chosen: Sequence[str] | None = None
@@ -350,5 +350,5 @@ class PlannerStub:
         return [request for name, request in self.calls if name == method]
 
     def results(self) -> list[dict[str, planning_pb2.DeviceResult]]:
-        """What was told of each round, by device."""
+        """The results reported for each round, by device."""
         return [{result.device_id: result for result in request.results} for request in self.asked("FinishRound")]

@@ -1,8 +1,8 @@
-"""Flower's server and its nodes in two processes, so that each may end without the other.
+"""Flower's server and its nodes in two processes, so that each can end without the other.
 
-PowerAware, the mod and the agents are the real ones. In place of Flower's SuperLink and SuperNodes, the nodes listen on
-a unix socket, and take one message by each connection. What either was told is kept, it notes in a ledger, one JSON
-object a line: `planned` and `finished` rounds, completed runs, and the trainings that an agent has `observed`.
+PowerAware, the mod and the agents are real. Instead of Flower's SuperLink and SuperNodes, the nodes listen on a unix
+socket and accept one message per connection. Both processes record acknowledged events in a ledger, one JSON object a
+line: `planned` and `finished` rounds, completed runs, and the trainings that an agent has `observed`.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FlowerSettings:
-    """What the server and its nodes do.
+    """Settings of the server and its nodes.
 
     Attributes:
         coordinator: its host:port.
         identity: the folder with the app's identity.
         sockets: device id -> the unix socket of its agent.
         nodes: the unix socket of the nodes.
-        ledger: the file of what was acknowledged.
-        rounds: of each run.
-        minibatches: of one epoch of each device.
-        training_s: seconds that an app trains on this machine.
+        ledger: the file of acknowledged events.
+        rounds: rounds of each run.
+        minibatches: minibatches in one epoch of each device.
+        training_s: seconds that a training takes on this machine.
     """
 
     coordinator: str
@@ -73,7 +73,7 @@ class FlowerSettings:
 
 
 class NotingStub:
-    """The coordinator's planning service, that notes which plans it gave and which rounds it has finished."""
+    """The coordinator's planning service; records the plans it has returned and the rounds it has finished."""
 
     def __init__(self, stub: Any, ledger: Ledger) -> None:
         self._stub = stub
@@ -94,7 +94,7 @@ class NotingStub:
 
 
 class GridOfNodes(OneRunGrid):
-    """The nodes of the other process; one that cannot be reached is gone, as for Flower."""
+    """The nodes in the other process; a node that cannot be reached is gone, as for Flower."""
 
     def __init__(self, settings: FlowerSettings, run_id: str, pool: ThreadPoolExecutor) -> None:
         super().__init__(run_id, APP)
@@ -140,7 +140,7 @@ class GridOfNodes(OneRunGrid):
 
 
 def serve_rounds(settings: FlowerSettings) -> None:
-    """Flower's server: train one run after the other until the process is ended."""
+    """Run Flower's server: train one run after another until the process is ended."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     be_task(SUPERLINK, SUPERLINK)
     ledger = Ledger(settings.ledger)
@@ -154,7 +154,7 @@ def serve_rounds(settings: FlowerSettings) -> None:
                 FedAvg(fraction_evaluate=0.0),
                 stub,
                 workload=WORKLOAD,
-                # The plan's seconds are those of simulated boards.
+                # The plan's seconds are in the simulated boards' time.
                 allowance_s=None,
                 patience_s=10.0,
             )
@@ -162,13 +162,13 @@ def serve_rounds(settings: FlowerSettings) -> None:
                 strategy.start(GridOfNodes(settings, run_id, pool), arrays, num_rounds=settings.rounds, timeout=60.0)
                 ledger.note(run=run_id)
             except WattfleetError as error:
-                # No device is ready yet, for example.
+                # For example, no device is ready yet.
                 _log.warning("run %s ended: %s", run_id, error)
                 time.sleep(_PAUSE_S)
 
 
 def serve_nodes(settings: FlowerSettings) -> None:
-    """The nodes: answer messages until the process is ended."""
+    """Run the nodes: answer messages until the process is ended."""
     be_task(SUPERLINK, SUPERLINK)
     ledger = Ledger(settings.ledger)
     settings.nodes.unlink(missing_ok=True)
@@ -179,7 +179,7 @@ def serve_nodes(settings: FlowerSettings) -> None:
 
 
 def _answer(settings: FlowerSettings, ledger: Ledger, connection: Connection) -> None:
-    # The server may be gone before, or after, the training.
+    # The server may disconnect before or after the training.
     with connection, suppress(OSError, EOFError):
         connection.send(_reply(settings, ledger, connection.recv()))
 
@@ -199,7 +199,7 @@ def _reply(settings: FlowerSettings, ledger: Ledger, message: Message) -> Messag
 
     try:
         reply = power_mode_mod(message, context, train)
-    except Exception as error:  # as Flower does with whatever an app raises
+    except Exception as error:  # as Flower does with any exception of an app
         return Message(Error(_ERROR_IN_APP, f"{type(error).__name__}: {error}"), reply_to=message)
     told = {} if reply.has_error() else reply.content.get(RECORD_KEY, {})
     if OBSERVED_EPOCH_S_KEY in told:

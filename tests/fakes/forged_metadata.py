@@ -1,4 +1,4 @@
-"""Signed metadata as an attacker makes it, with keys that nobody trusts or with stolen ones."""
+"""Signed metadata as an attacker creates it, with untrusted or stolen keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stranger() -> CryptoSigner:
 def forged(
     repository: SignedRepository, named: Artefact, targets_signer: CryptoSigner, online_signer: CryptoSigner
 ) -> dict[str, bytes]:
-    """Metadata that names a reference, in the next versions."""
+    """Metadata that names a reference, with the next version numbers."""
     files = repository.files()
     targets = Metadata[Targets].from_bytes(repository.operator.signed_targets).signed
     targets.version += 1
@@ -35,7 +35,7 @@ def forged(
 def signed_chain(
     targets: Targets, snapshot_version: int, timestamp_version: int, targets_signer: CryptoSigner, online: CryptoSigner
 ) -> dict[str, bytes]:
-    """The files of these targets, and the snapshot and timestamp that refer to them."""
+    """The target files, and the snapshot and timestamp that refer to them."""
     of_targets = signed_bytes(targets, [targets_signer])
     snapshot = Snapshot(
         version=snapshot_version,

@@ -1,4 +1,4 @@
-"""Fronts made for tests: a few lines instead of a fitted predictor."""
+"""Fronts for tests, built from a few numbers instead of a fitted predictor."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def front(
     power_log_sd: float = 0.0,
     warmup_s: float | Sequence[float] = 0.0,
 ) -> Front:
-    """A front of (seconds per epoch, median watts) points; with no spread, planned watts are the median's.
+    """A front of (seconds per epoch, median watts) points; with no spread, the planned power equals the median.
 
-    One spread of the times, and one start, serves for all points.
+    All points share one spread of the times and one start-up time.
     """
     k = len(points)
     modes = np.array([[4, 1_500_000 - step, 600_000_000, 2_133_000_000] for step in range(k)], dtype=np.float64)
@@ -34,12 +34,12 @@ def front(
 
 
 def of_batches(front: Front, batches: Sequence[int]) -> Front:
-    """The same front with the samples in a batch of each point."""
+    """The same front with a batch size for each point."""
     return Front(**columns_of(front), batch=np.array(batches))
 
 
 def columns_of(front: Front) -> dict[str, Any]:
-    """All that a front says but its batches, by the names of its arguments, as arrays."""
+    """All fields of a front except its batches, as arrays by argument name."""
     names = ("modes", "epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s")
     return {name: getattr(front, name) for name in names}
 
@@ -56,7 +56,7 @@ def fronts(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> Front:
 
 @st.composite
 def seconds_and_starts(draw: st.DrawFn, k: int) -> list[tuple[int, int]]:
-    """Seconds per epoch and seconds of the start, of so many points in their order; the epochs alone need not rise."""
+    """Seconds per epoch and start-up seconds of some points in order; the epochs alone need not increase."""
     one_epoch_s = sorted(draw(st.lists(st.integers(1, 12), min_size=k, max_size=k, unique=True)))
     starts_s = [draw(st.integers(0, seconds - 1)) for seconds in one_epoch_s]
     return [(seconds - warmup_s, warmup_s) for seconds, warmup_s in zip(one_epoch_s, starts_s, strict=True)]

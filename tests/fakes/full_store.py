@@ -1,4 +1,4 @@
-"""A store with a record of every kind, and all that it serves."""
+"""A store with a record of every kind, and everything it returns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW = datetime(2026, 3, 29, 0, 30, tzinfo=timezone.utc)
 
 
 def fill(location: Path | URL, devices: int = 12, rounds: int = 5) -> None:
-    """Make a store, and close it."""
+    """Create and fill a store, and close it."""
     with closing(Store(location, lambda: NOW, clock=BootClock("a boot", lambda: 1.0))) as store:
         wide = front(*((1.0 + k, 100.0 - k) for k in range(40)))
         store.save(
@@ -56,7 +56,7 @@ def fill(location: Path | URL, devices: int = 12, rounds: int = 5) -> None:
 
 
 def served_by(store: Store) -> dict[str, Any]:
-    """Everything that a store serves."""
+    """Everything that a store returns."""
     kept = store.load()
     served: dict[str, Any] = {
         "devices": comparable_devices(kept),
@@ -70,6 +70,6 @@ def served_by(store: Store) -> dict[str, Any]:
 
 
 def everything_in(location: Path | URL, now: Callable[[], datetime] = lambda: NOW) -> dict[str, Any]:
-    """Everything that a store serves when it is opened."""
+    """Everything that a store returns when it is opened."""
     with closing(Store(location, now)) as store:
         return served_by(store)

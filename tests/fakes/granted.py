@@ -1,4 +1,4 @@
-"""A plain account of what one device was granted, beside the coordinator's own."""
+"""Tracks what one device was granted, independently of the coordinator."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Granted:
     """A device's part in the newest round that chose it.
 
     Attributes:
-        told_w: the newest limit; 0 where it has to stop.
-        had_w: the highest limit of before that it may still keep to.
+        told_w: the newest limit; 0 if it has to stop.
+        had_w: the highest earlier limit that it may still follow.
     """
 
     run: str
@@ -29,13 +29,13 @@ class Granted:
     is_over: bool = False
 
     def tell(self, watts: float) -> None:
-        """Another limit takes the place of the newest."""
+        """Replace the newest limit by another one."""
         if self.was_sent:
             self.had_w = max(self.had_w, self.told_w)
         self.told_w, self.was_sent, self.is_confirmed = watts, False, False
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Record that nobody waits for the device any more."""
         if self.is_over or self.is_given_up:
             return
         self.is_given_up = True
@@ -46,7 +46,7 @@ class Granted:
 
     @property
     def counted_w(self) -> float:
-        """What it may draw beyond idling."""
+        """The power that it may draw beyond idling."""
         return 0.0 if self.is_over else max(self.told_w, self.had_w)
 
 

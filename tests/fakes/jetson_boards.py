@@ -1,4 +1,4 @@
-"""What the kernels of five Jetsons show, for the faked trees."""
+"""The kernel files of five Jetsons, for the faked trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Jetson's files under a folder, behaving like its kernel when they are written."""
+"""A folder with a Jetson's kernel files, which react to writes as the kernel does."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _FAN_SERVICE = "/run/nvfancontrol"
 class FakedJetson(Tree):
     """The files of a `FakedBoard`.
 
-    `unreadable` and `unwritable` map paths to the errno they answer with, `deaf` are paths where a write
-    succeeds and changes nothing, `written` is what was written, in order. `offline_policy` is the errno with which a
-    CPU policy without an online core answers: EINVAL to writes, as the kernels of JetPack 4 to 6 do, EBUSY to reads
-    too, as later ones do; with None its folder vanishes. A tree that is there already is taken as it is.
+    `unreadable` and `unwritable` map paths to the errno of their failure, `deaf` are paths where a write succeeds and
+    changes nothing, and `written` lists the writes in order. `offline_policy` is the errno of a CPU policy without an
+    online core: EINVAL for writes, as in the kernels of JetPack 4 to 6, or EBUSY for reads too, as in later ones; with
+    None, the policy's folder disappears. An existing tree is used as it is.
     """
 
     def __init__(self, root: Path, board: FakedBoard, offline_policy: int | None = errno.EINVAL) -> None:
@@ -70,13 +70,13 @@ class FakedJetson(Tree):
         return f"{CPU}/cpufreq/policy{number}"
 
     def put(self, path: str, value: object) -> None:
-        """Make a file, as the kernel would."""
+        """Create a file, as the kernel would."""
         place = self.location(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(f"{value}\n")
 
     def everything(self) -> dict[str, str | bool]:
-        """All settable values, to compare what was in force."""
+        """All settable values, to compare the settings in force."""
         knobs = [*self.glob(f"{CPU}/cpu*/online"), *self.glob(f"{CPU}/cpufreq/policy*/scaling_m*_freq")]
         knobs += [f"{self.gpu}/min_freq", f"{self.gpu}/max_freq", self.board.emc_cap]
         knobs += [f"{LOCK}/mrq_rate_locked"] if self.board.has_bpmp else []
@@ -125,7 +125,7 @@ class FakedJetson(Tree):
         return ProgramResult(0, "")
 
     def renumber_hwmon(self) -> None:
-        """Give every hwmon folder another number, as another start may."""
+        """Give every hwmon folder another number, as a reboot may."""
         for path in self.glob("/sys/**/hwmon/hwmon*"):
             place = self.location(path)
             place.rename(place.parent / f"hwmon{int(place.name.removeprefix('hwmon')) + 20}")
@@ -216,7 +216,7 @@ class FakedJetson(Tree):
         return affected.exists() and not affected.read_text().strip()
 
     def _set_limit(self, path: str, folder: str, name: str, value: int) -> None:
-        """A minimum stays below its maximum: old kernels refuse anything else, newer ones cut it off silently."""
+        """Keep a minimum below its maximum: old kernels refuse anything else, newer ones clamp it silently."""
         is_minimum = "min" in name
         other = int(
             super().read(f"{folder}/{name.replace('min', 'max') if is_minimum else name.replace('max', 'min')}")
@@ -243,7 +243,7 @@ class FakedJetson(Tree):
 
 
 class Ticks(threading.Event):
-    """Waiting on it lets a virtual clock run instead, so many times; then it waits to be set."""
+    """Waits by advancing a virtual clock this many times; after that, waits until it is set."""
 
     def __init__(self, clock: VirtualClock, ticks: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """An agent in a process of its own, on a simulated board that outlives it: `python -m tests.fakes.lasting_agent`.
 
-Below its folder, `mode.json` is the mode that the board is in, as a real one keeps it, and `board_named.log` tells what
-was done to it, one JSON object a line.
+In its folder, `mode.json` holds the mode of the board, which a real board would keep itself, and `board_named.log`
+lists the actions on the board, one JSON object a line.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ MODE_FILE, LOG_FILE = "mode.json", "board_named.log"
 
 
 class LastingBoard(SimulatedDevice):
-    """A simulated board that is in the same mode when another process opens it."""
+    """A simulated board that keeps its mode when another process opens it."""
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
         super().__init__("orin-nano", seed)
@@ -54,7 +54,7 @@ async def main(
     socket: Path | None = None,
     minibatches_per_epoch: int | None = 100,
 ) -> None:
-    """Run until told to stop."""
+    """Run until stopped."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,4 +1,4 @@
-"""A file of JSON lines that several processes append to, and that may be killed while they do."""
+"""A file of JSON lines that several processes append to, and that survives their being killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ledger:
 
 
 class LedgerReader:
-    """Reads what was appended since it last looked."""
+    """Reads what was appended since the last read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

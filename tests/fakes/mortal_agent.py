@@ -1,4 +1,4 @@
-"""Agents in processes of their own, on a faked Jetson that outlives them; they can be killed at each of their steps."""
+"""Agents in processes of their own, on a faked Jetson that outlives them; they can be killed at each step."""
 
 import fcntl
 import json
@@ -31,9 +31,9 @@ _FILE_STEPS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate")
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a board lies, and what kind of board it is.
+    """The folder of a board, and the kind of board.
 
-    `write_takes_s` is what the kernel takes for a write: with some of it, random moments lie between any two.
+    `write_takes_s` is the duration of a write in the kernel; above 0, random moments fall between any two writes.
     """
 
     folder: Path
@@ -54,14 +54,14 @@ class Bench:
 
     @contextmanager
     def outside_of_the_kernel(self) -> Iterator[None]:
-        """Keeps an agent from entering its next write: a process that dies in one dies when it has been done."""
+        """Hold a lock during a write: a process that is killed during a write dies only once it has finished."""
         with open(self.folder / KERNEL_LOCK, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 class Steps:
-    """Counts what changes files or the board, and dies before the step of a number."""
+    """Counts the steps that change files or the board, and dies before the step of a given number."""
 
     def __init__(self, bench: Bench, fatal: int | None) -> None:
         self.taken = 0
@@ -83,7 +83,7 @@ class Steps:
 
 
 class SteppedJetson(FakedJetson):
-    """A board on which each write, and each order to the fan's service, is a step."""
+    """A board on which each write, and each command to the fan's service, is a step."""
 
     def __init__(self, bench: Bench, steps: Steps) -> None:
         super().__init__(bench.root, bench.board)
@@ -107,7 +107,7 @@ class SteppedJetson(FakedJetson):
 
 
 def agent(bench: Bench, work: Callable[[Bench, SteppedJetson], object], fatal: int | None = None) -> None:
-    """The process: does one of the works below, and dies before the step `fatal`; else it leaves their number."""
+    """The process: does one of the works below; dies before the step `fatal`, or else stores the number of steps."""
     output = os.open(bench.folder / OUTPUT_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -129,7 +129,7 @@ def restore(bench: Bench, jetson: SteppedJetson) -> None:
 
 
 def train(bench: Bench, jetson: SteppedJetson) -> None:
-    """What the daemon does to the board in a round in which a mode is measured, from its start to its end."""
+    """The daemon's actions on the board during a round in which a mode is measured."""
     device = _opened(jetson)
     highest = device.space.highest
     with backed_up(device, bench.device_folder):
@@ -143,7 +143,7 @@ def train(bench: Bench, jetson: SteppedJetson) -> None:
 
 
 def start(bench: Bench, jetson: SteppedJetson) -> Any:
-    """The daemon's start: what it finds in force once the board is its own."""
+    """The daemon's start: what it restores once it controls the board."""
     with backed_up(_opened(jetson), bench.device_folder):
         return jetson.everything()
 

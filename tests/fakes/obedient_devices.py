@@ -1,4 +1,4 @@
-"""The devices' side of the grants, for tests of the fleet's state: each confirms at once what it is told."""
+"""The devices' side of the grants, for tests of the fleet's state: each device confirms immediately."""
 
 from __future__ import annotations
 

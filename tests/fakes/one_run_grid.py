@@ -1,4 +1,4 @@
-"""What every fake of Flower's grid shares: it belongs to one run, and numbers its messages."""
+"""The common part of all fakes of Flower's grid: it belongs to one run, and numbers its messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class OneRunGrid(Grid):
     """A grid of one run, which cannot be changed.
 
     Args:
-        run_id: of the run.
-        app: the app's name; empty if Flower does not tell it.
+        run_id: id of the run.
+        app: name of the app; empty if Flower does not report it.
 
     Attributes:
-        run_config: what the run overrides of the app's configuration.
+        run_config: values of the app's configuration that the run overrides.
     """
 
     def __init__(self, run_id: int | str, app: str = "") -> None:

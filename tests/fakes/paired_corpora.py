@@ -1,4 +1,4 @@
-"""Small corpora of a training and of an inference in the same modes, and a predictor that knows their formula."""
+"""Small corpora of a training and an inference in the same modes, and a predictor that knows their formula."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCHES = (1, 4, 16, 32)
 
 
 def truth(task: Task, modes: ModeArray, batch: BatchArray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Times and powers of a mode's training, or of its inference with a batch."""
+    """Times and powers of a mode's training, or of its inference with a batch size."""
     _, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     if task is Task.TRAINING or batch is None:
         return 20 / cpu + 18 / gpu + 6 / mem, 6e3 + 3e3 * cpu + 2e4 * gpu
@@ -22,7 +22,7 @@ def truth(task: Task, modes: ModeArray, batch: BatchArray | None) -> tuple[np.nd
 
 
 def corpora(count: int = 40) -> PairCorpora:
-    """Training in `count` modes, and inference in each of them with every batch."""
+    """Measurements of training in `count` modes, and of inference in each of them with every batch size."""
     modes = SPACE[np.random.default_rng(0).choice(len(SPACE), count, replace=False)]
     training = Profile(modes, *truth(Task.TRAINING, modes, None))
     repeated, batch = np.tile(modes, (len(BATCHES), 1)), np.repeat(BATCHES, count)
@@ -38,12 +38,12 @@ PROBLEMS = [
 
 
 class Formula:
-    """Predicts the corpora's own formula, with errors that it states.
+    """Predicts by the corpora's own formula, with stated errors.
 
     Args:
         task: what it predicts.
         sd: log standard deviation of the errors of time and of power.
-        biased: factor for all powers, which it does not state.
+        biased: factor for all powers that the stated errors do not include.
     """
 
     def __init__(self, task: Task, sd: float = 1e-6, biased: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""gRPC's context of a call over plaintext, for servicers that are called directly."""
+"""gRPC's context of a plaintext call, for servicers that are called directly."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ KNOWN = KnownWorkload(Workload("digits"), 100)
 
 
 class Planning(DutyPlanning):
-    """With inference that takes 40, 20 and 10 ms a request in the three modes; counts how often that is predicted."""
+    """Inference takes 40, 20 and 10 ms a request in the three modes; counts the predictions."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 0.0
         self.turns, self.rows = DeviceTurns(lambda: self.now_s), InferenceRows(folder)
-        self.times: LiveTimes = self.turns._turns.times  # noqa: SLF001 - what turns would show
+        self.times: LiveTimes = self.turns._turns.times  # noqa: SLF001 - the times that the turns observe
         super().__init__(self.turns, self.rows, MODES)
         self.turns.judge = self.judge
         self.fit = self.predict

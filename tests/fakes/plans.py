@@ -42,7 +42,7 @@ def plan_of(
 
 
 def points_of(plan: RoundPlan, fleet: Fleet) -> dict[str, int]:
-    """The point of its front that each chosen device trains in."""
+    """The point of its front that each chosen device is assigned."""
     by_id = {offer.device_id: offer.front for offer in fleet.offers}
     return {
         assignment.device_id: [

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, from the system's packages, in a folder that goes with it."""
+"""A PostgreSQL server for the tests, from the system's packages, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WITHIN_S = 60.0
 
 
 def _programs() -> Path:
-    """The folder of the newest installed server's programs."""
-    # Debian's packages put them beside the PATH.
+    """The folder with the programs of the newest installed server."""
+    # Debian's packages install them outside the PATH.
     installed = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if installed:
         return max(installed, key=lambda folder: float(folder.parent.name))
@@ -33,7 +33,7 @@ def _programs() -> Path:
 
 
 def _as_other_than_root() -> list[str]:
-    """PostgreSQL refuses to run as root: what to put before its commands."""
+    """The prefix for commands that have to run as another user, since PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return []
     try:
@@ -47,11 +47,11 @@ def _as_other_than_root() -> list[str]:
 
 @dataclass
 class PostgresServer:
-    """A server of one folder; it can be stopped and started again.
+    """A server with its data in one folder; it can be stopped and started again.
 
     Attributes:
-        folder: for its data and its socket, of the user who runs it.
-        port: on loopback.
+        folder: the folder for its data and its socket, owned by the user who runs it.
+        port: port on loopback.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ class PostgresServer:
             time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it; SIGINT cuts connections off and keeps all that was committed, as SIGQUIT does without tidying up."""
+        """Stop it; SIGINT closes connections and keeps all committed data; SIGQUIT does so without cleaning up."""
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(_WITHIN_S)
@@ -112,7 +112,7 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server(folder: Path) -> Iterator[PostgresServer]:
-    """A server in an empty folder that its user may reach; skips the test where none can be run."""
+    """A server in an empty folder that its user can access; skips the test if no server can be run."""
     pytest.importorskip("psycopg", reason="the extra `postgresql` is not installed")
     programs, before = _programs(), _as_other_than_root()
     if before:
@@ -131,4 +131,4 @@ def postgres_server(folder: Path) -> Iterator[PostgresServer]:
         server.start()
         yield server
     finally:
-        server.stop(signal.SIGQUIT)  # nothing of it is wanted any more
+        server.stop(signal.SIGQUIT)  # its data is not needed any more

@@ -38,7 +38,7 @@ class WarningLog(list[str]):
 
 
 class SeesContents(FedAvg):
-    """Keeps the keys of each reply that it aggregates."""
+    """Records the keys of each reply that it aggregates."""
 
     def __init__(self) -> None:
         super().__init__(fraction_evaluate=0.0)

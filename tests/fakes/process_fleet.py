@@ -1,6 +1,6 @@
 """A fleet of processes over mutual TLS: coordinators, agents on simulated boards, Flower's server and its nodes.
 
-Importing takes seconds, and a test starts many processes: they are forked from one that has imported everything.
+Imports take seconds, and a test starts many processes, so they are forked from one that has imported everything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wattfleet_io.logs import start_logging
 
 BOARD = "orin-nano"
 PROCESSES = multiprocessing.get_context("forkserver")
-# One process forks for all tests of a run, those of `test_chaos_mode_change.py` included.
+# One process forks for all tests of a run, including those of `test_chaos_mode_change.py`.
 PROCESSES.set_forkserver_preload(
     ["__main__", __name__, mortal_agent.__name__, "coordinator.cli.commands", "coordinator.server"]
 )
@@ -43,10 +43,10 @@ class ForkedProcess:
     """A process that a test has started, and ends by its id.
 
     Args:
-        name: its log is a file of this name.
-        work: what it does, a function of a module.
-        arguments: of the function.
-        logs: the folder of its log.
+        name: name of the process; its log file has this name.
+        work: function of a module that the process runs.
+        arguments: arguments of the function.
+        logs: folder of its log.
     """
 
     def __init__(self, name: str, work: Callable[..., None], arguments: Sequence[Any], logs: Path) -> None:
@@ -57,7 +57,7 @@ class ForkedProcess:
         self.start()
 
     def start(self) -> None:
-        """Start it, again after it has ended."""
+        """Start it, or restart it after it has ended."""
         self._process = PROCESSES.Process(target=_logged, args=(self.log, self._work, self._arguments), daemon=True)
         self._process.start()
 
@@ -75,12 +75,12 @@ class ForkedProcess:
         return f"{self.name} ended with {self._process.exitcode}: {self.log.read_text()[-3000:]}"
 
     def kill(self) -> None:
-        """End it without a chance to do anything."""
+        """Kill it with SIGKILL."""
         self._process.kill()
         self._process.join(_STOPS_WITHIN_S)
 
     def stop(self) -> int:
-        """End it as an operator does; its exit status."""
+        """Stop it as an operator does; returns its exit status."""
         self._process.terminate()
         self._process.join(_STOPS_WITHIN_S)
         assert self._process.exitcode is not None, f"{self.name} did not stop: {self.log.read_text()[-3000:]}"
@@ -91,7 +91,7 @@ class FleetFolder:
     """The files of a fleet: the authority, an identity for each process, and the state of each board and agent.
 
     Args:
-        folder: where; its path is short, since unix sockets are below it.
+        folder: the folder of the fleet; its path is short, since unix sockets are below it.
         device_ids: the devices.
     """
 
@@ -128,7 +128,7 @@ class FleetFolder:
         return 1 + self.device_ids.index(device_id)
 
     def mode(self, device_id: str) -> PowerMode:
-        """The mode that a board is in."""
+        """The current mode of a board."""
         return PowerMode(*json.loads((self.board(device_id) / lasting_agent.MODE_FILE).read_text()))
 
     def coordinator(self, name: str, store: str, address: str, *options: str) -> ForkedProcess:
@@ -144,7 +144,7 @@ class FleetFolder:
         return self.folder / f"{name}.json"
 
     def address(self, name: str) -> str:
-        """Where a coordinator serves."""
+        """The address of a coordinator."""
         address: str = json.loads(self.announced(name).read_text())["address"]
         return address
 
@@ -156,7 +156,7 @@ class FleetFolder:
         )
 
     def flower(self, coordinator: str, rounds: int, minibatches: int, training_s: float) -> list[ForkedProcess]:
-        """Start Flower's server, and its nodes."""
+        """Start Flower's server and its nodes."""
         sockets = {device_id: self._socket(device_id) for device_id in self.device_ids}
         nodes = self.folder / "nodes.sock"
         settings = FlowerSettings(
@@ -185,7 +185,7 @@ OWNERS = array_to_modes(SimulatedDevice(BOARD, seed=1).modes)[777]
 
 
 def run_coordinator(store: str, arguments: Sequence[str]) -> None:
-    """The command `wattfleet coordinator`; the store's password is not for command lines."""
+    """Run `wattfleet coordinator`; the store's password must not be on the command line."""
     os.environ["WATTFLEET_COORDINATOR_STORE_LOCATION"] = store
     sys.argv = ["wattfleet", "coordinator", *arguments]
     cli.main()
@@ -194,7 +194,7 @@ def run_coordinator(store: str, arguments: Sequence[str]) -> None:
 def run_agent(folder: Path, coordinator: str, device_id: str, seed: int, socket: Path) -> None:
     """An agent on a board that outlives it.
 
-    It fits in its own process: the usual one has the lowest priority, so that on a busy machine the test waits for it.
+    It fits in its own process, since the usual process has the lowest priority and delays the test on a busy machine.
     """
     with patch("edge_agent.runtime.readiness.fitting_process", fitting_here):
         asyncio.run(lasting_agent.main(folder, coordinator, device_id, seed, socket, None))

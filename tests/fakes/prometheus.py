@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, for tests that are skipped without it."""
+"""A real Prometheus on loopback; tests that use it are skipped if it is not installed."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A process that scrapes every second."""
+    """A Prometheus process that scrapes every second."""
 
     url: str
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The data of an answer of its API.
+        """The data of a reply of its API.
 
         Raises:
-            HTTPError: it refuses the request, for example since it cannot evaluate a query.
+            HTTPError: it refuses the request, for example because it cannot evaluate a query.
         """
         query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}{query}", timeout=10) as response:
             return json.load(response)["data"]
 
     def values(self, query: str) -> list[float]:
-        """The values of a query now, without those that are no number."""
+        """The current values of a query, without NaN."""
         found = [float(each["value"][1]) for each in self.get("query", query=query)["result"]]
         return [value for value in found if not math.isnan(value)]
 
 
 def plaintext_job(name: str, target: str) -> dict[str, Any]:
-    """A scrape job for an address, host:port, that is open to everybody."""
+    """A scrape job for an unprotected address, host:port."""
     return {"job_name": name, "static_configs": [{"targets": [target]}]}
 
 
@@ -55,8 +55,8 @@ def scraping(jobs: Sequence[Mapping[str, Any]], folder: Path, rules: Sequence[Pa
     """Run a Prometheus.
 
     Args:
-        jobs: what it scrapes, in the form of its `scrape_configs`.
-        folder: for its files.
+        jobs: the scrape jobs, in the form of `scrape_configs`.
+        folder: folder for its files.
         rules: files of rules that it evaluates.
     """
     if not shutil.which("prometheus"):
@@ -94,5 +94,5 @@ def _is_ready(prometheus: Prometheus) -> bool:
     try:
         with urllib.request.urlopen(f"{prometheus.url}/-/ready", timeout=5):
             return True
-    except OSError:  # the error statuses of HTTP included
+    except OSError:  # including the error statuses of HTTP
         return False

@@ -1,4 +1,4 @@
-"""Small proxy tasks, and a learner whose accuracies are given."""
+"""Small proxy tasks, and a learner with given accuracies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference_models.proxy.proxy_task import OptimizerName, ProxyTask
 
 
 def blobs(optimizer: OptimizerName = "adam") -> ProxyTask:
-    """Two well separated clouds of 96 points, which a linear layer tells apart."""
+    """Two well separated clouds of 96 points, which a linear layer can separate."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(128) % 2
     points = torch.randn(128, 4, generator=generator) * 0.5 + (2 * labels - 1).unsqueeze(1)
@@ -27,14 +27,14 @@ def linear(seed: int) -> nn.Module:
 
 
 def shuffled_labels() -> ProxyTask:
-    """Labels that say nothing about their points."""
+    """Labels that are unrelated to their points."""
     task = blobs()
     labels = torch.randint(2, (32,), generator=torch.Generator().manual_seed(1))
     return replace(task, name="shuffled labels", test=(torch.zeros(32, 4), labels))
 
 
 class BeyondMemory(nn.Module):
-    """Fails for minibatches of more than 16 samples, as a model does on a GPU that is too small."""
+    """Fails for minibatches of more than 16 samples, as a model does on a GPU with too little memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,11 +60,11 @@ def no_task() -> str:
 
 
 class ScriptedLearner:
-    """Answers each test with the next of given accuracies.
+    """Returns the next of the given accuracies for each test.
 
     Attributes:
-        minibatches: how many were trained.
-        tested_after: the trained minibatches at each test.
+        minibatches: number of minibatches that were trained.
+        tested_after: number of trained minibatches at each test.
     """
 
     def __init__(self, accuracies: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""Runs with a quorum over fake nodes, whose trainings move every weight by a known amount."""
+"""Runs with a quorum over fake nodes, whose trainings change every weight by a known amount."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ZERO = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
 
 
 def adds(value: float, **record: Any) -> Callable[[Message], Message]:
-    """A training that moves every weight by so much, on ten samples; `record` is what the mod reports."""
+    """A training that adds this amount to every weight, on ten samples; `record` is the mod's report."""
 
     def train(message: Message) -> Message:
         [arrays] = message.content.array_records.values()
@@ -33,20 +33,20 @@ def adds(value: float, **record: Any) -> Callable[[Message], Message]:
 
 
 def nodes_of(**takes_s: float) -> dict[int, Node]:
-    """Nodes that reply after so many seconds; device `a` moves weights by 1, `b` by 2, and so on."""
+    """Nodes that reply after the given seconds; device `a` adds 1 to the weights, `b` adds 2, and so on."""
     node_ids = {device_id: node_id for node_id, device_id in KNOWN.items()}
     return {node_ids[each]: Node(each, adds(1.0 + "abcd".index(each)), takes_s[each]) for each in takes_s}
 
 
 @dataclass
 class QuorumRun:
-    """A run, and what came of it.
+    """A run and its results.
 
     Attributes:
         grid: its nodes.
         planner: its coordinator.
         weights: the weights before the first round and after each round.
-        ended_s: when each of them was known, in seconds since the run began.
+        ended_s: when the weights of each round were known, in seconds since the run began.
     """
 
     grid: GridOfNodes
@@ -71,7 +71,7 @@ class QuorumRun:
 
     @property
     def planned(self) -> list[str]:
-        """The devices that each plan could use."""
+        """The devices that were available to each plan."""
         return ["".join(KNOWN[node_id] for node_id in each.node_ids) for each in self.planner.asked("PlanRound")]
 
     @property
@@ -86,5 +86,5 @@ class QuorumRun:
 
 
 def quorum_run(quorum: Quorum | None, rounds: int, strategy: Any = None, **takes_s: float) -> QuorumRun:
-    """Run some rounds over nodes that take so many seconds."""
+    """Run some rounds over nodes that take the given seconds."""
     return QuorumRun(GridOfNodes(nodes_of(**takes_s))).start(quorum, rounds, strategy)

@@ -1,4 +1,4 @@
-"""A physical board on a clock that passes only while the app trains."""
+"""A physical board on a clock that advances only while the app trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARKED = PowerMode(1, 115_200, 114_750_000, 204_000_000)
 
 
 class RealTimeBoard(PhysicalBoard):
-    """A board that trains by itself: minibatches are over when the app says so, power is 12 W, but 9 W in `OTHER`."""
+    """A board whose minibatches end when the app reports them; its power is 12 W, or 9 W in `OTHER`."""
 
     board_kind = "orin-nano"
     provenance = "hardware"
@@ -34,7 +34,7 @@ class RealTimeBoard(PhysicalBoard):
         return self.mode
 
     def apply(self, mode: PowerMode) -> None:
-        self.clock.sleep_s(1.0)  # as a Jetson takes its time
+        self.clock.sleep_s(1.0)  # since mode changes take time on a Jetson
         self.mode = mode
 
     def conditions(self) -> Conditions:

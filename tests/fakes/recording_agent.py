@@ -1,4 +1,4 @@
-"""An agent's local socket that records what an app sends, and answers as it is told to."""
+"""An agent's local socket that records an app's messages and gives configured replies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
     """An agent without a device.
 
     Attributes:
-        socket: where it listens.
-        protocol_minor: of its protocol.
-        wants: minibatches that it asks for in each training.
-        observed: what it says at the end of each training.
-        requests: what it was sent, by training.
+        socket: path of its socket.
+        protocol_minor: minor version of its protocol.
+        wants: minibatches that it requests in each training.
+        observed: the observation that it returns at the end of each training.
+        requests: the messages that it received, by training.
     """
 
     socket: Path
@@ -61,17 +61,17 @@ class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
 
     @property
     def loaders(self) -> list[local_pb2.LoaderSeen]:
-        """What was told of loaders."""
+        """The reported loaders."""
         return [request.loader for requests in self.requests for request in requests if request.HasField("loader")]
 
     @property
     def minibatches(self) -> int:
-        """How many minibatches were reported."""
+        """The number of minibatches that were reported."""
         return sum(len(minibatches(requests)) for requests in self.requests)
 
     @property
     def reports(self) -> list[local_pb2.MinibatchesTrained]:
-        """The reports of minibatches, in their order."""
+        """The reports of minibatches, in order."""
         return [
             request.minibatches for requests in self.requests for request in requests if request.HasField("minibatches")
         ]
@@ -84,7 +84,7 @@ def minibatches(requests: list[local_pb2.TrainRequest]) -> list[local_pb2.Miniba
 
 @contextmanager
 def recording_agent(socket: Path) -> Iterator[RecordingAgent]:
-    """An agent that listens at a socket."""
+    """An agent that listens on a socket."""
     agent = RecordingAgent(socket)
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RecordingStore:
-    """A store that notes its transactions; it can be held up, and made to fail."""
+    """A store that records its transactions; it can be delayed, and made to fail."""
 
     def __init__(self) -> None:
         self.transactions: list[tuple[StoredRecord, ...]] = []
@@ -108,7 +108,7 @@ class RecordingStore:
 
 
 class Pauses:
-    """Pauses between attempts that end when a test says so."""
+    """Pauses between attempts that end when the test ends them."""
 
     def __init__(self) -> None:
         self.begun = 0

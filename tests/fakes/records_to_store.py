@@ -1,4 +1,4 @@
-"""Records for tests of what keeps them, and a way to compare them."""
+"""Records for tests of stores, and a way to compare them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def finished_round(number: int = 1, run_id: str = RUN) -> RoundRecord:
 
 
 def rounds_of(store: Store, run_id: str) -> list[RoundRecord]:
-    """All rounds of a run that a store has."""
+    """All rounds of a run that are in a store."""
     return [record for plan_id in store.plan_ids_of(run_id) if (record := store.round_of(plan_id)) is not None]
 
 
 def comparable(record: DeviceRecord) -> tuple[Any, ...]:
-    """A device's values; arrays do not compare as one."""
+    """A device's values in a form that can be compared, since arrays cannot be compared with `==`."""
     fronts = {
         each.name: (
             {name: values.tolist() for name, values in columns_of(each.front).items()},

@@ -1,4 +1,4 @@
-"""A whole agent beside the test's own thread, on a simulated board."""
+"""A whole agent on a simulated board, outside the test's own thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
 
 class BoardThatBecomesSlower(SimulatedDevice):
-    """As if something blocked its fan."""
+    """A board that becomes slower, as if its fan were blocked."""
 
     slowdown = 1.0
 
@@ -40,7 +40,7 @@ class BoardThatBecomesSlower(SimulatedDevice):
 
 
 def new_board(kind: type[SimulatedDevice] = SimulatedDevice) -> SimulatedDevice:
-    """One in some mode of its owner's."""
+    """A board in a mode of its owner's."""
     device = kind("orin-nano", 1)
     device.apply(array_to_modes(device.modes)[777])
     return device
@@ -51,7 +51,7 @@ def may_connect(socket: Path) -> bool:
 
 
 def serves_trainings(socket: Path) -> bool:
-    """Whether an agent is ready for the trainings of apps; it refuses them while its device is being prepared."""
+    """Whether an agent accepts trainings of apps; it refuses them while its device is being prepared."""
     start = local_pb2.StartTraining(device_id="another device")
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         call: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter([local_pb2.TrainRequest(start=start)]))
@@ -59,7 +59,7 @@ def serves_trainings(socket: Path) -> bool:
 
 
 class RunningAgent:
-    """An agent beside the test's own thread."""
+    """An agent outside the test's own thread."""
 
     def __init__(
         self, settings: AgentSettings, device: SimulatedDevice, folder: Path, coordinator: CoordinatorInProcess
@@ -75,7 +75,7 @@ class RunningAgent:
 
     @property
     def error(self) -> BaseException | None:
-        """What it ended with, once it has."""
+        """The error with which it ended, or None."""
         return self._running.exception(60)
 
     def end(self) -> None:
@@ -88,9 +88,9 @@ class RunningAgent:
     def round(
         self, plan_id: str, mode: PowerMode, train: Callable[[], object] = lambda: None, workload: str = ""
     ) -> bool:
-        """Train for a round as Flower would, with `train` for the app's own work; whether it went well.
+        """Train for a round as Flower would, with `train` for the app's own work; returns whether it succeeded.
 
-        The coordinator grants it first, unless it is away.
+        The coordinator grants the round first, unless it is away.
         """
         if self.coordinator.is_up:
             self.coordinator.grant(plan_id, mode, workload=workload)

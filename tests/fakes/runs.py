@@ -1,4 +1,4 @@
-"""Runs of many rounds in which devices do what a test says."""
+"""Runs of many rounds in which a test determines what each device does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(
     part: Callable[[str, int], Participation] = lambda device_id, number: Participation(),
     site_w: float = 100_000.0,
 ) -> History:
-    """A run's history: every chosen device does its part in every round."""
+    """A run's history in which every chosen device completes every round."""
     history = History()
     for number in range(1, rounds + 1):
         plan = plan_round(offers, policy, Allowance.of_site(site_w), 1.0, number, history)

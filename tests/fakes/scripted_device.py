@@ -22,8 +22,8 @@ class ScriptedDevice(PhysicalBoard):
     """A board with two modes (a `Device`); its meter samples `power_at` once a second.
 
     Args:
-        step_s: seconds that a minibatch takes; the first takes 6 s.
-        power_at: power at a time, mW.
+        step_s: seconds that a minibatch takes; the first one takes 6 s.
+        power_at: power at a given time, mW.
     """
 
     board_kind = "scripted"
@@ -72,7 +72,7 @@ class ScriptedDevice(PhysicalBoard):
         return {}
 
     def restore(self, knobs: Knobs) -> None:
-        """Nothing to restore."""
+        """Do nothing, since nothing has to be restored."""
 
     def step(self) -> None:
         self.clock.sleep_s(_FIRST_STEP_S if self.steps == 0 else self.step_s)
@@ -80,7 +80,7 @@ class ScriptedDevice(PhysicalBoard):
 
 
 class ScriptedMeter:
-    """A meter with a sample every second since its start."""
+    """A meter with one sample per second since its start."""
 
     def __init__(self, device: ScriptedDevice) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Looks for secrets in bytes, files and processes, in every form in which a program may have written them."""
+"""Searches bytes, files and processes for secrets, in every form in which a program may have written them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LINE_BREAKS = re.compile(rb"\s|\\n")
 
 
 def is_key_file(path: Path) -> bool:
-    """Whether a file is a private key, and nothing else."""
+    """Whether a file contains a private key, and nothing else."""
     return path.suffix in (".pem", ".key") and _WHOLE_KEY.fullmatch(path.read_bytes()) is not None
 
 
 def _base64_forms(raw: bytes) -> Iterator[bytes]:
-    """What bytes are inside of a longer base64 text: it depends on how many bytes are before them."""
+    """The base64 forms of bytes inside a longer text, which depend on the number of bytes before them."""
     for before in range(3):
         whole = base64.b64encode(bytes(before) + raw)
         first, last = -(-before * 8 // 6), (before + len(raw)) * 8 // 6
@@ -50,7 +50,7 @@ def _scalar(pem: bytes) -> bytes:
 
 
 class Secrets:
-    """Secrets by a name that may be shown, each in all its forms."""
+    """Secrets in all their forms, by a name that may be shown."""
 
     def __init__(self) -> None:
         self._forms: dict[str, set[bytes]] = {}
@@ -59,28 +59,28 @@ class Secrets:
         return len(self._forms)
 
     def add_text(self, name: str, text: str) -> None:
-        """A password, or a token."""
+        """Add a password or a token."""
         self._forms[name] = {text.encode(), *_base64_forms(text.encode()), text.encode().hex().encode()}
 
     def add_token(self, name: str, token: str) -> None:
-        """A token that is base64url of random bytes."""
+        """Add a token that is base64url of random bytes."""
         self.add_text(name, token)
         self._forms[name].update(_raw_forms(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))))
 
     def add_key(self, name: str, pem: bytes) -> None:
-        """A private key: its PEM without line breaks, and its raw bytes."""
+        """Add a private key: its PEM without line breaks, and its raw bytes."""
         body = b"".join(line for line in pem.splitlines() if line and b"-----" not in line)
         self._forms[name] = {body, *_raw_forms(_scalar(pem))}
 
     def add_key_files(self, folder: Path) -> list[Path]:
-        """All private keys below a folder."""
+        """Add all private keys below a folder."""
         found = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_key_file(path)]
         for path in found:
             self.add_key(str(path.relative_to(folder)), path.read_bytes())
         return found
 
     def in_bytes(self, content: bytes, but: str = "") -> list[str]:
-        """The names of the secrets that are in some bytes, without one that belongs there."""
+        """The names of the secrets found in some bytes, except for one that is expected there."""
         joined = _LINE_BREAKS.sub(b"", content)
         return [
             name
@@ -90,7 +90,7 @@ class Secrets:
 
 
 class ProcessWatch:
-    """Notes arguments and environment of all processes below this one, again and again while it is entered."""
+    """Repeatedly records the arguments and environment of all descendants of this process while it is entered."""
 
     def __init__(self) -> None:
         self.arguments: set[str] = set()
@@ -113,5 +113,5 @@ class ProcessWatch:
                 try:
                     self.arguments.add("\0".join(child.cmdline()))
                     self.environments.add("\0".join(f"{name}={value}" for name, value in child.environ().items()))
-                except psutil.Error:  # it has just ended
+                except psutil.Error:  # the process has just ended
                     continue

@@ -1,4 +1,4 @@
-"""A coordinator served in the test's own event loop, and everything that talks to it."""
+"""A coordinator served in the test's own event loop, and its clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READY = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_m
 
 
 def hello_of(device_id: str, board: str = "agx-orin", installation: str = "") -> session_pb2.Hello:
-    """What an agent of this version says first, on a simulated board."""
+    """The Hello of an agent of this version on a simulated board."""
     return session_pb2.Hello(
         device_id=device_id,
         board=board,
@@ -88,7 +88,7 @@ class Agent:
         return response.welcome
 
     async def send(self, **body: Any) -> None:
-        """Send a message and see it acknowledged; grants that come before are noted."""
+        """Send a message and wait for its acknowledgement; grants that arrive before it are recorded."""
         self._sequence += 7
         await self.call.write(session_pb2.SessionRequest(sequence=self._sequence, **body))
         ack = await self.ack()
@@ -102,7 +102,7 @@ class Agent:
         grant: session_pb2.Grant | None = None,
         sample: session_pb2.BoardSample | None = None,
     ) -> None:
-        """Say which grant is in force, none unless it is given, how far its training is, and what the sensors say."""
+        """Report the grant in force (none by default), the progress of its training, and the sensor values."""
         self._leases += 1
         self.keeps_to, self.phase = grant, phase
         lease = session_pb2.Lease(number=self._leases, phase=phase_to_message(phase), sample=sample)
@@ -112,7 +112,7 @@ class Agent:
         assert (await self.ack()).lease_number == self._leases
 
     async def ack(self) -> session_pb2.Ack:
-        """The next acknowledgement; orders that come before are noted."""
+        """The next acknowledgement; orders that arrive before it are recorded."""
         while not (response := await self._read()).HasField("ack"):
             self._note(response)
         ack: session_pb2.Ack = response.ack
@@ -125,7 +125,7 @@ class Agent:
         return response
 
     def _note(self, response: Any) -> None:
-        """Note an order."""
+        """Record an order."""
         kinds: dict[str, list[Any]] = {
             "grant": self.grants,
             "announced": self.announced,
@@ -135,20 +135,20 @@ class Agent:
         kinds[kind].append(getattr(response, kind))
 
     async def hear(self, orders: list[Any]) -> Any:
-        """The next order of a kind, unless one has come already."""
+        """The next order of a kind, unless one has arrived already."""
         while not orders:
             self._note(await self._read())
         return orders.pop(0)
 
     async def trained(self, plan_id: str = "") -> None:
-        """Take the grant of a round, the next one unless its plan is named, and say that its training is over."""
+        """Accept the grant of a round (the next one unless its plan is named), and report its training as finished."""
         grant = await self.grant()
         while plan_id and grant.plan_id != plan_id:
             grant = await self.grant()
         await self.lease(GrantPhase.OVER, grant)
 
     async def obey(self, phase: GrantPhase = GrantPhase.WAITING) -> None:
-        """Put the newest grant in force, if one has come, and say how far its training is."""
+        """Put the newest grant in force, if one has arrived, and report the progress of its training."""
         await self.lease(self.phase, self.keeps_to)
         while self.grants:
             newest = self.grants.pop()
@@ -156,7 +156,7 @@ class Agent:
             await self.lease(phase if newest.HasField("mode") else GrantPhase.OVER, newest)
 
     async def grant(self) -> session_pb2.Grant:
-        """The next grant, unless one came with an acknowledgement already."""
+        """The next grant, unless one arrived with an acknowledgement already."""
         grant: session_pb2.Grant = await self.hear(self.grants)
         return grant
 
@@ -177,7 +177,7 @@ class Agent:
 
 @dataclass
 class Client:
-    """Everything that talks to a coordinator."""
+    """All kinds of clients of a coordinator."""
 
     bound: BoundAddresses
     channel: grpc.aio.Channel
@@ -203,13 +203,13 @@ class Client:
         return agent
 
     async def obey(self, phase: GrantPhase = GrantPhase.WAITING) -> None:
-        """Let all devices with a session put their newest grants in force, and say how far they are."""
+        """Let all devices with a session put their newest grants in force and report their progress."""
         for agent in self.agents:
             if agent.is_welcome and not agent.call.done():
                 await agent.obey(phase)
 
     async def end_trainings(self) -> None:
-        """Let all devices with a session end what they were granted."""
+        """Let all devices with a session finish what they were granted."""
         await self.obey(GrantPhase.OVER)
 
     @property
@@ -224,7 +224,7 @@ class Client:
         return {device_id: state_word(device.state) for device_id, device in (await self.devices()).items()}
 
     async def two_ready(self) -> tuple[Agent, Agent]:
-        """The Orin and the Nano, ready and tied to their nodes, and a run that has begun."""
+        """The Orin and the Nano, ready and paired with their nodes, and a run that has begun."""
         orin, nano = self.agent(), self.agent()
         await orin.become_ready("orin", ORIN_FRONT, 5.0)
         await nano.become_ready("nano", NANO_FRONT, 3.0)
@@ -246,7 +246,7 @@ class Client:
         return [run async for answer in answers for run in answer.runs]
 
     async def rounds(self, run_id: str = "") -> RunSeen:
-        """A run, the newest unless it is named, with its rounds."""
+        """A run (the newest unless it is named) with its rounds."""
         runs = await self.runs()
         if not runs:
             return RunSeen()
@@ -275,7 +275,7 @@ async def serving(config: CoordinatorSettings) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def serving_client(config: CoordinatorSettings) -> AsyncIterator[Client]:
-    """`serving`, for a limited time."""
+    """`serving`, with a time limit."""
     async with asyncio.timeout(_WITHIN_S), serving(config) as client:
         yield client
 

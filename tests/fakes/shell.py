@@ -1,4 +1,4 @@
-"""A shell beside a coordinator that is served: the operator's commands, over real gRPC."""
+"""A shell for a running coordinator: the operator's commands, over real gRPC."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ Shell = Callable[..., Awaitable[Result]]
 
 
 def command(*arguments: str, columns: int = 80, typed: str | None = None) -> Result:
-    """A command in a terminal of so many columns; what it raises is raised.
+    """A command in a terminal of the given width; its exceptions are raised.
 
     Args:
-        arguments: after `wattfleet coordinator`.
-        columns: of the terminal.
-        typed: what somebody types; None if standard input is no terminal.
+        arguments: words after `wattfleet coordinator`.
+        columns: width of the terminal.
+        typed: what the user types; None if standard input is not a terminal.
     """
     with pytest.MonkeyPatch.context() as patched:
         if typed is not None:
@@ -68,7 +68,7 @@ async def served_with_shell(config: CoordinatorSettings) -> AsyncIterator[tuple[
                 command, *arguments, "--coordinator", client.bound.address, columns=columns
             )
             assert result.exit_code == 0, result.output
-            # A file's path is as long as it is.
+            # The length of a file's path cannot be changed.
             is_laid_out = not {"--json", "export"} & set(arguments)
             assert not is_laid_out or max(map(len, result.stdout.splitlines()), default=0) <= columns
             assert "…" not in result.stdout, "nothing is cut off"
@@ -82,13 +82,13 @@ async def asked(shell: Shell, *arguments: str) -> Any:
 
 
 def rack_and_roof(folder: Path) -> dict[str, Any]:
-    """Settings of a site with two circuits; the source of one circuit's budget does not answer."""
+    """Settings of a site with two circuits; the source of one circuit's budget is unreachable."""
     (folder / "site.toml").write_text(_SITE)
     return {"budget_w": None, "file": folder / "site.toml"}
 
 
 async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.PlanRoundResponse:
-    """One that the Orin finished and the Nano did not."""
+    """A round that the Orin finished and the Nano did not."""
     plan = await client.plan(number)
     await orin.obey(GrantPhase.OVER)
     await orin.send(

@@ -1,4 +1,4 @@
-"""An operator with keys, and what a coordinator serves of them: in virtual time, and open to every attack."""
+"""An operator with keys, and a coordinator that serves the signed references: in virtual time, and open to attacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEGIN = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 
 class VirtualClock:
-    """One time for everybody."""
+    """One clock for all participants."""
 
     def __init__(self) -> None:
         self.time = BEGIN
@@ -39,13 +39,13 @@ class VirtualClock:
 
 
 class SignedRepository:
-    """An operator's folder and a coordinator's, and the coordinator's two RPCs for agents.
+    """The folders of an operator and a coordinator, and the coordinator's two RPCs for agents.
 
     Attributes:
         shipped: the reference that ships with Wattfleet.
-        artefacts: what FetchReference sends, by digest.
-        replaced: what FetchMetadata sends in place of a file of this name.
-        is_away: the coordinator does not answer.
+        artefacts: the data that FetchReference sends, by digest.
+        replaced: the data that FetchMetadata sends in place of the file of this name.
+        is_away: whether the coordinator is unreachable.
     """
 
     def __init__(self, folder: Path, clock: VirtualClock, root_keys: int = 2, threshold: int = 1) -> None:
@@ -62,7 +62,7 @@ class SignedRepository:
         self.sent_bytes = 0
 
     def publish(self, *artefacts: Artefact, revoked: tuple[str, ...] = ()) -> None:
-        """Sign references besides the earlier ones, and serve them."""
+        """Sign further references, and serve them."""
         self.artefacts |= {each.digest: each for each in artefacts}
         self.operator.sign(artefacts, revoked)
         self.serve()
@@ -105,7 +105,7 @@ class TrustingDevice:
     """A device that trusts the operator's first root.
 
     Attributes:
-        references: what it accepts.
+        references: the references that it accepts.
     """
 
     def __init__(self, state: Path, repository: Any, root: bytes, now: Callable[[], datetime] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A fleet of two devices that are ready to train, for tests that begin where profiling ended."""
+"""A fleet of two devices that are ready to train, for tests that begin after profiling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORIN_NODE, NANO_NODE = 2**64 - 1, 2**63 + 5
 
 
 def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float, node_id: int) -> None:
-    """What a device's agent reports until it can be planned with, and what Flower's server then says of its node."""
+    """Report what makes a device ready for plans, and pair Flower's node with it."""
     fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
     fleet.agents.report_front(device_id, device_front, idle_w, 50, "d" * 64)
     fleet.agents.report_state(device_id, DeviceState.READY, 50, "parked")
@@ -50,7 +50,7 @@ def restarted(
     stored: StoredGrants = NOTHING_STORED,
     now_s: Callable[[], float] = lambda: 0.0,
 ) -> Fleet:
-    """The same with what a store kept; nobody is connected."""
+    """The same fleet, restored from a store; no device is connected."""
     return Fleet(
         fleet.operator.allowance,
         fleet.flower.policy,

@@ -1,4 +1,4 @@
-"""A date and time that passes as a test says."""
+"""A date and time that advances only when a test says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class StoreClock:
         self.now = datetime(2026, 3, 29, 0, 30, tzinfo=timezone.utc)
 
     def __call__(self) -> datetime:
-        # In an offset that is not UTC's, as an operator's clock may be.
+        # In a time zone other than UTC, as an operator's clock may be.
         return self.now.astimezone(timezone(timedelta(hours=5, minutes=30)))
 
     def pass_days(self, days: float) -> None:

@@ -1,4 +1,4 @@
-"""Where an agent in a test stores its workloads."""
+"""Finds the workloads that an agent has stored in a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ClientApp on the agent's socket that sends what a test tells it to, message by message."""
+"""A ClientApp on the agent's socket that sends what a test specifies, message by message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class App:
         self._requests.put(None)
 
     def refusal(self) -> tuple[grpc.StatusCode, str]:
-        """How the agent ends the stream."""
+        """The error with which the agent ends the stream."""
         with pytest.raises(grpc.RpcError):
             while True:
                 self.answer()

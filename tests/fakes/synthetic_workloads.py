@@ -39,7 +39,7 @@ def measured(
     batch: np.ndarray | None = None,
     noise: float = 0.01,
 ) -> Profile:
-    """Measured rows of a workload; a training, or an inference if its batch sizes are given."""
+    """Measured rows of a workload: a training, or an inference if its batch sizes are given."""
     factors = np.exp(noise * np.random.default_rng(len(modes)).standard_normal((2, len(modes))))
     settings = settings_of(modes, batch)
     ms, mw = step_time_ms(time, settings) * factors[0], power_mw(power, time, settings) * factors[1]
@@ -48,7 +48,7 @@ def measured(
 
 @cache
 def reference() -> RooflinePredictor:
-    """A reference with a population of two workloads, of one network and of one with thrice the work."""
+    """A reference with a population of two workloads: one network, and one with three times the work."""
     corpora = measured(drawn(450, 0)), measured(drawn(420, 1), scaled(3.0))
     board = board_named("agx-orin").hardware
     members = tuple(measured_member(corpus, FOUR_WORKERS, board) for corpus in corpora)
@@ -56,7 +56,7 @@ def reference() -> RooflinePredictor:
 
 
 def scaled(factor: float, time: TimeParameters = TIME) -> TimeParameters:
-    """A workload with more of all work."""
+    """A workload with all its work multiplied by a factor."""
     log = time.log()
     log[:7] += np.log(factor)
     return TimeParameters.from_log(log)

@@ -1,4 +1,4 @@
-"""What a training trains, in tests that have no learner."""
+"""The workload that a training trains, in tests without a learner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _nothing(power_limit_w: float) -> Any:
 
 @dataclass
 class Trained:
-    """A workload of so many minibatches in an epoch."""
+    """A workload with this many minibatches in an epoch."""
 
     minibatches_per_epoch: int = 500
     profiler: Callable[[float], Any] = _nothing

@@ -1,4 +1,4 @@
-"""A coordinator with a page, and eight devices that have trained a round and say what real ones would."""
+"""A coordinator with a page, and eight devices that have trained a round and report realistic values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Trained:
         await planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=3))
 
     async def sense(self) -> None:
-        """Let all boards say what their sensors read; one is hot, and one throttles itself."""
+        """Let all boards report their sensor values; one is hot, and one throttles."""
         for k, (device_id, agent) in enumerate(self.agents.items()):
             for throttle_events in (2, 3 if device_id == THROTTLED else 2):
                 sample = session_pb2.BoardSample(
@@ -82,7 +82,7 @@ class Trained:
         return plan
 
     async def train(self, plan: planning_pb2.PlanRoundResponse, failing: str = "") -> None:
-        """Let the selected devices train as predicted, within some percent; one may fail."""
+        """Let the selected devices train within some percent of the prediction; one may fail."""
         results = []
         self.trainings += len(plan.assignments)
         for k, part in enumerate(plan.assignments):
@@ -108,7 +108,7 @@ class Trained:
 
 
 def front_message(board: str, points: list[tuple[float, float]]) -> power_pb2.Front:
-    """A front with modes that the board has, from its highest CPU clock downwards."""
+    """A front of modes that the board has, from its highest CPU clock downwards."""
     space = BOARDS[board].space
     made = columns_of(front(*points, power_log_sd=0.04))
     clocks = sorted(space.cpu_khz, reverse=True)[: 3 * len(points) : 3]
@@ -117,7 +117,7 @@ def front_message(board: str, points: list[tuple[float, float]]) -> power_pb2.Fr
 
 
 def preset_messages(board: str, points: list[tuple[float, float]]) -> list[power_pb2.PresetPoint]:
-    """The board's presets, none of which is on the front: each is slower than the front at its watts."""
+    """The board's presets, none of which is on the front: each is slower than the front at the same power."""
     highest, *lower = BOARDS[board].presets.items()
     places = [
         (highest, points[0][0], 1.15 * points[0][1]),
@@ -135,7 +135,7 @@ def preset_messages(board: str, points: list[tuple[float, float]]) -> list[power
 
 @asynccontextmanager
 async def trained(config: CoordinatorSettings) -> AsyncIterator[Trained]:
-    # The devices renew no lease while the browser is slow.
+    # The devices do not renew their leases while the browser is slow.
     async with serving(config.with_values(sessions={"lease_s": 60.0})) as client:
         fleet = Trained(client)
         await fleet.ready()

@@ -1,4 +1,4 @@
-"""A budget watch in virtual time, with a source that answers what a test sets."""
+"""A budget watch in virtual time, with a source that returns what a test sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = float | Exception | None
 
 
 class VirtualTime:
-    """Time that passes only in `advance`, for any number of sleepers."""
+    """Time that advances only in `advance`, for any number of sleepers."""
 
     def __init__(self, start: datetime = NOON) -> None:
         self._now = start
@@ -36,7 +36,7 @@ class VirtualTime:
         return self._now.timestamp()
 
     def jump(self, **by: float) -> None:
-        """Set the clock that people see; sleepers do not notice."""
+        """Change the wall clock; sleepers do not notice."""
         self._jumped += timedelta(**by)
 
     async def sleep(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ async def settled() -> None:
 
 
 class Meter:
-    """A source that answers what a test sets, from that moment."""
+    """A source that returns what a test sets, from that moment on."""
 
     def __init__(self, clock: VirtualTime, answer: Answer) -> None:
         self._clock = clock
@@ -80,7 +80,7 @@ class Meter:
 
 
 class Watched:
-    """A watch under virtual time, and everything that it told."""
+    """A watch in virtual time, and everything that it reported."""
 
     def __init__(self, budgets: dict[str, AnyBudget], answer: Answer = 120.0, start: datetime = NOON) -> None:
         self.clock = VirtualTime(start)
@@ -111,13 +111,13 @@ class Watched:
 
 
 def run(scenario: Callable[[Watched], Coroutine[Any, Any, None]], watched: Watched) -> None:
-    """A scenario from start to stop, after which nothing runs on."""
+    """Run a scenario from start to stop; afterwards nothing is still running."""
 
     async def whole() -> None:
         await watched.watch.start()
         try:
             await scenario(watched)
-            running = [task for task in watched.watch._tasks if task.done()]  # noqa: SLF001 - nothing may end it
+            running = [task for task in watched.watch._tasks if task.done()]  # noqa: SLF001 - no task may end by itself
             assert not running
         finally:
             await watched.watch.stop()

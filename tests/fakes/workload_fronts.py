@@ -12,19 +12,19 @@ from wattfleet.modes import BatchOptions, Processor, Task, Workload, WorkloadFac
 
 
 def for_all(front: Front | None) -> tuple[WorkloadFront, ...]:
-    """What a device knows whose agent knows no workloads."""
+    """What the coordinator knows of a device whose agent does not know workloads."""
     return () if front is None else (WorkloadFront(front),)
 
 
 def only_front(record: DeviceRecord) -> Front | None:
-    """The front of a device that has one at most."""
+    """The front of a device that has at most one."""
     [*known] = record.fronts
     assert len(known) <= 1
     return known[0].front if known else None
 
 
 def of_workloads(**known: tuple[Front, int | None, int]) -> tuple[WorkloadFront, ...]:
-    """Fronts by name of the workload, each with the minibatches in an epoch and the number of measured modes."""
+    """Fronts by workload, each with the minibatches in an epoch and the number of measured modes."""
     return tuple(
         WorkloadFront(front, Workload(name), minibatches, modes) for name, (front, minibatches, modes) in known.items()
     )
@@ -47,7 +47,7 @@ workloads = st.builds(Workload, names, facts, st.none() | options)
 
 @st.composite
 def fronts_of(draw: st.DrawFn, workload: Workload, power_log_sd: float) -> Front:
-    """A front whose points may differ in the batch, if plans choose it."""
+    """A front whose points may differ in batch size, if plans choose it."""
     found = draw(fronts(power_log_sd=power_log_sd))
     if workload.batches is None or draw(st.booleans()):
         return found
@@ -56,7 +56,7 @@ def fronts_of(draw: st.DrawFn, workload: Workload, power_log_sd: float) -> Front
 
 @st.composite
 def known_fronts(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> tuple[WorkloadFront, ...]:
-    """What a device knows of several workloads, or of all."""
+    """The known fronts of a device, for several workloads or for all."""
     found = draw(st.lists(workloads, max_size=most, unique_by=lambda workload: workload.name))
     known = [
         WorkloadFront(

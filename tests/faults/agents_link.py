@@ -1,4 +1,4 @@
-"""A fleet whose devices' links to the coordinator have a fault in the middle of a round, from its begin to recovery."""
+"""A fleet whose devices' links to the coordinator have a fault during a round, from its beginning to recovery."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _REPORTS = 5
 
 @dataclass
 class Outcome:
-    """What a fault led to.
+    """The effects of a fault.
 
     Attributes:
-        rounds: in their order: the round in which the fault began, one while a link was slow, and one after recovery.
-        state: what the coordinator knew of the devices in the end, by id.
-        observed: whose observations were stored in the end, by plan.
-        detected_s: until all devices behind a link that was cut counted as offline; None for other faults.
-        recovered_s: from the end of the fault until all devices were back, with all reports acknowledged.
-        most_waiting: reports that waited in a device's outbox at most.
-        backlog_bytes: what coordinator and agents had sent into the link at most, for each device.
-        grown_bytes: memory of this process from before the fault to after recovery.
+        rounds: in order: the round in which the fault began, one while a link was slow, and one after recovery.
+        state: what the coordinator knew of the devices at the end, by id.
+        observed: the devices whose observations were stored at the end, by plan.
+        detected_s: seconds until all devices behind a cut link counted as offline; None for other faults.
+        recovered_s: seconds from the end of the fault until all devices were back, with all reports acknowledged.
+        most_waiting: the most reports that waited in a device's outbox.
+        backlog_bytes: the most bytes that coordinator and agents had queued on the link, per device.
+        grown_bytes: growth of this process's memory from before the fault to after recovery.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -67,15 +67,15 @@ async def through(
     is_certified: bool = False,
     share: float = 1.0,
 ) -> Outcome:
-    """Let a fault begin while all devices train; end it, let the fleet recover, and train another round.
+    """Begin a fault while all devices train, end it, let the fleet recover, and train another round.
 
     Args:
         fault: the fault.
-        config: of a coordinator.
-        folder: for all files.
-        devices: how many.
+        config: a coordinator's configuration.
+        folder: folder for all files.
+        devices: number of devices.
         is_certified: whether all use mutual TLS.
-        share: of the devices behind the link with the fault; below 1, their Flower nodes are gone, too.
+        share: the share of devices behind the faulty link; below 1, their Flower nodes are gone, too.
     """
     outcome = Outcome()
     shares: Iterable[float] = (share, 1 - share) if share < 1 else (1.0,)

@@ -31,7 +31,7 @@ class Training:
     """One training of a device.
 
     Attributes:
-        plan_id: its plan.
+        plan_id: the plan that it trains for.
         began_s: when it began, on the loop's clock.
         ended_s: when the device parked; None while it trains.
         stopped: why it was stopped; empty if it was not.
@@ -44,7 +44,7 @@ class Training:
 
 
 class News(SessionNews):
-    """Notes why sessions and attempts ended."""
+    """Records why sessions and attempts ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,23 +56,23 @@ class News(SessionNews):
 
 
 class NoFile(OutboxFile):
-    """Stores nothing: twenty devices of one event loop would wait for each other's disk."""
+    """Stores nothing, because twenty devices on one event loop would wait for each other's disk writes."""
 
     def load(self) -> list[session_pb2.SessionRequest]:
         return []
 
     def store(self, requests: list[session_pb2.SessionRequest]) -> None:
-        """Keep them in memory only."""
+        """Keep the records in memory only."""
 
 
 class Device:
     """One device of a fleet.
 
     Attributes:
-        trains_s: seconds of its next trainings.
-        trainings: those so far.
-        news: why its sessions ended.
-        welcomes: how often the coordinator has welcomed it.
+        trains_s: duration of its next trainings, in seconds.
+        trainings: its trainings so far.
+        news: records why its sessions ended.
+        welcomes: number of Welcomes from the coordinator.
     """
 
     def __init__(self, device_id: str, endpoint: Endpoint, folder: Path, settings: SessionSettings) -> None:
@@ -105,7 +105,7 @@ class Device:
         await stop_tasks(self._running)
 
     def report(self, modes: int) -> None:
-        """Report a front and a state that tell how many modes were measured."""
+        """Report a front, and a state with the number of measured modes."""
         self.session.report_front(
             session_pb2.FrontReport(
                 front=front_to_message(front((EPOCH_S, 20.0 + modes / 100), (2 * EPOCH_S, 10.0))),
@@ -122,7 +122,7 @@ class Device:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether it is connected, and everything it has reported is acknowledged."""
+        """Whether it is connected, and all its reports are acknowledged."""
         return self.session.connected and not self.outbox.has_any_up_to(self.outbox.last_sequence)
 
     @property
@@ -130,7 +130,7 @@ class Device:
         return any(each.ended_s is None for each in self.trainings)
 
     async def train(self, plan_id: str) -> bool:
-        """Train for a plan as the agent would: within its grant, and no longer. Returns whether it was completed."""
+        """Train for a plan as the agent would: only within its grant. Returns whether the training was completed."""
         grants, loop = self.session.grants, asyncio.get_running_loop()
         await grants.wait_for(plan_id, self._settings.grant_timeout_s)
         try:

@@ -1,4 +1,4 @@
-"""The faults of a link, and in which form the tests apply them."""
+"""The faults of a link, and the form in which the tests apply them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Fault:
     """A fault of a link.
 
     Attributes:
-        name: in words.
-        begin: lets it begin.
-        cuts: nothing gets through, in one direction at least, until it ends.
-        end: ends it.
+        name: the fault in words.
+        begin: begins the fault.
+        cuts: whether nothing passes in at least one direction until the fault ends.
+        end: ends the fault.
     """
 
     name: str
@@ -66,10 +66,10 @@ NO_FAULT = Fault("no fault", lambda link, _: None)
 
 
 def on_each_transport(short: Collection[str]) -> list[pytest.ParameterSet]:
-    """Every fault on plaintext and on mutual TLS; in the short form each on one of them, in turn.
+    """Every fault on plaintext and on mutual TLS; in the short form each on one of the two, alternating.
 
     Args:
-        short: the faults that are no slow form of this link: between two links, all faults are.
+        short: the faults that are part of the short form on this link; the links together cover all faults.
     """
     if IS_LONG:
         return [_case(fault, is_certified) for fault in FAULTS for is_certified in (False, True)]
@@ -81,6 +81,6 @@ def _case(fault: Fault, is_certified: bool, is_slow: bool = False) -> pytest.Par
 
 
 def name_of(case: tuple[Fault, bool]) -> str:
-    """A case as the name of a test."""
+    """The name of a case, for the test's id."""
     fault, is_certified = case
     return f"{fault} {'with' if is_certified else 'without'} TLS"

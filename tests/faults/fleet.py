@@ -1,4 +1,4 @@
-"""A coordinator, devices and PowerAware in one process, with a faulty link between any two of them."""
+"""A coordinator, devices and PowerAware in one process, with links between them that can be faulty."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ ALLOWANCE_S = 1.0
 
 @dataclass(frozen=True)
 class Pace:
-    """The times of a fleet, seconds. The short form has shorter ones than a real fleet's.
+    """The times of a fleet, in seconds; shorter in the short form than in a real fleet.
 
     Attributes:
-        lease_s: of a lease; a session ends after three without a message.
-        silence_s: without an answer, until an agent reconnects.
-        grant_wait_s: that an agent waits for a grant at the start of a training.
+        lease_s: time between leases; a session ends after three without a message.
+        silence_s: time without an answer after which an agent reconnects.
+        grant_wait_s: time that an agent waits for a grant at the start of a training.
         grant_lifetime_s: how long a device may train without the coordinator.
-        latency_s: of the link with latency, in each direction.
-        outage_s: length of a fault that ends by itself.
+        latency_s: latency of the slow link, in each direction.
+        outage_s: duration of a fault that ends by itself.
     """
 
     lease_s: float = 1.0
@@ -60,7 +60,7 @@ REAL = Pace(lease_s=5.0, silence_s=15.0, grant_wait_s=10.0, grant_lifetime_s=120
 
 @dataclass
 class Round:
-    """One round as Flower's server saw it; times on the monotonic clock.
+    """One round as Flower's server sees it; times are on the monotonic clock.
 
     Attributes:
         number: from 1.
@@ -83,11 +83,11 @@ class Fleet:
     """A running fleet.
 
     Attributes:
-        client: an operator's connection to the coordinator, without a fault.
-        links: the links of the devices to the coordinator, the nth of every kind for the nth share of the devices.
+        client: an operator's connection to the coordinator, without faults.
+        links: the links between devices and coordinator; the nth share of the devices uses the nth link.
         planning_link: the link between PowerAware and the coordinator.
         devices: the devices.
-        rounds: those that are over.
+        rounds: the rounds that have ended.
     """
 
     client: Client
@@ -134,11 +134,11 @@ class Fleet:
         )
 
     async def offline(self) -> int:
-        """How many devices the coordinator shows as offline."""
+        """The number of devices that the coordinator shows as offline."""
         return [view.state for view in (await self.views()).values()].count(session_pb2.DEVICE_STATE_OFFLINE)
 
     async def observed(self) -> dict[str, list[str]]:
-        """The devices of which an observation is stored, by plan; a device twice, if it was counted twice."""
+        """The devices with a stored observation, by plan; a device appears twice if it was counted twice."""
         return {
             view.plan_id: sorted(each.device_id for each in view.observations)
             for run in await self.client.runs()
@@ -146,7 +146,7 @@ class Fleet:
         }
 
     async def state(self) -> dict[str, dict[str, Any]]:
-        """What the coordinator knows of each device, but for what depends on its rounds."""
+        """What the coordinator knows of each device, except for what depends on its rounds."""
         known = {}
         for device_id, view in (await self.views()).items():
             known[device_id] = {
@@ -191,12 +191,12 @@ async def running(
     """A fleet whose devices are all ready.
 
     Args:
-        config: of any coordinator; what matters here is changed.
-        folder: for all files.
-        devices: how many.
-        pace: its times.
+        config: configuration of any coordinator; the settings that matter here are changed.
+        folder: folder for all files.
+        devices: number of devices.
+        pace: the times of the fleet.
         is_certified: whether all use mutual TLS.
-        shares: of the devices behind each link.
+        shares: the share of the devices behind each link.
     """
     folder.mkdir()
     settings = configured(config, folder, pace, devices)
@@ -247,13 +247,13 @@ async def running(
 
 
 def _share_of(position: float, shares: list[float]) -> int:
-    """The index of the share that a position from 0 to 1 falls in."""
+    """The index of the share that contains a position from 0 to 1."""
     ends = [sum(shares[: index + 1]) for index in range(len(shares))]
     return next((index for index, end in enumerate(ends) if position < end), len(shares) - 1)
 
 
 async def seconds_until(condition: Callable[[], Any]) -> float:
-    """Wait until a condition holds; returns how long that took."""
+    """Wait until a condition holds; returns the seconds that this took."""
     began_s = time.monotonic()
     await eventually(condition)
     return time.monotonic() - began_s

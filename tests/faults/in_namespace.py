@@ -1,4 +1,4 @@
-"""A fleet in a network namespace of its own, whose loopback device has a queueing discipline during the fault.
+"""A fleet in its own network namespace, whose loopback device has a queueing discipline during the fault.
 
 unshare --net --map-root-user python -m tests.faults.in_namespace FOLDER netem delay 500ms
 """
@@ -18,7 +18,7 @@ _DEVICE = ("dev", "lo", "root")
 
 
 def main(folder: Path, discipline: list[str]) -> None:
-    """Let the fleet go through the fault, and print what it led to."""
+    """Run the fleet through the fault, and print the outcome."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
     def begin(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Flower's grid over the devices of a fleet, without Flower's network: each node trains when its message is pushed."""
+"""Flower's grid over a fleet's devices, without Flower's network: each node trains when its message is pushed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.fakes.one_run_grid import OneRunGrid
 from tests.faults.device import Device
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
 
-_RUN_IDS = count(1)  # two fleets of one process need different ones
+_RUN_IDS = count(1)  # two fleets in one process need different ones
 _FIRST_NODE = 2**63 + 5
 
 
 class NodeGrid(OneRunGrid):
-    """A grid whose nodes are devices in an event loop; it is used from another thread.
+    """A grid whose nodes are devices on an event loop; it is used from another thread.
 
     Attributes:
-        gone: devices whose nodes are gone: they reply nothing, and are not listed.
+        gone: devices whose nodes are gone: they do not reply, and are not listed.
         pushed_s: when the latest messages were pushed, on the monotonic clock.
     """
 
@@ -74,7 +74,7 @@ class NodeGrid(OneRunGrid):
         return self.pull_messages(self.push_messages(messages))
 
     def _begun(self, device: Device, message: Message) -> Future[bool] | None:
-        """The training of a message; None for the question who the node is."""
+        """The training of a message; None if the message asks which device the node is."""
         record: Mapping[str, Any] = message.content[RECORD_KEY]
         if IDENTIFY_KEY in record:
             return None

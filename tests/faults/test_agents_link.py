@@ -1,4 +1,4 @@
-"""Faults between agents and coordinator: rounds close, queues stay bounded, and the same state is reached again."""
+"""Faults between agents and coordinator: rounds end, queues stay bounded, and the fleet returns to the same state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GROWTH_BYTES = 64 * 2**20
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, Any]:
-    """What is computed once: the state of a fleet without a fault."""
+    """Results that are computed once: the state of a fleet without a fault."""
     return {}
 
 
@@ -44,7 +44,7 @@ async def state_without_fault(known: dict[str, Any], config: CoordinatorSettings
 
 
 def require_sound(outcome: Outcome, state: Any) -> None:
-    """What holds after every fault."""
+    """Check what has to hold after every fault."""
     for each in outcome.rounds:
         assert each.took_s < DEADLINE_S + _BUSY_S
     assert outcome.most_waiting <= _REPORTS_AT_MOST

@@ -33,7 +33,7 @@ _SETTLED_S = 400.0
 
 @dataclass
 class Run:
-    """A run over a SuperLink, of whose three SuperNodes two are behind a faulty link."""
+    """A run over a SuperLink with three SuperNodes, two of them behind a faulty link."""
 
     link: FaultyLink
     deployment: FlowerDeployment
@@ -59,13 +59,13 @@ class Run:
                 await asyncio.sleep(0.2)
 
     def closed(self) -> list[dict[str, float]]:
-        """The rounds that are over."""
+        """The rounds that have ended."""
         if not self.log.exists():
             return []
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.endswith("}")]
 
     async def until(self, condition: Callable[[list[dict[str, float]]], bool]) -> None:
-        """Wait until the rounds that are over meet a condition."""
+        """Wait until the rounds that have ended meet a condition."""
         async with asyncio.timeout(_SETTLED_S):
             while not condition(self.closed()):
                 await asyncio.sleep(0.1)
@@ -91,7 +91,7 @@ async def test_two_of_three_supernodes_lose_the_superlink_in_mid_round(
     async with supernodes_behind_link(config, tmp_path) as run:
         await run.submit(10 if IS_LONG else 4)
         await run.until(lambda closed: len(closed) >= 1)
-        await asyncio.sleep(1.0)  # within the second round
+        await asyncio.sleep(1.0)  # during the second round
         fault.begin(run.link, REAL)
         began_s = time.time()
         await run.until(lambda closed: len(closed) >= (4 if IS_LONG else 2))

@@ -1,4 +1,4 @@
-"""The kernel's own faults, by `tc` in a network namespace of the test's own. Nothing outside of it is changed."""
+"""Faults created by the kernel, with `tc` in a network namespace of the test's own. Nothing outside it is changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _require(discipline: str) -> None:
-    """Skip the test if this kernel, or this user, cannot use a discipline."""
+    """Skip the test if this kernel, or this user, cannot use a queueing discipline."""
     if missing := [program for program in ("unshare", "ip", "tc") if shutil.which(program) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     tried = subprocess.run(

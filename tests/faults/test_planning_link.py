@@ -1,4 +1,4 @@
-"""Faults between PowerAware and coordinator: rounds close by their deadline, and every report arrives once."""
+"""Faults between PowerAware and the coordinator: rounds end by their deadline, and every report arrives once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs inputs against a target for a limited time, and judges what came of each.
+"""Feeds inputs to a target for a limited time, and checks the outcome of each.
 
-`FUZZ_S` is the time for each target in seconds, and `FUZZ_SEED` the seed of the first input. Every further input has
-the next seed, so that a failing input is replayed by its own seed.
+`FUZZ_S` is the time for each target in seconds, and `FUZZ_SEED` the seed of the first input. Each further input has the
+next seed, so a failing input can be replayed by its own seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def seeds(at_least: int = 1) -> Iterator[int]:
     """The seeds of the inputs, until the time is over.
 
     Args:
-        at_least: how many there are in any case.
+        at_least: the minimum number of inputs.
     """
     ends_s = time.monotonic() + FUZZ_S
     count = 0
@@ -44,13 +44,13 @@ def seeds(at_least: int = 1) -> Iterator[int]:
 
 
 def source(seed: int) -> Hostile:
-    """The source of one input's values."""
+    """The source of random values for one input."""
     return Hostile(seed)
 
 
 @contextmanager
 def judged(seed: int, what: object, log: ServiceLog) -> Iterator[None]:
-    """Name the input in a failure, with what replays it; it must end in time and leave no traceback in the log."""
+    """Report the input in a failure, with how to replay it; it must end in time, without a traceback in the log."""
     began_s = time.monotonic()
     try:
         yield
@@ -63,14 +63,14 @@ def judged(seed: int, what: object, log: ServiceLog) -> Iterator[None]:
 
 
 class ServiceLog:
-    """Notes what is wrong with the log that a service writes."""
+    """Records problems in the log that a service writes."""
 
     def __init__(self) -> None:
         self._written = io.StringIO()
         self.handler = service_handler(self._written)
 
     def require_clean(self) -> None:
-        """Make sure that no traceback and no endless line was written since the last time."""
+        """Make sure that no traceback and no overlong line was written since the last call."""
         written = self._written.getvalue()
         self._written.seek(0)
         self._written.truncate()
@@ -95,7 +95,7 @@ def service_log() -> Iterator[ServiceLog]:
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Make sure that a campaign leaves the process about as large as it was."""
+    """Make sure that a campaign does not make the process much larger."""
     before = _held_bytes()
     yield
     grown = _held_bytes() - before

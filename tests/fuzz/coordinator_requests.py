@@ -1,4 +1,4 @@
-"""Requests that a coordinator takes, as the starting points of hostile ones."""
+"""Valid requests to a coordinator, from which hostile ones are derived."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORKLOAD = power_pb2.Workload(
 
 
 def known_values(artefact: Artefact) -> Known:
-    """What requests may name."""
+    """Values that requests may refer to."""
     ids: list[Any] = [*DEVICES, "new-1", "new-2"]
     runs = [RUN, "4712"]
     return {
@@ -54,7 +54,7 @@ def known_values(artefact: Artefact) -> Known:
 
 
 def valid_calls(artefact: Artefact) -> Valid:
-    """For each RPC, calls that it takes, in an order in which a coordinator takes them one after the other."""
+    """For each RPC, valid calls, in an order in which a coordinator accepts them one after the other."""
     planning, operator, view = _planning(), _operator(artefact), _view()
     listing = reflection_pb2.ServerReflectionRequest(list_services="")
     symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol="wattfleet.v1.ViewService")

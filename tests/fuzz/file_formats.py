@@ -1,4 +1,4 @@
-"""Every format of a file that a process reads: valid contents, and the function that reads it."""
+"""Every file format that a process reads: valid contents, and the function that reads it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _REFERENCE = Path(reference_models.__file__).parent / "agx_orin_resnet18"
 
 @dataclass(frozen=True)
 class Format:
-    """One format.
+    """One file format.
 
     Attributes:
         files: valid contents by file name; one of them is then made hostile.
-        read: reads the folder with the files; raises only errors of Wattfleet.
-        is_a_file: whether another kind of file may be in its place; False for what a process has in memory.
+        read: reads the folder with the files; may only raise errors of Wattfleet.
+        is_a_file: whether something other than a file may be in its place; False for data that a process has in memory.
     """
 
     files: Mapping[str, bytes]
@@ -63,8 +63,8 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
 
     Args:
         profiled: the state directory of a profiled agent.
-        board: a board of its kind.
-        folder: a folder for what has to be made.
+        board: a board of the same kind.
+        folder: a folder for created files.
     """
     journal = (only_workload(profiled) / PROFILE_FILE).read_bytes()
     header = JournalHeader.from_line(json.loads(journal.partition(b"\n")[0]))

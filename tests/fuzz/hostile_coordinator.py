@@ -1,4 +1,4 @@
-"""A coordinator that answers agents with whatever bytes it was told to."""
+"""A coordinator that answers agents with given bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import grpc
 
 
 class HostileCoordinator:
-    """Sends its answers to every session and every fetch of a reference, and then ends the call or stays silent.
+    """Sends its answers to every session and every fetch of a reference; then ends the call or stays silent.
 
     Attributes:
         answers: the messages to send.
-        status: what it ends the call with; None leaves it open.
-        received: the bytes of every message of the agent.
-        answered: set once all answers were sent, or the agent has gone.
+        status: the status that ends the call; None leaves it open.
+        received: the size of every message from the agent, in bytes.
+        answered: set once all answers were sent, or the agent has disconnected.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Damaged and hostile contents of files, and files that are none."""
+"""Damaged and hostile file contents, and things other than files in a file's place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHERS = (
 
 
 def hostile_content(hostile: Hostile, valid: bytes) -> bytes:
-    """A file's content: a valid one with other words, or with damaged bytes, or something else."""
+    """Hostile content for a file: valid content with words replaced or bytes damaged, or something else."""
     drawn = hostile.random()
     if drawn < 0.55:
         for _ in range(hostile.choice((1, 1, 2, 4))):
@@ -58,7 +58,7 @@ def _with_other_word(hostile: Hostile, content: bytes) -> bytes:
 
 
 def place(hostile: Hostile, path: Path, content: bytes, is_a_file: bool) -> str:
-    """Write a hostile file, or something else of its name if it `is_a_file`; returns what it is, for messages."""
+    """Write a hostile file, or put something else in its place if `is_a_file`; returns a description for messages."""
     if not is_a_file or hostile.random() < 0.95:
         path.write_bytes(content)
         return f"{content[:2_000]!r}{'...' if len(content) > 2_000 else ''}"
@@ -68,7 +68,7 @@ def place(hostile: Hostile, path: Path, content: bytes, is_a_file: bool) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove what `place` has made."""
+    """Remove what `place` has created."""
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
     else:

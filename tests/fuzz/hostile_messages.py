@@ -20,11 +20,11 @@ _MAX_DEPTH = 6
 
 
 class HostileMessages:
-    """Makes requests that a receiver has to survive.
+    """Creates requests that a receiver has to survive.
 
     Args:
         hostile: the source of the values.
-        known: values that mean something to the receiver.
+        known: values that the receiver knows.
     """
 
     def __init__(self, hostile: Hostile, known: Known) -> None:
@@ -32,11 +32,11 @@ class HostileMessages:
         self._known = known
 
     def serialized(self, kind: Any, valid: Sequence[Message]) -> bytes:
-        """A request: a valid one, one with changed fields, one of random fields, or no message at all.
+        """A request: valid, with changed fields, with random fields, or not a message at all.
 
         Args:
             kind: the request's descriptor.
-            valid: requests of this type that the receiver takes.
+            valid: requests of this type that the receiver accepts.
         """
         drawn = self._hostile.random()
         if drawn < 0.2 or not valid:
@@ -52,7 +52,7 @@ class HostileMessages:
         return self._hostile.some_bytes() if self._hostile.random() < 0.03 else content
 
     def random(self, kind: Any, depth: int = 0) -> Message:
-        """A message whose every field may be set to anything."""
+        """A message in which every field may have any value."""
         message = GetMessageClass(kind)()
         for field in kind.fields:
             if self._hostile.random() < 0.7:
@@ -60,7 +60,7 @@ class HostileMessages:
         return message
 
     def change(self, message: Message, depth: int = 0) -> None:
-        """Change some fields of a message, or of the messages inside it."""
+        """Change some fields of a message, or of its nested messages."""
         fields: list[FieldDescriptor] = list(cast(Any, message.DESCRIPTOR).fields)
         for field in self._hostile.sample(fields, min(len(fields), self._hostile.choice((1, 1, 2, 3)))):
             if field.type == FieldDescriptor.TYPE_MESSAGE and not _is_map(field) and self._hostile.random() < 0.7:

@@ -20,22 +20,22 @@ _INTEGERS = (0, 1, 2, 5, 64, 65, 127, 1_000_000, 1_000_001)
 
 
 class Hostile(random.Random):
-    """Draws values at the edges of their types, and beyond what the project expects."""
+    """Draws values at the limits of their types, and outside the range that the project expects."""
 
     def real(self) -> float:
-        """A floating-point number, or what stands for none."""
+        """A floating-point number, including NaN and infinity."""
         if self.random() < 0.7:
             return self.choice(_REALS)
         return self.choice((1, -1)) * math.exp(self.uniform(-700, 700))
 
     def integer(self, bits: int, signed: bool = False) -> int:
-        """An integer of a type of so many bits."""
+        """An integer of a type with the given number of bits."""
         low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
         edges = (low, high, high - 1, high // 2, high // 2 + 1, min(high, 2**31), min(high, 2**32))
         return self.choice(edges if self.random() < 0.4 else _INTEGERS)
 
     def text(self, known: Sequence[str] = ()) -> str:
-        """A text: one that is known to the receiver, or one that no user would write."""
+        """A text: one that the receiver knows, or one that no user would write."""
         if known and self.random() < 0.6:
             return self.choice(known)
         if self.random() < 0.9:
@@ -43,12 +43,12 @@ class Hostile(random.Random):
         return "".join(chr(self.choice((self.randrange(1, 0x500), self.randrange(0xE000, 0x10FFFF)))) for _ in range(9))
 
     def count(self) -> int:
-        """How many elements a list has: mostly few."""
+        """The length of a list, which is usually small."""
         drawn = self.random()
         return self.randrange(4) if drawn < 0.9 else self.randrange(200) if drawn < 0.98 else self.randrange(25_000)
 
     def some_bytes(self) -> bytes:
-        """Bytes without a meaning."""
+        """Random bytes."""
         return self.randbytes(self.choice((0, 1, 7, 64, 1_000, 70_000)))
 
     def damaged(self, content: bytes) -> bytes:

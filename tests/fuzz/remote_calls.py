@@ -1,4 +1,4 @@
-"""Calls of any RPC with any bytes, and the RPCs that a server offers."""
+"""Calls of any RPC with arbitrary bytes, and the list of RPCs that a server offers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Method:
     """One RPC.
 
     Attributes:
-        path: as in its requests.
+        path: its path in requests.
         request: the descriptor of its requests.
-        takes_stream: whether a call has several of them.
+        takes_stream: whether a call has a stream of requests.
     """
 
     path: str
@@ -56,7 +56,7 @@ def methods_of(service: ServiceDescriptor) -> list[Method]:
 
 
 async def offered_services(channel: grpc.aio.Channel) -> list[ServiceDescriptor]:
-    """The services of a server, as it lists them itself."""
+    """The services of a server, as listed by the server itself."""
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     listed = [service.name async for answer in call for service in answer.list_services_response.service]
@@ -65,7 +65,7 @@ async def offered_services(channel: grpc.aio.Channel) -> list[ServiceDescriptor]
 
 @dataclass(frozen=True)
 class HostileCall:
-    """One call: its messages, and whether the client then closes its side or goes away."""
+    """One call: its messages, and whether the client then closes its side or disconnects."""
 
     method: Method
     parts: Sequence[bytes]
@@ -79,13 +79,13 @@ class HostileCall:
 
     @classmethod
     def drawn(cls, hostile: Hostile, method: Method, valid: Valid, known: Known) -> HostileCall:
-        """A call of an RPC.
+        """A random call of an RPC.
 
         Args:
             hostile: the source of the values.
             method: the RPC.
-            valid: what it takes.
-            known: values that mean something to it.
+            valid: valid calls of the RPC.
+            known: values that the receiver knows.
         """
         made, calls = HostileMessages(hostile, known), valid[method.path]
         if not method.takes_stream:
@@ -111,7 +111,7 @@ class HostileCall:
         return cls(method, parts, hostile.random() < 0.2)
 
     async def ended_with(self, channel: grpc.aio.Channel) -> grpc.StatusCode:
-        """Make the call and return its status, which is a typed one.
+        """Make the call and return its status, which has to be a valid gRPC status.
 
         Raises:
             TimeoutError: the service does not answer.
@@ -120,7 +120,7 @@ class HostileCall:
         call = raw.stream_stream(self.method.path)()
         try:
             async with asyncio.timeout(ANSWER_S):
-                # The service may end the call before it was sent everything.
+                # The service may end the call before it has received everything.
                 with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
                     for part in self.parts:
                         await call.write(part)

@@ -1,4 +1,4 @@
-"""A coordinator answers an agent with anything; the agent goes on, and a plain coordinator still gets its reports."""
+"""A coordinator sends an agent arbitrary answers; the agent keeps running, and reports to an ordinary one later."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _PATIENCE_S = 0.5
 
 
 def answers(hostile: Hostile, plain: Sequence[Message]) -> list[bytes]:
-    """What a hostile coordinator sends in place of plain answers."""
+    """The messages that a hostile coordinator sends instead of ordinary answers."""
     made, kind = HostileMessages(hostile, KNOWN), plain[0].DESCRIPTOR
     sent = [message.SerializeToString() for message in plain]
     if hostile.random() < 0.2:
@@ -146,7 +146,7 @@ async def _no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path) -> None:
 
 
 async def _fetched(address: str, cache: Path) -> Artefact | None:
-    """What an agent takes for the reference; None if it has refused it, or asks again."""
+    """The reference that an agent accepts; None if it has refused it, or requests it again."""
     with suppress(WattfleetError, TimeoutError):
         async with asyncio.timeout(0.1):
             return await reference_of_digest(REFERENCE.digest, cache, connects_to(Endpoint(address)), 0.05)

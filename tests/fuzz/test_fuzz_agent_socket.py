@@ -1,4 +1,4 @@
-"""An app sends anything over the agent's socket; the agent goes on serving the next app."""
+"""An app sends arbitrary messages over the agent's socket; the agent still serves the next app."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ METHOD, SHOW, DEVICE = methods_of(descriptor_pool.Default().FindServiceByName("w
 
 
 def known_values(plan_id: str) -> Known:
-    """What a request may name."""
+    """Values that a request may refer to."""
     return {"plan_id": [plan_id], "device_id": ["orin-nano-0"], "epochs": [1.0], "epochs_done": [0.5, 1.0]}
 
 
 def trainings(plan_id: str) -> list[list[local_pb2.TrainRequest]]:
-    """What a plain app sends."""
+    """The messages that an ordinary app sends."""
     start = local_pb2.StartTraining(plan_id=plan_id, device_id="orin-nano-0", epochs=1.0)
     times = [local_pb2.MinibatchTimes(fetch_stall_ms=0.5, compute_ms=5.0)] * 3
     begin = local_pb2.TrainRequest(start=start)
@@ -73,7 +73,7 @@ async def _no_app_fails_the_agent(agent: Agent) -> None:
 
         async def serves_the_next_app() -> bool:
             code = await HostileCall(METHOD, plain, goes_away=False).ended_with(channel)
-            # The agent may still end the training of an app that went away.
+            # The agent may still be ending the training of an app that disconnected.
             assert code in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
             return code is grpc.StatusCode.OK
 

@@ -1,4 +1,4 @@
-"""Every RPC of a coordinator gets hostile requests; devices and apps beside it notice nothing."""
+"""Every RPC of a coordinator receives hostile requests; other devices and apps are not affected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ANSWERS_WITHIN_S = 20.0
 
 
 class HonestSite:
-    """Two devices and an app that keep to the protocol, beside the hostile peer.
+    """Two devices and an app that follow the protocol, while a hostile peer is connected.
 
     Args:
         client: the coordinator.
@@ -76,7 +76,7 @@ class HonestSite:
         )
 
     async def plan_round(self) -> None:
-        """Make sure that a round is planned, as on any other day."""
+        """Make sure that a round can be planned as usual."""
         await self._connect()
         # The hostile peer is an operator, too.
         await self._client.operator.SetBudget(operator_pb2.SetBudgetRequest(supply="site", watts=1e6))
@@ -98,7 +98,7 @@ class HonestSite:
         )
 
     async def _connect(self) -> None:
-        """Begin sessions, in place of those before: the hostile peer may have pinned a reference."""
+        """Begin new sessions, since the hostile peer may have pinned a reference."""
         self._client.agents.clear()
         for name, (_, front) in _HONEST.items():
             agent: Agent = self._client.agent()
@@ -114,8 +114,8 @@ class HonestSite:
 
 @asynccontextmanager
 async def attacked(settings: CoordinatorSettings) -> AsyncIterator[Client]:
-    """A coordinator, with the devices and runs that hostile requests are about."""
-    peers = PeerSettings(requests_per_s=1e6)  # otherwise most requests are refused for their number alone
+    """A coordinator, with the devices and runs that hostile requests refer to."""
+    peers = PeerSettings(requests_per_s=1e6)  # otherwise most requests are refused because of the number alone
     async with serving(settings.model_copy(update={"peers": peers})) as client:
         for number, name in enumerate(DEVICES):
             await client.agent().become_ready(name, ORIN_FRONT if number % 2 else NANO_FRONT, 4.0)

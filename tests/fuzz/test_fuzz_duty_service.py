@@ -1,4 +1,4 @@
-"""An app sends anything to the duty's service of the agent's socket; the agent goes on serving the next app."""
+"""An app sends arbitrary messages to the duty service on the agent's socket; the agent still serves the next app."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VALID: dict[str, list[list[Message]]] = {
 
 @pytest.fixture(autouse=True)
 def without_lost_answers() -> Iterator[None]:
-    """gRPC logs a traceback of its own if a client goes away in the moment in which it is answered."""
+    """Ignore the traceback that gRPC logs itself if a client disconnects while it is being answered."""
     log = logging.getLogger("grpc._cython.cygrpc")
 
     def is_ours(record: logging.LogRecord) -> bool:

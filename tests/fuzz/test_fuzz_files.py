@@ -1,4 +1,4 @@
-"""Files, and answers over HTTP, may hold anything: they are read, or refused with an error of Wattfleet."""
+"""Files and HTTP responses with arbitrary content are read, or refused with an error of Wattfleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what a process holds grows: the robust slope of its second half, beside a bound."""
+"""Whether a process's resource usage grows: the robust slope of the second half of its samples, and a bound."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Bound:
     """The most that a quantity may grow.
 
     Attributes:
-        at_least: what it may grow however short the time and however little there is of it.
-        share: the share of its median by which it may grow, if that is more.
+        at_least: absolute growth that is always allowed, even over a short time or for a small quantity.
+        share: growth that is allowed as a share of the median, if that is more.
     """
 
     at_least: float
@@ -26,13 +26,13 @@ class Bound:
 
 @dataclass(frozen=True)
 class Growth:
-    """How much of a quantity a process gained in the second half.
+    """How much a quantity of a process grew in the second half.
 
     Attributes:
-        process: its name.
-        quantity: what.
-        median: in the second half.
-        gained: the Theil-Sen slope of the second half times its length; jumps up and down count little.
+        process: name of the process.
+        quantity: the quantity.
+        median: median of the second half.
+        gained: the Theil-Sen slope of the second half times its length; temporary jumps have little effect.
         allowed: the most that `gained` may be.
     """
 

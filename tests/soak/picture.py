@@ -1,4 +1,4 @@
-"""Draws what the processes of a soak held over time."""
+"""Plots the resource usage of a soak's processes over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = {
 
 
 def draw(samples: Sequence[Sample], path: Path) -> None:
-    """Draw four quantities of each process."""
+    """Plot four quantities of each process."""
     figure = Figure(figsize=(9, 5.6), layout="constrained")
     minutes = [sample.at_s / 60 for sample in samples]
     for axes, (quantity, (label, unit)) in zip(figure.subplots(2, 2, sharex=True).flat, _SHOWN.items(), strict=True):

@@ -1,4 +1,4 @@
-"""The trend test itself: what it calls growth, and what it does not."""
+"""Which series of samples the soak's trend test counts as growth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT = 100
 
 
 def growing(**values: np.ndarray) -> list[str]:
-    """The quantities that grow too much, by their values over time."""
+    """The quantities that grow too much, given their values over time."""
     samples = [
         Sample(10.0 * k, 0.0, {"agent": replace(FLAT, **{name: float(each[k]) for name, each in values.items()})})
         for k in range(COUNT)

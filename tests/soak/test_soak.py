@@ -1,8 +1,8 @@
-"""A fleet that trains without pause, at more than a hundred times the speed of real boards: nothing in it grows.
+"""A fleet that trains continuously, over a hundred times faster than real boards: no process's usage grows.
 
-A short form runs with all tests; `make soak` runs for an hour (`SOAK_S`), and writes a table and a picture to
-`SOAK_OUT`. Coordinator, agents, Flower's server and its nodes are processes of their own, over mutual TLS. Boards are
-simulated: an epoch takes their virtual clocks minutes, and this machine a moment.
+A short form runs with all tests; `make soak` runs for an hour (`SOAK_S`), and writes a table and a plot to `SOAK_OUT`.
+The coordinator, the agents, Flower's server and its nodes are separate processes that use mutual TLS. Boards are
+simulated: an epoch takes minutes on their virtual clocks, and a moment on this machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SPEED = 100.0
 STARTS_WITHIN_S = 600.0
 _MIB = 1024.0
 BOUNDS = {
-    # In seconds, caches and the allocator's arenas still fill up; a leak of descriptors or threads shows at once.
+    # Within seconds, caches and the allocator's arenas still fill up; a leak of descriptors or threads shows
+    # immediately.
     "memory_kib": Bound(2 * _MIB, 0.02) if IS_LONG else Bound(16 * _MIB, 0.1),
     "descriptors": Bound(1.0 if IS_LONG else 4.0),
     "threads": Bound(1.0 if IS_LONG else 4.0),
@@ -46,7 +47,7 @@ BOUNDS = {
 
 
 class Trained:
-    """What Flower's server and nodes have noted."""
+    """What Flower's server and nodes have recorded."""
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = LedgerReader(ledger)
@@ -64,7 +65,7 @@ class Trained:
 
 
 async def delete_old_runs(fleet: FleetFolder, coordinator: str, trained: Trained) -> None:
-    """What an operator's cron job does: without it, the history of runs grows, as it has to."""
+    """Delete old runs as an operator's cron job does; otherwise the history of runs grows, as intended."""
     async with open_async_channel(coordinator, fleet.operator) as channel:
         operator = operator_pb2_grpc.OperatorServiceStub(channel)
         while True:

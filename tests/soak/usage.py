@@ -1,4 +1,4 @@
-"""What the processes of a fleet hold: memory, descriptors, threads, children, files and bytes on disk, over time."""
+"""Resource usage of a fleet's processes over time: memory, descriptors, threads, children, files and bytes on disk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _KIB = 2**10
 
 @dataclass(frozen=True)
 class Usage:
-    """What one process holds at one moment.
+    """What one process uses at one moment.
 
     Attributes:
-        memory_kib: unique set size: what it shares with the process that it was forked from does not count.
-        descriptors: open ones.
-        threads: its threads.
-        children: processes that it has started and that still run.
-        files: in its folder.
-        disk_kib: of these files.
+        memory_kib: unique set size, which excludes memory shared with the process that it was forked from.
+        descriptors: open file descriptors.
+        threads: number of threads.
+        children: child processes that are still running.
+        files: files in its folder.
+        disk_kib: size of these files.
     """
 
     memory_kib: float
@@ -62,9 +62,9 @@ class Sample:
     """All members at one moment.
 
     Attributes:
-        at_s: seconds since the first one.
+        at_s: seconds since the first sample.
         trained_s: seconds that all boards have trained, on their own clocks.
-        usages: by member.
+        usages: usage by member.
     """
 
     at_s: float
@@ -89,4 +89,4 @@ def _sizes(folder: Path) -> Iterator[int]:
             if path.is_file():
                 yield path.stat().st_size
         except FileNotFoundError:
-            pass  # a draft that was renamed meanwhile
+            pass  # a temporary file that was renamed meanwhile

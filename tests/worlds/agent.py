@@ -1,4 +1,4 @@
-"""A device with its agent: the real grants and outbox, and a simulated session, app and board."""
+"""A device with its agent: real grants and a real outbox, with a simulated session, app and board."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class App:
 
     Attributes:
         plan_id: the plan that it names.
-        lasts_s: seconds of its training.
-        is_failing: whether it dies instead of finishing.
+        lasts_s: duration of its training, in seconds.
+        is_failing: whether it crashes instead of finishing.
     """
 
     plan_id: str
@@ -47,12 +47,12 @@ class Device:
 
     Attributes:
         id: its name.
-        fronts: what its modes draw, by workload.
-        idle_w: watts while parked.
-        is_profiling: it measures itself, in its hungriest mode at worst.
-        unreachable_until_s: no session can begin before.
-        flaps_until_s: sessions that begin before are lost after a few answers.
-        next_lost_after: the next session loses what the device sends after so many messages; None for nothing.
+        fronts: the power of its modes, by workload.
+        idle_w: power while parked.
+        is_profiling: whether it measures itself, at worst in the mode with the highest power.
+        unreachable_until_s: no session can begin before this time.
+        flaps_until_s: sessions that begin before this time are lost after a few answers.
+        next_lost_after: the next session loses the device's messages after this many; None to lose nothing.
     """
 
     def __init__(self, world: World, device_id: str, fronts: dict[str, Front], idle_w: float, drift: float) -> None:
@@ -75,7 +75,7 @@ class Device:
         return self._world.rng
 
     def clock_s(self) -> float:
-        """The device's own monotonic clock, which no change of the date affects."""
+        """The device's own monotonic clock, which is not affected by changes of the date."""
         return 1e6 + self._timeline.now_s * (1 + self._drift)
 
     # --- physics ------------------------------------------------------------------------------------------------
@@ -87,13 +87,13 @@ class Device:
 
     @property
     def drawn_w(self) -> float:
-        """What it can draw now, at most."""
+        """The most power that it can draw now."""
         if self.is_profiling:
             return max(self.idle_w, *(float(front.planned_w[0]) for front in self.fronts.values()))
         training = self.training
         return self.idle_w if training is None or training.power_limit_w < self.idle_w else training.power_limit_w
 
-    # --- lives of the agent -------------------------------------------------------------------------------------
+    # --- restarts of the agent ----------------------------------------------------------------------------------
 
     def _boot(self) -> None:
         self._take_grants()
@@ -113,7 +113,7 @@ class Device:
         self.outbox.add(session_pb2.SessionRequest(front=session_pb2.FrontReport(idle_w=self.idle_w)))
 
     def reported_fronts(self, workload: str) -> list[Front]:
-        """The fronts of a workload that plans may use now: the newest one that was reported, and the one before."""
+        """The fronts of a workload that plans may use now: the newest reported one, and the one before it."""
         return [self.fronts[workload]]
 
     def _take_grants(self) -> None:
@@ -121,7 +121,7 @@ class Device:
         self.held = self.grants.held
 
     def restart(self, down_s: float) -> None:
-        """Kill the agent; the device is parked until it is back."""
+        """Kill the agent; the device is parked until the agent is back."""
         self._world.note(f"{self.id}: agent restarts, down {down_s:.1f} s")
         self._life += 1
         self._world.oracle.restarted(self)
@@ -137,7 +137,7 @@ class Device:
         self._in_this_life(down_s, self._boot)
 
     def _dies(self) -> None:
-        """What a killed agent leaves behind."""
+        """The state that a killed agent leaves behind."""
 
     def _in_this_life(self, seconds: float, action: Any) -> None:
         life = self._life
@@ -172,7 +172,7 @@ class Device:
         self._in_this_life(self._silence_s, lambda: self._listen(stream))
 
     def _listen(self, stream: Stream) -> None:
-        """Give a silent session up."""
+        """Close a session that has gone silent."""
         if self.stream is not stream:
             return
         left_s = self._heard_s + self._silence_s - self._timeline.now_s
@@ -189,7 +189,7 @@ class Device:
             self._reconnect_soon()
 
     def receive(self, stream: Stream, message: Any) -> None:
-        """Take a message of the coordinator."""
+        """Handle a message from the coordinator."""
         if stream is not self.stream:
             return
         self._heard_s = self._timeline.now_s
@@ -255,7 +255,7 @@ class Device:
     # --- trainings ----------------------------------------------------------------------------------------------
 
     def ask_to_train(self, plan_id: str, lasts_s: float, is_failing: bool) -> None:
-        """An app asks through the socket to train for a plan, granted, old or made up."""
+        """Have an app request, over the socket, to train for a plan that is granted, old or made up."""
         if self.app is not None or self.is_profiling or not self._is_up:
             return  # busy
         app = App(plan_id, lasts_s, is_failing)
@@ -268,7 +268,7 @@ class Device:
             self._waiting.remove(app)
 
     def _begin(self) -> None:
-        """Begin the training of an app whose grant has come."""
+        """Begin the training of an app whose grant has arrived."""
         now_s = self.clock_s()
         app = next((each for each in self._waiting if self.held.may_begin(each.plan_id, now_s)), None)
         if app is None or self.is_profiling:
@@ -288,7 +288,7 @@ class Device:
         """Put the mode of a grant in force."""
 
     def _look(self) -> None:
-        """What the training's side of the agent does when something has changed."""
+        """React to a change as the training part of the agent does."""
         held, app = self.held, self.app
         if self._is_changing:
             return
@@ -304,7 +304,7 @@ class Device:
             self._in_this_life(APPLYING_S * self.rng.random(), partial(self._apply, app, change))
 
     def _apply(self, app: App, grant: Grant) -> None:
-        """Go on under another grant."""
+        """Continue under another grant."""
         self._is_changing = False
         if self.app is app and self.training is not None:
             self._world.note(f"{self.id}: goes on at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
@@ -317,7 +317,7 @@ class Device:
         """Put the mode of another grant in force during a training."""
 
     def _watch(self, app: App) -> None:
-        """Look at the training when its grant lapses, or it has lasted too long."""
+        """Check the training when its grant lapses, or when it has lasted too long."""
         if self.app is not app or self.training is None:
             return
         left_s = (self.held.next_check_s() - self.clock_s()) / (1 + self._drift)
@@ -336,7 +336,7 @@ class Device:
             self._park_soon(self.app, True)
 
     def app_dies(self) -> None:
-        """The app's process ends in the midst of whatever it does."""
+        """The app's process crashes, whatever it is doing."""
         self._waiting.clear()
         if self.app is not None:
             self._park_soon(self.app, False)
@@ -360,7 +360,7 @@ class Device:
         self._in_this_life(PARKING_S * self.rng.random(), parked)
 
     def _training_ended(self, training: Grant, is_finished: bool) -> None:
-        """Report what a finished training has shown."""
+        """Report the observation of a finished training."""
         if is_finished:
             self._observed(training, self._epoch_s(training), training.power_limit_w)
 
@@ -369,14 +369,14 @@ class Device:
         self.outbox.add(session_pb2.SessionRequest(observation=seen))
 
     def _epoch_s(self, training: Grant) -> float:
-        """The predicted seconds per epoch, which are true in these worlds."""
+        """The predicted seconds per epoch, which are also the true ones in these worlds."""
         assert training.mode is not None
         front = self.fronts[workload_of(training.plan_id)]
         [[k]] = (front.modes[:, 1] == training.mode.cpu_khz).nonzero()
         return float(front.epoch_s[k])
 
     def profile(self, lasts_s: float) -> None:
-        """Measure the device anew, since it has drifted."""
+        """Measure the device again, since it has drifted."""
         if self.app is not None or self.is_profiling or not self._is_up:
             return
         self.is_profiling = True

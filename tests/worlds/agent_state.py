@@ -1,4 +1,4 @@
-"""What an agent of a world keeps: its grants in the open, and its unsent reports in memory."""
+"""The state of an agent in a world: grants without an event loop, and unsent reports in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemoryFile:
 
 
 class OpenGrants(Grants):
-    """The agent's grants, with their state machine in the open: a world has no event loop to wait in."""
+    """The agent's grants with their state machine exposed, since a world has no event loop to wait in."""
 
     @property
     def held(self) -> HeldGrant:

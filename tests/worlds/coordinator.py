@@ -1,4 +1,4 @@
-"""The coordinator: the real fleet and leases, driven as its services drive them."""
+"""The coordinator: the real fleet and leases, driven in the same way as by its services."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from tests.worlds.world import World
 
 TICK_S = 1.0
-_STEPS_S = 2.0  # how long sending the first grants of a plan may take
+_STEPS_S = 2.0  # the longest time that sending the first grants of a plan may take
 
 
 class Coordinator:
-    """One coordinator after another over the same store.
+    """A series of coordinators over the same store.
 
     Attributes:
-        stored: what the store holds.
+        stored: the contents of the store.
         fleet: the fleet; None while no coordinator runs.
     """
 
@@ -54,7 +54,7 @@ class Coordinator:
         self._connected_before: set[str] = set()
         self.start()
 
-    # --- lives of the process -----------------------------------------------------------------------------------
+    # --- start and crash ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start a coordinator from the store."""
@@ -89,7 +89,7 @@ class Coordinator:
         self._tick()
 
     def crash(self, down_s: float) -> None:
-        """Kill the coordinator; another starts from what is stored."""
+        """Kill the coordinator; another one starts from what is stored."""
         if self.fleet is None:
             return
         self._world.note(f"coordinator crashes, down {down_s:.1f} s, unsaved {sorted(self._repository.unsaved)}")
@@ -114,7 +114,7 @@ class Coordinator:
         self._timeline.after(seconds, if_alive)
 
     def enrol(self, device: Device, node: int) -> None:
-        """Have a device and its Flower node enrolled and stored, before the world begins."""
+        """Enrol a device and its Flower node, and store them, before the world begins."""
         assert self.fleet is not None
         self.fleet.agents.connect(device.id, "orin-nx", "simulated", 100)
         for name, front in device.fronts.items():
@@ -125,7 +125,7 @@ class Coordinator:
     # --- sessions (SessionServicer, Orders) ---------------------------------------------------------------------
 
     def open_stream(self, device: Device) -> Stream | None:
-        """Accept a connection; None while nothing listens."""
+        """Accept a connection; None while no coordinator runs."""
         if self.fleet is None:
             return None
         world = self._world
@@ -193,7 +193,7 @@ class Coordinator:
         )
 
     def _announce(self, stream: Stream) -> None:
-        """Tell a device the workloads of all live runs."""
+        """Announce the workloads of all live runs to a device."""
         assert self.fleet is not None
         workloads = self.fleet.flower.live_workloads()[: self._world.max_fronts]
         announced = session_pb2.WorkloadsAnnounced(workloads=map(workload_to_message, workloads))
@@ -223,11 +223,11 @@ class Coordinator:
                 if self._world.announces:
                     self._announce(stream)
 
-        # Writing the Welcome waits for the connection.
+        # Writing the Welcome has to wait for the connection.
         self._in_this_life(0.0 if self._world.rng.random() < 0.8 else 0.3 * self._world.rng.random(), written)
 
     def _end(self, stream: Stream) -> None:
-        """End a session's handler."""
+        """End the handler of a session."""
         assert self.fleet is not None
         stream.close("coordinator")
         if stream in self._streams:
@@ -251,7 +251,7 @@ class Coordinator:
         grants = self.fleet.rounds.grants
         grants.renew(device_id, self._now_s())
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
-        # Grants are written in the background: the acknowledgement goes first.
+        # Grants are written in the background, after the acknowledgement.
         is_renewed = grants.may_be_renewed(device_id)
         due = self._take([device_id])
         self._acknowledge(stream, 0, lease.number, is_renewed)
@@ -275,7 +275,7 @@ class Coordinator:
             stream.down.send(session_pb2.SessionResponse(grant=message))
 
     def _send_due(self) -> None:
-        """Send grants in steps: anything may happen between the first grants of two devices."""
+        """Send grants in steps: other events may occur between the first grants of two devices."""
         assert self.fleet is not None
         changed, first = self.fleet.rounds.grants.due()
         self._send(self._take(changed))
@@ -283,7 +283,7 @@ class Coordinator:
             wait_s = 0.0 if self._world.rng.random() < 0.5 else _STEPS_S * self._world.rng.random()
             self._in_this_life(wait_s, lambda one=device_id: self._send(self._take([one])))
 
-    # --- what goes on by itself (Trimmer, SessionServicer.sweep) ------------------------------------------------
+    # --- background tasks (Trimmer, SessionServicer.sweep) ------------------------------------------------------
 
     def _tick(self) -> None:
         assert self.fleet is not None
@@ -303,7 +303,7 @@ class Coordinator:
     # --- the operator -------------------------------------------------------------------------------------------
 
     def set_budget(self, watts: float) -> None:
-        """Put another budget in force; a coordinator that is down learns of it when it starts."""
+        """Put another budget in force; a coordinator that is not running reads it when it starts."""
         if self.fleet is not None:
             self._put_in_force(self.fleet.set_budget(SITE, InForce(watts, "query", False, "the meter")))
 
@@ -338,7 +338,7 @@ class Coordinator:
             self._send_due()
 
     def abandon(self, plan_id: str) -> None:
-        """Wait no more for a round that is overdue."""
+        """Stop waiting for a round that is overdue."""
         if self.fleet is not None and self._repository.is_known(plan_id):
             self.fleet.rounds.abandon(plan_id)
 
@@ -352,10 +352,10 @@ class Coordinator:
         missing, _ = self._leases.expected_back({self.fleet.flower.nodes[node] for node in nodes}, self._now_s())
         return bool(missing)
 
-    # --- what the world asks ------------------------------------------------------------------------------------
+    # --- queries of the world -----------------------------------------------------------------------------------
 
     def counted_w(self, device_id: str) -> float | None:
-        """What the coordinator counts for a device; None while no coordinator runs."""
+        """The power that the coordinator counts for a device; None while no coordinator runs."""
         if self.fleet is None:
             return None
         record, grant = self.fleet.agents.devices[device_id], self.fleet.rounds.grants.of(device_id)

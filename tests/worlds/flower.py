@@ -1,4 +1,4 @@
-"""A Flower server: it asks for plans, sends trainings to nodes, gives up on them, and forgets."""
+"""A Flower server: it requests plans, sends trainings to nodes, stops waiting for them, and restarts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class FlowerServer:
     """The server of one run after another.
 
     Attributes:
-        run_id: its run.
-        number: of its newest round.
+        run_id: id of its run.
+        number: number of its newest round.
         open: the devices that it waits for, by plan.
         sent: every training that it ever sent, as device and plan.
     """
@@ -37,11 +37,11 @@ class FlowerServer:
 
     @property
     def next_plan_id(self) -> str:
-        """A plan that an app may make up: of the newest round, or of one that was never planned."""
+        """A plan id that an app may make up: of the newest round, or of one that was never planned."""
         return f"{self.run_id}/{self.number + self._world.rng.randrange(2)}"
 
     def restart(self, resumes: bool) -> None:
-        """Forget the round in flight; resume the run, or begin another."""
+        """Lose the round in progress; resume the run, or begin another."""
         self._world.note(f"Flower's server of {self.run_id} restarts, {'resumes' if resumes else 'with a new run'}")
         self._life += 1
         self.open.clear()
@@ -59,11 +59,11 @@ class FlowerServer:
         self._begin_run()
 
     def plan(self) -> None:
-        """Ask for the next round over nodes that it does not wait for."""
+        """Request the next round with the nodes that it does not wait for."""
         world, life = self._world, self._life
         awaited = set().union(*self.open.values())
         free = self._sampled([k for k, device in enumerate(world.devices) if device not in awaited])
-        if self.run_id not in world.run_ids:  # the coordinator was away when it began
+        if self.run_id not in world.run_ids:  # the coordinator was unreachable when the run began
             world.coordinator.start_run(self.run_id, lambda: None)
         if not free:
             return
@@ -75,7 +75,7 @@ class FlowerServer:
         world.coordinator.plan(self.run_id, self.number, free, replied)
 
     def _sampled(self, free: list[int]) -> list[int]:
-        """The nodes to ask for."""
+        """The nodes to request a plan for."""
         return [k for k in free if self._world.rng.random() < 0.8]
 
     def _send(self, record: RoundRecord, life: int) -> None:
@@ -99,7 +99,7 @@ class FlowerServer:
         return rng.random() * (0.5 if rng.random() < 0.7 else 25.0)
 
     def arrive(self, device: str, plan_id: str) -> None:
-        """A training arrives at a node, on time, late or again."""
+        """A training arrives at a node: on time, late or repeated."""
         rng = self._world.rng
         lasts_s = rng.random() * _LONGEST_TRAINING_S if rng.random() < 0.8 else 1e4
         self._world.devices[device].ask_to_train(plan_id, lasts_s, rng.random() < 0.1)
@@ -114,7 +114,7 @@ class FlowerServer:
             self.finish_round(plan_id)
 
     def give_up(self, device: str) -> None:
-        """Wait no more for a node."""
+        """Stop waiting for a node."""
         for waiting in self.open.values():
             waiting.discard(device)
 

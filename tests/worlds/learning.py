@@ -1,4 +1,4 @@
-"""What a device of a world learns: the agent's real workloads, journals and learners, on a board that never wavers."""
+"""What a device of a world learns: the agent's real workloads, journals and learners, on a board without noise."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Row = tuple[str, PowerMode, int]
 
 @cache
 def physics(device: str, workload: str, mode: PowerMode, batch: int) -> tuple[float, float]:
-    """True milliseconds per minibatch, and true watts; no two workloads of a device have the same.
+    """True milliseconds per minibatch, and true watts; they differ for all workloads of a device.
 
-    A larger batch takes longer, and draws more.
+    A larger batch takes longer, and draws more power.
     """
     chance = random.Random(f"{device} {workload}")
     first_ms, first_w = chance.uniform(100.0, 300.0), chance.uniform(12.0, 24.0)
@@ -49,7 +49,7 @@ def physics(device: str, workload: str, mode: PowerMode, batch: int) -> tuple[fl
 
 
 class Board(ScriptedDevice):
-    """A board that trains minibatches in the time and with the watts of what it trains."""
+    """A board whose times and power depend on the workload that it trains."""
 
     board_kind = "orin-nx"
 
@@ -62,7 +62,7 @@ class Board(ScriptedDevice):
 
     @property
     def drawn_w(self) -> float:
-        """Watts now."""
+        """The current power in watts."""
         assert self.trained is not None
         return physics(self._device, self.trained[0], self.in_force, self.trained[1])[1]
 
@@ -73,7 +73,7 @@ class Board(ScriptedDevice):
 
 
 class Guesses:
-    """Stands for a fitted predictor (a `Fitting`): what was measured, and guesses within their stated spread."""
+    """Replaces a fitted predictor (a `Fitting`): measured values, and guesses within their stated spread."""
 
     def __init__(self, device: str, known: KnownWorkload) -> None:
         self._device, self._name = device, known.workload.name
@@ -91,7 +91,7 @@ class Guesses:
                 true_ms, true_w = physics(self._device, self._name, mode, self._batch)
                 guessed = true_ms * chance.uniform(0.9, 1.1), 1e3 * true_w * chance.uniform(0.95, 1.1)
                 rows.append((*guessed, 0.15, 0.1))
-        # No world stores a predictor.
+        # Worlds do not store predictors.
         return Fitted(None, Prediction(*np.array(rows).T))  # type: ignore[arg-type]
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
@@ -102,13 +102,13 @@ class Guesses:
 
 
 class Learning:
-    """The workloads of one device, in the agent's own parts.
+    """The workloads of one device, using the agent's own parts.
 
     Attributes:
-        board: what it measures.
+        board: the board that it measures.
         folders: where the workloads are stored.
-        ready: makes the reports of fronts.
-        rows: what the journal of each workload has to hold, as this world has seen it happen.
+        ready: creates the reports of fronts.
+        rows: the rows that the journal of each workload has to contain, according to this world's events.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Learning:
         self._removed(name)
 
     def _opened(self, known: KnownWorkload, folder: Path) -> OnlineLearner:
-        """As `edge_agent.runtime.readiness` opens a learner, without a process for the fit."""
+        """Open a learner as `edge_agent.runtime.readiness` does, without a process for the fit."""
         batch = known.workload.facts.batch or _ASSUMED_BATCH
         header = JournalHeader(self._device, self.board.board_kind, "hardware", known.workload.name, batch)
         journal = Journal.open(folder / PROFILE_FILE, header)
@@ -149,11 +149,11 @@ class Learning:
         )
 
     def happened(self, workload: str, row: Row) -> None:
-        """Note a row that was acknowledged."""
+        """Record a row that was acknowledged."""
         self.rows.setdefault(workload, Counter())[row] += 1
 
     def wrong_rows(self, workload: str) -> str | None:
-        """What is wrong with a workload's journal, in words; read without the code under test."""
+        """Errors in a workload's journal, in words; the journal is read without the code under test."""
         path = self.folders.folder(workload) / PROFILE_FILE
         lines = path.read_text().splitlines() if path.exists() else []
         header, *records = [json.loads(line) for line in lines] or [{}]
@@ -177,4 +177,4 @@ class Learning:
 
 
 def _keep(artefact: Artefact) -> None:
-    """Worlds keep no predictors."""
+    """Do nothing, since worlds do not keep predictors."""

@@ -1,4 +1,4 @@
-"""A device whose agent learns the workloads that are announced to it, and measures their modes while it trains them."""
+"""A device whose agent learns announced workloads, and measures their modes during trainings."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MEASURING_STEPS = 2_000
 
 
 class Knobs:
-    """A board's modes during a training, in place of a `TrainingWatch`: a world needs no observation of its power.
+    """A board's modes during a training; replaces a `TrainingWatch`, since a world does not observe the power.
 
     Attributes:
-        mode: of the training; None before the first.
-        is_lowered: whether the device itself has lowered it.
+        mode: mode of the training; None before the first.
+        is_lowered: whether the device itself has lowered the mode.
     """
 
     def __init__(self, board: Board) -> None:
@@ -65,8 +65,8 @@ class LearningDevice(Device):
     """A device with several workloads.
 
     Attributes:
-        learning: what it knows of them.
-        heard: the newest fronts of each workload at the coordinator, the latest first.
+        learning: what it knows of the workloads.
+        heard: the newest fronts of each workload that the coordinator has received, latest first.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LearningDevice(Device):
         self._many = world
         super().__init__(world, device_id, {}, idle_w, world.rng.uniform(-0.009, 0.009))
 
-    # --- lives of the agent -------------------------------------------------------------------------------------
+    # --- restarts of the agent ----------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         self.learning = Learning(self.id, self._folder, self.idle_w, self._settings, self._report_removed, self._rows)
@@ -104,7 +104,7 @@ class LearningDevice(Device):
         return self.heard.get(workload, [])
 
     def length_of(self, workload: str) -> int:
-        """Minibatches of an epoch: the device's own data."""
+        """Minibatches of an epoch of the device's own data."""
         return random.Random(f"length {self.id} {workload}").randint(20, 120)
 
     def _announced(self, announced: session_pb2.WorkloadsAnnounced) -> None:
@@ -128,7 +128,7 @@ class LearningDevice(Device):
     # --- trainings ----------------------------------------------------------------------------------------------
 
     def _training_began(self, app: App, grant: Grant) -> None:
-        """As `DeviceTrainings` begins a training, and the app's loader tells of itself."""
+        """Begin a training as `DeviceTrainings` does, with the loader reported by the app."""
         assert grant.mode is not None
         learning = self.learning
         self._many.draws_changed = True
@@ -167,7 +167,7 @@ class LearningDevice(Device):
         self._timeline.after(0.5 * app.lasts_s, lambda: self._measure(app, life))
 
     def _measure(self, app: App, life: int) -> None:
-        """Measure a mode, half-way through the training; the rest follows in later ones."""
+        """Measure a mode half-way through the training; the others follow in later trainings."""
         profiler, training = self._profiler, self.training
         if self._life != life or self.app is not app or profiler is None or training is None:
             return
@@ -200,7 +200,7 @@ class LearningDevice(Device):
             self._stop(stop_reason)
 
     def _stop(self, reason: str) -> None:
-        """No mode keeps the training within its grant: the device is parked, and the app is told to end."""
+        """Stop the training, since no mode is within its grant: park the device, and tell the app to end."""
         self._many.counts["trainings stopped by the device"] += 1
         self._granted = None
         self.held.stop(reason)

@@ -1,4 +1,4 @@
-"""A fleet that trains whatever its apps bring: many devices, many workloads, and runs that begin at random.
+"""A fleet that trains whatever workloads its apps bring: many devices and workloads, and runs that begin at random.
 
 python -m tests.worlds.many_workloads --devices 100 --workloads 20 --minutes 60
 """
@@ -39,8 +39,8 @@ _SWEPT_EVERY_S = 60.0
 _CHECKED_EVERY_S = 0.5
 _W_PER_DEVICE = 15.0
 
-# What happens besides runs, with weights. Budgets change by a rule of their own, since a fleet draws more than a few
-# devices do.
+# Events other than runs, with weights. Budgets change by a rule of their own, since many devices draw more power than
+# the few of other worlds.
 _TROUBLES = {
     "lose a session": 6,
     "flap": 3,
@@ -61,7 +61,7 @@ _TROUBLES = {
 
 
 class WorkloadOracle(Oracle):
-    """Watches what is known of workloads, beside the watts."""
+    """Checks what is known of workloads, as well as the power."""
 
     def __init__(self, world: ManyWorkloads) -> None:
         super().__init__(world)
@@ -76,7 +76,7 @@ class WorkloadOracle(Oracle):
         self._many.learning_devices[device_id].heard.pop(workload, None)
 
     def factor(self, device_id: str, workload: str) -> float:
-        """The median of the lengths that other devices have told, where a device does not know its own."""
+        """The median of the lengths that other devices have reported, for a device that does not know its own."""
         fleet = self._many.coordinator.fleet
         assert fleet is not None
         lengths = {
@@ -100,12 +100,12 @@ class WorkloadOracle(Oracle):
                 self._require("one round", not both, f"{both} are part of {plan_id} and {record.plan_id}")
 
     def _acts_for(self, device_id: str, plan_id: str) -> bool:
-        """Whether a device may train for a plan, or does; one that has restarted knows nothing of it any more."""
+        """Whether a device trains, or may train, for a plan; after a restart, it has forgotten the plan."""
         held = self._many.devices[device_id].held
         return held.phase is not GrantPhase.OVER and held.in_force is not None and held.in_force.plan_id == plan_id
 
     def sweep(self) -> None:
-        """Check what is stored, on the devices and at the coordinator."""
+        """Check what is stored on the devices and at the coordinator."""
         fleet = self._many.coordinator.fleet
         for device in self._many.learning_devices.values():
             self._many.check_bounds(device)
@@ -130,10 +130,10 @@ class ManyWorkloads(World):
     """A world of many devices and workloads.
 
     Attributes:
-        workloads: their names, a letter each.
+        workloads: their names, one letter each.
         batches: samples in a minibatch, by run.
-        counts: what has happened.
-        draws_changed: whether a device draws other watts than before.
+        counts: number of events of each kind.
+        draws_changed: whether the power of a device has changed since the last check.
     """
 
     announces = True
@@ -144,12 +144,12 @@ class ManyWorkloads(World):
         """Make a world.
 
         Args:
-            seed: decides on everything.
-            folder: for the devices' files.
-            devices: how many.
-            workloads: how many.
-            servers: Flower servers, each with one run after the other.
-            max_workloads: that a device stores at most.
+            seed: seed of all random choices.
+            folder: folder for the devices' files.
+            devices: number of devices.
+            workloads: number of workloads.
+            servers: number of Flower servers, each with one run after the other.
+            max_workloads: the most workloads that a device stores.
         """
         self._folder, self._device_count, self._server_count = folder, devices, servers
         self.workloads = string.ascii_lowercase[:workloads]
@@ -187,7 +187,7 @@ class ManyWorkloads(World):
         return self.servers
 
     def _check(self) -> None:
-        """Check when a device may have begun to draw more, and twice a second: a hundred devices take a while."""
+        """Check when a device may have begun to draw more, and twice a second: checking many devices takes a while."""
         if self.draws_changed or self.timeline.now_s - self._checked_s > _CHECKED_EVERY_S:
             self.draws_changed, self._checked_s = False, self.timeline.now_s
             self.oracle.check()
@@ -196,19 +196,19 @@ class ManyWorkloads(World):
         """Samples in a minibatch of a plan's run."""
         return self.batches[plan_id.partition("/")[0]]
 
-    # --- what devices do ----------------------------------------------------------------------------------------
+    # --- events on devices --------------------------------------------------------------------------------------
 
     def reported(self, device: LearningDevice, report: session_pb2.FrontReport) -> None:
         """A device puts a front into its outbox."""
         self.counts["fronts reported"] += 1
 
     def removed(self, device: LearningDevice, workload: str) -> None:
-        """A device tells that it has removed a workload."""
+        """A device reports that it has removed a workload."""
         self.note(f"{device.id}: removes {workload}")
         self.counts["workloads removed"] += 1
 
     def untold(self, device: LearningDevice) -> list[tuple[str, int]]:
-        """The removals that a device has yet to tell, with their numbers."""
+        """The removals that a device has not reported yet, with their numbers."""
         return [
             (request.removed.workload, request.sequence)
             for request in device.outbox.after(0)
@@ -216,33 +216,33 @@ class ManyWorkloads(World):
         ]
 
     def check_bounds(self, device: LearningDevice) -> None:
-        """Check that a device stores no more workloads than it may, or than are in use."""
+        """Check that a device stores no more workloads than its limit, or than are in use."""
         count = len(list((device.learning.folders.folder("a").parent).glob("*")))
-        # Those of all live runs, and the one that was trained last.
+        # The workloads of all live runs, and the one that was trained last.
         most = max(self._stored.max_workloads, self._server_count + 1)
         self._workload_oracle.require("bounded", count <= most, f"{device.id} stores {count} workloads of {most}")
 
     def check_journal(self, device: LearningDevice, workload: str) -> None:
-        """Check that a device's journal of a workload holds what it has to, and nothing else."""
+        """Check that a device's journal of a workload contains exactly the expected rows."""
         wrong = device.learning.wrong_rows(workload)
         self._workload_oracle.require("journal", wrong is None, f"{device.id}: the journal of {workload} {wrong}")
 
     def note_most(self, what: str, count: int) -> None:
-        """Note the largest count of something."""
+        """Record the largest value of a count."""
         self.counts[what] = max(self.counts[what], count)
 
-    # --- an hour ------------------------------------------------------------------------------------------------
+    # --- running the world --------------------------------------------------------------------------------------
 
     def live(self, minutes: float, trouble_every_s: float) -> None:
-        """Let runs and troubles follow each other.
+        """Run the world: begin runs and cause failures.
 
         Raises:
-            BrokenPromiseError: a promise does not hold.
+            BrokenPromiseError: an invariant does not hold.
         """
         until_s = self.timeline.now_s + 60.0 * minutes
         sweep_s = 0.0
         names, weights = list(_TROUBLES), list(_TROUBLES.values())
-        ids = random.Random(self.rng.randrange(1 << 30))  # of grants, so that a world can be lived again exactly
+        ids = random.Random(self.rng.randrange(1 << 30))  # grant ids, seeded so that a world can be repeated
         with (
             patch.object(time, "time", lambda: 1.7e9 + self.timeline.now_s + self.date_s),
             patch.object(secrets, "randbits", ids.getrandbits),
@@ -268,7 +268,7 @@ class ManyWorkloads(World):
 
 
 def main() -> int:
-    """Live through a world from the command line, and tell what happened."""
+    """Run a world from the command line, and print what happened."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=100, help="how many devices")
     parser.add_argument("--workloads", type=int, default=20, help=f"how many workloads, at most {MOST_WORKLOADS}")

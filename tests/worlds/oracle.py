@@ -1,4 +1,4 @@
-"""What must hold in every world, stated without the code under test."""
+"""The invariants of every world, stated without the code under test."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ PROMPTLY_S = 8.0
 
 
 class BrokenPromiseError(AssertionError):
-    """A world in which a promise does not hold; the text says which and when."""
+    """An invariant that does not hold in a world; the text states which, and when."""
 
     def __init__(self, promise: str, text: str) -> None:
-        """Name the promise, and say what happened instead."""
+        """Name the invariant, and state what happened instead."""
         super().__init__(text)
         self.promise = promise
 
 
 class Ledger:
-    """What one agent's life has seen: which grants, and until when they last."""
+    """The grants that one life of an agent has received, and when they end."""
 
     def __init__(self) -> None:
         self.sent_s: dict[int, float] = {}
@@ -51,7 +51,7 @@ class Ledger:
 
 
 class Oracle:
-    """Watches one world."""
+    """Checks the invariants of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -60,7 +60,7 @@ class Oracle:
         self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
         self.worst_excess_w = 0.0
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """The budget falls."""
@@ -71,7 +71,7 @@ class Oracle:
         self._sent_w[device_id, grant.plan_id].append((self._world.timeline.now_s, grant.limit_w))
 
     def restarted(self, device: Device) -> None:
-        """The agent begins another life."""
+        """The agent is restarted."""
         self._ledgers[device.id] = Ledger()
 
     def greeted(self, device: Device) -> None:
@@ -83,7 +83,7 @@ class Oracle:
         self._ledgers[device.id].sent_s[number] = device.clock_s()
 
     def welcomed(self, device: Device) -> None:
-        """A Hello is answered: grants that follow last."""
+        """A Hello is answered: grants after it have a lease."""
         ledger = self._ledgers[device.id]
         ledger.contact_s = max(ledger.contact_s, ledger.sent_s[0])
 
@@ -149,23 +149,23 @@ class Oracle:
         self._require("best plan", better is None, f"{record.plan_id} has {better}")
 
     def _front_of(self, offer: Offer, workload: str, factor: float) -> Front:
-        """The reported front that a device was offered with."""
+        """The reported front of a device that the plan was made from."""
         reported = self._world.devices[offer.device_id].reported_fronts(workload)
         found = [each for each in reported if np.allclose(each.epoch_s[0] * factor, offer.front.epoch_s[0])]
         self._require("own front", bool(found), f"{offer.device_id} is offered with another front than of {workload}")
         return found[0]
 
     def factor(self, device_id: str, workload: str) -> float:
-        """Minibatches of a device's epoch, as a share of those that its front counts."""
+        """Minibatches of a device's epoch, as a ratio to those of its front."""
         return 1.0
 
     def front_heard(self, device_id: str, workload: str, front: Front) -> None:
-        """The coordinator takes a front."""
+        """The coordinator receives a front."""
 
     def removal_heard(self, device_id: str, workload: str) -> None:
-        """The coordinator hears that a device has removed a workload."""
+        """The coordinator receives the report that a device has removed a workload."""
 
-    # --- what holds ---------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check everything at this moment."""

@@ -1,4 +1,4 @@
-"""What a plan must be: of the devices' own fronts for the run's workload, and as good as any other plan."""
+"""Conditions on a plan: it uses the devices' own fronts for the run's workload, and no plan is better."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def points_of(front: Front, idle_w: float, factor: float = 1.0) -> Points:
-    """The modes of a front, as plans count them: 90 % of the trainings take less time, 95 % draw fewer watts."""
+    """The points of a front as plans count them: 90 % of the trainings take less time, 95 % draw less power."""
     return [
         (
             float(front.warmup_s[k] + factor * front.epoch_s[k] * math.exp(_Z_TIME * front.epoch_log_sd[k])),
@@ -36,12 +36,12 @@ def points_of(front: Front, idle_w: float, factor: float = 1.0) -> Points:
 
 
 def is_on(assignment: Assignment, front: Front, factor: float) -> bool:
-    """Whether what a device was assigned is a point of a front.
+    """Whether a device's assignment is a point of a front.
 
     Args:
-        assignment: the device's.
+        assignment: the device's assignment.
         front: a front that it reported.
-        factor: minibatches of an epoch, as a share of those that the front counts.
+        factor: minibatches of an epoch, as a ratio to those of the front.
     """
     for k in range(len(front)):
         told = (front.epoch_s[k] * factor, front.power_w[k], front.warmup_s[k])
@@ -53,20 +53,20 @@ def is_on(assignment: Assignment, front: Front, factor: float) -> bool:
 
 
 def better_plan(request: RoundRequest, record: RoundRecord, fronts: Mapping[str, Points]) -> str | None:
-    """What would be a better plan for a few devices, in words; None if none is.
+    """A better plan for a few devices, in words; None if there is none.
 
-    The best plan has as many devices as the policy asks for and the watts carry, and then the least makespan. All sets
-    of devices are tried with all times as the limit.
+    The best plan has as many devices as the policy requests and the budget allows, and then the shortest makespan. All
+    sets of devices are tried, with each of their times as the limit.
 
     Args:
-        request: what was planned.
+        request: the request for the plan.
         record: the plan.
         fronts: the modes of each offered device.
     """
     chosen = {each.device_id for each in record.plan.assignments}
     candidates = _candidates(request)
     wanted = len(candidates)
-    if isinstance(request.policy, RandomK):  # chance decides on the set
+    if isinstance(request.policy, RandomK):  # the set is random
         candidates, wanted = sorted(chosen), len(chosen)
     elif isinstance(request.policy, FastestK) and request.policy.count is not None:
         wanted = min(wanted, request.policy.count)
@@ -91,7 +91,7 @@ def _candidates(request: RoundRequest) -> list[str]:
 
 
 def _backs_off(history: History, device_id: str, number: int) -> bool:
-    """Whether a device skips a round, as it has failed in the run's last rounds: one round after two failures, ..."""
+    """Whether a device skips this round because of failures: one round after two failures in a row, and so on."""
     failures, last = history.consecutive_failures.get(device_id, (0, 0))
     return failures > 0 and number < last + min(2 ** (failures - 1), 16)
 
@@ -111,5 +111,5 @@ def _plans(extra: Mapping[str, Points], wanted: int, spare_w: float) -> Iterator
 
 
 def _seconds_of(assignment: Assignment) -> float:
-    """Seconds of a training that 90 % of them stay within."""
+    """The seconds of a training that 90 % of the trainings do not exceed."""
     return assignment.warmup_s + assignment.epoch_s * math.exp(_Z_TIME * assignment.epoch_log_sd)

@@ -1,4 +1,4 @@
-"""A Flower server whose runs follow each other, each of a workload and a batch drawn at random."""
+"""A Flower server with one run after another, each with a random workload and batch size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALL = 6
 
 
 class RandomRuns(FlowerServer):
-    """Plans one round after another, and begins another run after some."""
+    """Plans one round after another, and begins another run after some rounds."""
 
     def __init__(self, world: ManyWorkloads) -> None:
         self._many = world
@@ -31,7 +31,7 @@ class RandomRuns(FlowerServer):
 
     def _begin_run(self) -> None:
         rng, many = self._many.rng, self._many
-        if self.run_id:  # an operator ends what a restarted server has forgotten
+        if self.run_id:  # an operator ends the runs that a restarted server has forgotten
             many.timeline.after(_FORGOTTEN_S, partial(many.coordinator.finish_run, self.run_id))
         self._left = rng.randint(2, 6)
         many.counts["runs"] += 1
@@ -45,7 +45,7 @@ class RandomRuns(FlowerServer):
         return sorted(rng.sample(free, min(most, len(free))))
 
     def _tick(self) -> None:
-        """What a Flower server does by itself, every few seconds."""
+        """Do what a Flower server does by itself every few seconds."""
         now_s = self._many.timeline.now_s
         self._many.timeline.after(_ASKS_AGAIN_S * (0.5 + self._many.rng.random()), self._tick)
         if self.open:

@@ -1,4 +1,4 @@
-"""How rounds are planned in a world: as the coordinator's service of the same name does it, with the real fleet."""
+"""Plans rounds with the real fleet, in the same way as the coordinator's service of the same name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RoundPlanning:
         self._confirm(run_id, number, nodes, reply, self._world.timeline.now_s + _CONFIRM_S)
 
     def _confirm(self, run_id: str, number: int, nodes: list[int], reply: Reply, until_s: float) -> None:
-        """Release the nodes' devices, and wait until they have confirmed it."""
+        """Release the nodes' devices, and wait until they have confirmed this."""
         unconfirmed = self._fleet.flower.release(run_id, nodes)
         self._send_due()
         if unconfirmed and self._world.timeline.now_s < until_s:
@@ -89,7 +89,7 @@ class RoundPlanning:
             self._fleet.rounds.grants.pending.hold_back(record.plan_id)
             self._reply(record.plan_id, reply)
 
-        # Meanwhile the fleet changes.
+        # The fleet changes in the meantime.
         self._later(0.3 * self._world.rng.random(), planned)
 
     def _reply(self, plan_id: str, reply: Reply) -> None:

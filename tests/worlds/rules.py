@@ -1,4 +1,4 @@
-"""What may happen in a world: the steps between which time passes."""
+"""The events that may occur in a world, as steps between which time passes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Step:
     """One step of a world.
 
     Attributes:
-        rule: what happens.
-        wait_s: seconds that pass before.
-        seed: decides on the details.
+        rule: the event.
+        wait_s: seconds that pass before it.
+        seed: seed of the details.
     """
 
     rule: str
@@ -35,7 +35,7 @@ class Step:
 
 
 def _device(world: World) -> Device:
-    if world.rng.random() < 0.5:  # often the same: troubles come together
+    if world.rng.random() < 0.5:  # often the same device, since failures come together
         world.focus = world.rng.choice(list(world.devices.values()))
     return world.focus
 
@@ -49,7 +49,7 @@ def plan(world: World) -> None:
 
 
 def plan_and_finish(world: World) -> None:
-    """A round that is planned and given up almost at once."""
+    """A round is planned, and abandoned almost immediately."""
     server = _server(world)
     server.plan()
 
@@ -65,7 +65,7 @@ def plan_and_finish(world: World) -> None:
 
 
 def plan_and_crash(world: World) -> None:
-    """The coordinator dies while it plans; an app asks for the plan all the same."""
+    """The coordinator crashes while it plans; an app still requests to train for the plan."""
     server, device = _server(world), _device(world)
     server.plan()
     plan_id = f"{server.run_id}/{server.number}"
@@ -78,9 +78,9 @@ def plan_and_crash(world: World) -> None:
 
 
 def finish_unheard(world: World) -> None:
-    """A training finishes while the session is lost; then agent and Flower's node restart.
+    """A training finishes while the session is lost; then the agent and Flower's node restart.
 
-    Its observation may be lost once more, after the Hello and a lease.
+    Its observation may be lost a second time, after the Hello and a lease.
     """
     device = _device(world)
     training = device.training
@@ -127,7 +127,7 @@ def change_budget(world: World) -> None:
 
 
 def cut_in_trouble(world: World) -> None:
-    """The budget falls, twice perhaps, while it is hard to reach a device that trains."""
+    """The budget falls, possibly twice, while it is hard to reach a training device."""
     training = [device for device in world.devices.values() if device.training is not None]
     if not training:
         return
@@ -201,7 +201,7 @@ def restart_agent(world: World) -> None:
     device, down_s = _device(world), world.rng.random() * 10.0
     device.restart(down_s)
     sent = [(server, plan_id) for server in world.servers for to, plan_id in server.sent[-4:] if to == device.id]
-    if sent and world.rng.random() < 0.5:  # Flower's node restarts as well, and gets its message again
+    if sent and world.rng.random() < 0.5:  # Flower's node also restarts, and receives its message again
         server, plan_id = world.rng.choice(sent)
         world.timeline.after(down_s + world.rng.random() * 5.0, lambda: server.arrive(device.id, plan_id))
 
@@ -295,5 +295,5 @@ def steps_of(seed: int, profiling: bool = False) -> list[Step]:
 
 
 def _wait_s(rng: random.Random) -> float:
-    """Seconds between two steps: many things happen almost together, and some long after."""
+    """Seconds between two steps: many events are almost simultaneous, and some come much later."""
     return rng.random() * rng.choices((0.3, 3.0, 8.0, 40.0), (35, 30, 20, 15))[0]

@@ -1,4 +1,4 @@
-"""Search random worlds for a broken promise, and shrink the world that breaks it.
+"""Searches random worlds for a broken invariant, and shrinks the world that breaks it.
 
 python -m tests.worlds.search --worlds 30000 --first 0
 python -m tests.worlds.search --worlds 1 --first 4711   # one world again, with all that happens in it
@@ -18,7 +18,7 @@ from tests.worlds.world import run
 
 
 class BrokenWorldError(AssertionError):
-    """A broken promise, with the smallest world that was found to break it."""
+    """A broken invariant, with the smallest world found that breaks it."""
 
     def __init__(self, seed: int, error: BrokenPromiseError, steps: Sequence[Step]) -> None:
         notes: list[str] = []
@@ -34,15 +34,15 @@ class BrokenWorldError(AssertionError):
 
 
 def search(first: int, count: int, profiling: bool = False) -> None:
-    """Live through worlds.
+    """Run random worlds.
 
     Args:
-        first: the seed of the first one.
-        count: how many.
-        profiling: whether devices also profile again, which is not granted.
+        first: seed of the first world.
+        count: number of worlds.
+        profiling: whether devices are also profiled again, which is not granted.
 
     Raises:
-        BrokenWorldError: a promise does not hold.
+        BrokenWorldError: an invariant does not hold.
     """
     for seed in range(first, first + count):
         steps = steps_of(seed, profiling)
@@ -52,7 +52,7 @@ def search(first: int, count: int, profiling: bool = False) -> None:
 
 
 def shrink(seed: int, steps: Sequence[Step], error: BrokenPromiseError) -> list[Step]:
-    """Let steps pass without anything, then remove them, while the same promise is still broken (delta debugging)."""
+    """Empty steps, then remove them, as long as the same invariant is broken (delta debugging)."""
 
     def is_broken(fewer: Sequence[Step]) -> bool:
         broken = run(seed, fewer)

@@ -1,4 +1,4 @@
-"""A store in a world: what it holds, what a coordinator that starts loads of it, and how it is written."""
+"""The store of a world: its contents, what a starting coordinator loads from it, and how it is written."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NEWEST = 3
 
 @dataclass
 class Stored:
-    """What a store holds.
+    """The contents of a store.
 
     Attributes:
-        fails_until_s: nothing can be written before.
+        fails_until_s: writes fail before this time.
     """
 
     devices: dict[str, DeviceRecord] = field(default_factory=dict)
@@ -37,12 +37,12 @@ class Stored:
 
     @property
     def grants(self) -> StoredGrants:
-        """What is known of grants."""
+        """The stored grants."""
         plans = {each.device_id: each.plan_id for each in self.given_ups.values() if each.plan_id}
         return StoredGrants(given_up=plans)
 
     def current(self) -> list[RoundRecord]:
-        """The rounds that a start loads, oldest first: as `coordinator.store.rounds.current` chooses them."""
+        """The rounds that are loaded at a start, oldest first, chosen as `coordinator.store.rounds.current` does."""
         in_flight = {each for each, plan_id in self.grants.given_up.items() if plan_id in self.rounds}
         for record in self.rounds.values():
             if record.wall_s is None and not self.runs[record.run_id].finished:
@@ -56,7 +56,7 @@ class Stored:
 
 
 class Repository:
-    """One coordinator's access to its store, as `FleetRepository` has it: records are written in the background.
+    """One coordinator's access to its store, like `FleetRepository`: records are written in the background.
 
     Attributes:
         unsaved: the records that a crash would lose now, by kind and key.
@@ -69,7 +69,7 @@ class Repository:
         self._is_writing = False
 
     def save(self, kind: str, key: str, record: Any, then: Action | None = None) -> None:
-        """Save a record soon; call `then` once it is on disk."""
+        """Save a record in the background; call `then` once it is on disk."""
         assert self._world.coordinator.fleet is self._fleet, "a coordinator that is down saves nothing"
         self.unsaved[kind, key] = record
         for each in self._fleet.rounds.grants.unstored.take():
@@ -82,11 +82,11 @@ class Repository:
             self._later(0.05 * self._world.rng.random(), self._write)
 
     def save_round(self, plan_id: str, then: Action | None = None) -> None:
-        """Save a round as it is now."""
+        """Save the current state of a round."""
         self.save("round", plan_id, self._fleet.rounds.records[plan_id], then)
 
     def is_known(self, plan_id: str) -> bool:
-        """Whether there is such a round; one that was not loaded at the start is loaded."""
+        """Whether a round exists; one that was not loaded at the start is loaded."""
         if plan_id in self._stored.rounds:
             self._fleet.rounds.cache.restore(self._stored.rounds[plan_id])
         return plan_id in self._fleet.rounds.records

@@ -1,4 +1,4 @@
-"""Whatever apps bring in whatever order, plans use each workload's own fronts, and devices keep what they have learned.
+"""Many workloads in any order: plans use each workload's own fronts, and devices keep what they have learned.
 
 `WORKLOADS_MINUTES=60 WORKLOADS_DEVICES=100 pytest -s tests/worlds/test_many_workloads.py` is the long form
 (`make workloads`).
@@ -25,7 +25,7 @@ from wattfleet.planning import Curves, Headroom, min_makespan
 from wattfleet.planning.curves import Mask
 from wattfleet.planning.makespan import Allocation
 
-# ruff: noqa: SLF001 - mutants break what is inside
+# ruff: noqa: SLF001 - mutants break internals
 
 DEVICES = int(os.environ.get("WORKLOADS_DEVICES", "10"))
 MINUTES = float(os.environ.get("WORKLOADS_MINUTES", "6"))
@@ -103,7 +103,7 @@ def a_larger_batch_is_trained_in_the_granted_mode(patch: pytest.MonkeyPatch) -> 
     patch.setattr(OnlineLearner, "mode_within", lambda self, mode, power_limit_w: mode)
 
 
-# Each with the promise that it breaks.
+# Each with the invariant that it breaks.
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     an_observation_is_written_to_the_journal_of_another_workload: "journal",
     another_batch_is_written_as_the_one_before: "journal",

@@ -1,4 +1,4 @@
-"""The random worlds find each of these mistakes: the code is broken on purpose, and a promise breaks."""
+"""Mutation tests: the code is broken on purpose, and the random worlds detect each mistake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worlds.rules import steps_of
 from tests.worlds.world import run
 from wattfleet_proto.device_state import GrantPhase
 
-# ruff: noqa: SLF001 - mutants break what is inside
+# ruff: noqa: SLF001 - mutants break internals
 
 MOST_WORLDS = 4_000
 
@@ -142,8 +142,8 @@ def plans_count_on_unconfirmed_orders(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-# Each with the seed of a world that finds it; if the rules have changed, another one is looked for. That a device which
-# obeys late is reviewed shows in one of many thousand worlds: `test_first_leases.py` covers it.
+# Each with the seed of a world that detects it; after a change of the rules, search for another seed. The review of a
+# device that obeys late shows in only one of many thousand worlds: `test_first_leases.py` covers it.
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     an_order_counts_as_obeyed_at_once: 1,
     a_disconnected_device_counts_0: 1,

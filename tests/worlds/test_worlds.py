@@ -1,7 +1,7 @@
-"""Whatever fails in whatever order, devices draw no more than the budget and the grants from before its last fall.
+"""Under any sequence of failures, devices draw no more than the budget and the grants from before its last decrease.
 
-`WORLDS=30000 pytest tests/worlds` is the long form (`make worlds`). A world that fails is named by its seed, shrunk and
-told event by event.
+`WORLDS=30000 pytest tests/worlds` is the long form (`make worlds`). The test reports the seed of a failing world,
+shrinks it, and lists its events.
 """
 
 from __future__ import annotations

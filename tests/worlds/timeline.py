@@ -1,4 +1,4 @@
-"""Virtual time: what happens when, and streams that deliver messages late, in bursts or never."""
+"""Virtual time: actions in the order of their times, and streams that deliver messages late, in bursts or never."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Timeline:
     """Runs actions in the order of their times.
 
     Attributes:
-        now_s: the true time, which no clock shows exactly.
+        now_s: the true time, which no device's clock shows exactly.
     """
 
     def __init__(self, after_each: Action) -> None:
@@ -54,12 +54,12 @@ class Direction:
     """One direction of a session: messages arrive in order, late, or never.
 
     Attributes:
-        deliver: takes each message.
-        slowest_s: seconds that a message takes at most.
-        is_lost: no message arrives any more.
-        lost_after: it is lost after so many messages; None for never.
-        stalled_until_s: no message arrives before.
-        on_their_way: messages with the times of their arrival.
+        deliver: handles each message.
+        slowest_s: the longest time that a message takes, in seconds.
+        is_lost: whether no message arrives any more.
+        lost_after: the direction is lost after this many messages; None for never.
+        stalled_until_s: no message arrives before this time.
+        on_their_way: messages in transit, with the times of their arrival.
     """
 
     timeline: Timeline
@@ -72,7 +72,7 @@ class Direction:
     on_their_way: deque[tuple[float, Any]] = field(default_factory=deque)
 
     def send(self, message: Any) -> None:
-        """Send a message; a lost direction takes it silently."""
+        """Send a message; a lost direction drops it silently."""
         if self.is_lost:
             return
         arrives_s = self.timeline.now_s + self.rng.random() * self.slowest_s
@@ -82,7 +82,7 @@ class Direction:
         self.timeline.at(arrives_s, self._arrive)
 
     def lose(self) -> None:
-        """Lose all messages on their way and all later ones; neither end is told."""
+        """Lose all messages in transit and all later ones; neither end is told."""
         self.is_lost = True
         self.on_their_way.clear()
 
@@ -136,18 +136,18 @@ class Stream:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both ends hold it open and nothing is lost or stalled."""
+        """Whether both ends have it open, and nothing is lost or stalled."""
         now_s = self.up.timeline.now_s
         return all(self._is_open_here.values()) and not any(
             each.is_lost or each.lost_after is not None or each.stalled_until_s > now_s for each in (self.up, self.down)
         )
 
     def is_open(self, end: str) -> bool:
-        """Whether an end holds it open."""
+        """Whether an end has it open."""
         return self._is_open_here[end]
 
     def close(self, end: str) -> None:
-        """Close one end; the other learns of it unless messages are lost."""
+        """Close one end; the other end is told unless messages are lost."""
         if self._is_open_here[end]:
             self._is_open_here[end] = False
             (self.up if end == "agent" else self.down).send(CLOSED)

@@ -1,4 +1,4 @@
-"""One random world: devices with agents, a coordinator, two Flower servers, an operator, and all that goes wrong."""
+"""One random world: devices with agents, a coordinator, two Flower servers, an operator, and their failures."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class World:
     """One world.
 
     Attributes:
-        devices: by id.
-        budget_w: what the site may draw now.
-        date_s: how far the date is off.
-        focus: the device that something has happened to last.
+        devices: the devices by id.
+        budget_w: the site's current budget.
+        date_s: offset of the date, in seconds.
+        focus: the device of the last event.
         announces: whether the coordinator announces workloads.
-        max_fronts: fronts of a device that the coordinator keeps at most.
+        max_fronts: the most fronts of a device that the coordinator keeps.
     """
 
     announces = False
@@ -42,8 +42,8 @@ class World:
         """Make a world.
 
         Args:
-            seed: decides on its devices, settings and the first details.
-            notes: takes a line for every event, to read.
+            seed: seed of its devices, settings and first details.
+            notes: receives a line of text for every event.
         """
         self.rng = random.Random(seed)
         self._notes = notes
@@ -94,12 +94,12 @@ class World:
         return set() if fleet is None else set(fleet.flower.runs)
 
     def note(self, text: str) -> None:
-        """Note an event, if anybody reads."""
+        """Record an event, if `notes` is given."""
         if self._notes is not None:
             self._notes.append(f"{self.timeline.now_s:8.2f}  {text}")
 
     def is_sound_since(self, since_s: float) -> bool:
-        """Whether no session was disturbed since a moment."""
+        """Whether no session has been disturbed since a given time."""
         return self.coordinator.fleet is not None and all(
             device.stream is not None
             and device.stream.is_sound
@@ -109,7 +109,7 @@ class World:
         )
 
     def take(self, step: Step) -> None:
-        """Let time pass, and take a step."""
+        """Let time pass, and perform a step."""
         self.timeline.advance(step.wait_s)
         self.rng.seed(step.seed)
         self.note(f"-- {step.rule}")
@@ -117,7 +117,7 @@ class World:
         self.oracle.check()
 
     def answer(self, device_id: str, plan_id: str) -> None:
-        """A node replies to whichever Flower server asked."""
+        """A node replies to the Flower server that sent the message."""
         for server in self.servers:
             self.timeline.after(self.rng.random(), partial(server.answered, device_id, plan_id))
 
@@ -134,14 +134,14 @@ class World:
         """Let everything come to rest, and check that every device can be planned and trains.
 
         Raises:
-            BrokenPromiseError: one cannot.
+            BrokenPromiseError: a device cannot.
         """
         self.note("-- settle")
         self.coordinator.stored.fails_until_s = 0.0
         for device in self.devices.values():
             device.unreachable_until_s = device.flaps_until_s = 0.0
             device.app_dies()
-        self.timeline.advance(40.0)  # coordinators and agents that are down come back, silent sessions end
+        self.timeline.advance(40.0)  # coordinators and agents that are down restart, and silent sessions end
         for server in self.servers:
             server.finish_run()
         for device in self.devices.values():
@@ -150,7 +150,7 @@ class World:
         self.set_budget(1e4)
         fleet = self.coordinator.fleet
         assert fleet is not None
-        for record in fleet.rounds.in_flight():  # of runs whose server has forgotten them: overdue in the end
+        for record in fleet.rounds.in_flight():  # rounds that their server has forgotten
             self.coordinator.abandon(record.plan_id)
         self.timeline.advance(self.lifetime_s * 1.01 + self.margin_s + 2.0)
         request = None
@@ -171,8 +171,8 @@ class World:
 
 
 def run(seed: int, steps: Sequence[Step], notes: list[str] | None = None) -> BrokenPromiseError | None:
-    """Live through a world; returns the promise that was broken."""
-    ids = random.Random(seed)  # of grants, so that a world can be lived again exactly
+    """Run a world; returns the invariant that was broken."""
+    ids = random.Random(seed)  # grant ids, seeded so that a world can be repeated exactly
     with patch.object(secrets, "randbits", ids.getrandbits):
         world = World(seed, notes)
         try:
@@ -186,7 +186,7 @@ def run(seed: int, steps: Sequence[Step], notes: list[str] | None = None) -> Bro
 
 
 def _front(rng: random.Random) -> Front:
-    """A front of whole seconds and watts: of one slow mode, so that others need not be fast, or of several."""
+    """A front of whole seconds and watts: either one slow mode, so that other devices can be slow, or several modes."""
     is_slow = rng.random() < 0.3
     k = 1 if is_slow else rng.randint(2, 4)
     seconds = sorted(rng.sample(range(20, 30) if is_slow else range(2, 30), k))

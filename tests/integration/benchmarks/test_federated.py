@@ -1,4 +1,4 @@
-"""The benchmark of federated rounds, on a handful of boards: what it compares holds the watts, and repeats."""
+"""The benchmark of federated rounds, on a few boards: all compared methods keep the budget, and runs are repeatable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GUESSING = ("fastest-k", "uniform", "oort")
 
 
 def guessed(true: Candidates, seed: int) -> Candidates:
-    """What is off by some percent, and knows it, as a predictor is."""
+    """Fronts with errors of some percent, and a stated uncertainty to match, as a predictor has."""
     draw = np.random.default_rng(seed)
     off = np.exp(0.03 * draw.standard_normal(3))
     spread = np.full(len(true.modes), 0.03)
@@ -46,7 +46,7 @@ def guessed(true: Candidates, seed: int) -> Candidates:
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    """Six small boards, of which nobody had to take a profile."""
+    """Six small boards, without any measured profiles."""
     small = Experiment(
         boards=tmp_path_factory.mktemp("boards"),
         fleet=FLEET,
@@ -149,7 +149,7 @@ def test_devices_trained_side_by_side_learn_what_each_learns_alone() -> None:
 def test_one_device_learns_as_plain_stochastic_gradient_descent_has_it() -> None:
     federation = Federation(digits(), devices=50, seed=0)
     smallest = min(range(50), key=federation.samples.__getitem__)
-    assert federation.samples[smallest] <= task.MINIBATCH  # one step, so that the order does not matter
+    assert federation.samples[smallest] <= task.MINIBATCH  # a single step, so that the order does not matter
     network = nn.Sequential(
         OrderedDict(hidden=nn.Linear(64, 64), relu=nn.ReLU(), output=nn.Linear(64, 10)),
     )
@@ -176,7 +176,7 @@ def test_figures_of_a_run_worked_out_by_hand() -> None:
     figures = run_figures(rounds, devices=4, idle_w=10.0, budget_w=100.0, overhead_s=10.0)
 
     assert seconds(rounds, 10.0).tolist() == [30, 60, 100, 140]
-    # The mean of three rounds is 0.91 only after the last one.
+    # The mean of three rounds reaches 0.91 only after the last one.
     assert figures["rounds"] == {"0.9": 4, "0.93": None}
     assert figures["time_s"]["0.9"] == 140
     assert figures["time_s_by_overhead"]["30"]["0.9"] == 220
@@ -218,13 +218,13 @@ def test_the_command_writes_a_result_that_it_can_show(
     shown = StringIO()
     console = Console(file=shown, width=300)
     console.print(*tables(result))
-    assert "+3.4%" in shown.getvalue()  # not the seeds' median, which would hide it
+    assert "+3.4%" in shown.getvalue()  # not the median over the seeds, which would hide it
     assert main(["--show", str(tmp_path / "result.json"), "--png", str(tmp_path / "plots.png")]) == 0
     assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
 
 
 class InThisProcess:
-    """Runs a pool's work where the test is."""
+    """Runs the work of a process pool in the test's process."""
 
     def __init__(self, jobs: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Asynchronous rounds of the benchmark: their times, their watts, and how updates are averaged."""
+"""Asynchronous rounds of the benchmark: their times, their power, and how updates are averaged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODE = (1.0e9, 1.0e9, 1.0e9, 1.0e9)
 
 @dataclass
 class Fixed:
-    """A worker whose trainings take known times and watts."""
+    """A worker whose trainings take given times and power."""
 
     warmup_s: float
     steady_s: float
@@ -76,7 +76,7 @@ def run(
     steps: int,
     policy: Policy | None = None,
 ) -> list[Round]:
-    """A run that plans for all free devices that the watts allow, or as another policy has it."""
+    """A run that plans for all free devices within the budget, or with another policy."""
     offers = [offer(k, (each.warmup_s + each.steady_s) / 2, each.watts) for k, each in enumerate(workers)]
     method = Asynchronous(offers, policy or FastestK(len(workers)), budget_w, OVERHEAD_S, stepping)
     return run_asynchronously(method, fleet_of(member, len(workers)), workers, federation, steps)
@@ -89,8 +89,8 @@ def test_two_devices_follow_a_timeline_worked_out_by_hand(member: Member) -> Non
     # Device 0 trains from 1 s to 11 s, 12 s to 22 s and 23 s to 33 s; device 1 from 1 s to 26 s.
     assert [one.chosen for one in rounds] == [(0,), (0,), (1,), (0,)]
     assert np.cumsum([one.training_s for one in rounds]).tolist() == [11.0, 22.0, 26.0, 33.0]
-    # Above idle power, device 0 draws 10 W from 3 to 11 s, 14 to 22 s and 25 to 33 s, and device 1 20 W from 3 to 26 s
-    # and from 29 s on.
+    # Above idle power, device 0 draws 10 W from 3 to 11 s, 14 to 22 s and 25 to 33 s; device 1 draws 20 W from 3 to 26
+    # s and from 29 s on.
     expected_kj = [0.08 + 8 * 0.02, 0.08 + 11 * 0.02, 0.01 + 4 * 0.02, 0.07 + 4 * 0.02]
     assert [one.training_kj for one in rounds] == pytest.approx(expected_kj)
     assert [one.observed_w for one in rounds] == [40.0, 40.0, 40.0, 40.0]
@@ -113,7 +113,7 @@ def test_too_few_watts_for_any_device_are_refused(member: Member) -> None:
 
 
 def change(federation: Federation, base: Parameters, device: int, version: int) -> Parameters:
-    """What one device alone changes, trained by the synchronous rounds."""
+    """The change that one device alone causes, when trained by synchronous rounds."""
     model = federation.model(base, server_round=version)
     after = federation.after(model, {device: LocalWork(2)}).parameters
     return {name: after[name] - value for name, value in base.items()}

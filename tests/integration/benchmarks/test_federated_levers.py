@@ -1,4 +1,4 @@
-"""What the benchmark of federated rounds tunes besides modes: batches and local epochs."""
+"""The parameters that the benchmark of federated rounds tunes besides modes: batch sizes and local epochs."""
 
 from __future__ import annotations
 

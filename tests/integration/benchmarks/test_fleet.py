@@ -1,4 +1,4 @@
-"""The benchmark of fleets, on a handful of agents: what it tells, and that it leaves nothing behind."""
+"""The benchmark of fleets, with a few agents: its output, and that it cleans up after itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHORT = ["--steady-s", "0.5", "--window-s", "0.2", "--repeats", "1", "--limit-s"
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """The benchmark sets limits, cores and a signal of its own process."""
+    """Restore the limits, cores and signal handler of this process, which the benchmark sets."""
     files, cores = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0)
     heeded = signal.getsignal(signal.SIGTERM)
     yield
@@ -79,7 +79,7 @@ def require_every_figure(fleet: dict[str, Any]) -> None:
     ):
         value = figure(fleet, path)
         assert value is not None and value > 0, path
-    # So few agents may renew no lease in so short a time.
+    # Few agents may not renew any lease in such a short time.
     assert (fleet["lease_cpu_us"] is not None) == (fleet["leases_per_s"] > 0)
     assert figure(fleet, "bare.peak_rss_mb") < figure(fleet, "peak_rss_mb")
     assert all(goal["met"] in (True, False) for goal in fleet["goals"].values()) and len(fleet["goals"]) == 6
@@ -87,7 +87,7 @@ def require_every_figure(fleet: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN], ids=["foreground", "background"])
 def test_interrupted_it_ends_its_servers(interrupt: signal.Handlers) -> None:
-    """Also in the background, where a shell has SIGINT ignored."""
+    """This also holds in the background, where a shell has set SIGINT to be ignored."""
     command = [sys.executable, "-m", "benchmarks.fleet", "--agents", "2", *SHORT, "--json"]
     before = signal.signal(signal.SIGINT, interrupt)
     try:
@@ -150,7 +150,7 @@ async def exchanged(
     credentials: grpc.ServerCredentials | None = None,
     context: ssl.SSLContext | None = None,
 ) -> Ended:
-    """All answers of a real server to some messages, and how the call ended."""
+    """All replies of a real server to some messages, and how the call ended."""
     server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(behaviour)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", {"M": handler}),))

@@ -1,4 +1,4 @@
-"""The planning benchmark runs and tells what it promises."""
+"""The planning benchmark runs and prints its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call what at a coordinator with an authority: each role and RPC over TLS."""
+"""Which roles may call which RPC of a coordinator with an authority, over TLS."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def secured(config: CoordinatorSettings, fleet: CertifiedFleet) -> CoordinatorSe
 
 
 async def outcome(client: Client, method: str) -> grpc.StatusCode | None:
-    """How a call with an empty request is answered; None if it is answered by a message."""
+    """The error of a call with an empty request; None if it is answered by a message."""
     for _ in range(_TRIES):
-        # On the wire, a call with one message and one answer looks like a stream of one.
+        # On the wire, a unary call looks like a stream of one message.
         call: Any = client.channel.stream_stream(method)(iter([b""]), timeout=_WITHIN_S)
         try:
             if await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ async def outcome(client: Client, method: str) -> grpc.StatusCode | None:
 
 
 async def refused_greeting(client: Client, device_id: str) -> grpc.aio.AioRpcError:
-    """How a device is refused."""
+    """The status with which a device's session is refused."""
     for _ in range(_TRIES):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await greeted(client, device_id)
@@ -67,7 +67,7 @@ async def greeted(client: Client, device_id: str, board: str = "agx-orin", insta
 
 def test_every_served_rpc_has_a_row_and_every_row_an_rpc() -> None:
     served = {f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods}
-    served.discard("/grpc.health.v1.Health/List")  # Python's service does not have it
+    served.discard("/grpc.health.v1.Health/List")  # the Python service does not have this RPC
     assert served | {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"} == ROLES.keys()
     assert WITHOUT_CERTIFICATE <= ROLES.keys()
 

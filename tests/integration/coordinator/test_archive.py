@@ -1,4 +1,4 @@
-"""Rounds are let go of only once they are stored, and come back from the store as they are there."""
+"""Rounds are evicted from memory only once they are stored, and are read back from the store unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITHIN_S = 20.0
 
 
 class Shaky(Store):
-    """A store that nothing can be written to while a test says so."""
+    """A store whose writes fail while a test says so."""
 
     is_locked = False
 
@@ -130,7 +130,7 @@ async def test_a_burst_of_late_reports_of_one_round_reads_it_once(tmp_path: Path
 
 
 class Slow(Store):
-    """A store whose reads come back once a test lets them: what is on disk when they begin."""
+    """A store whose reads return when a test lets them, with what was on disk when they began."""
 
     def __init__(self, location: Path) -> None:
         super().__init__(location)
@@ -192,7 +192,7 @@ async def test_a_history_is_read_to_its_end_although_who_asked_for_it_has_gone(t
         await writer.save(finish(fleet, number))
     await writer.save(fleet.flower.plan(RUN, 3, NODES, 1.0))
     await look(repository)
-    fleet.rounds.cache.run_finished(RUN)  # its history is let go of
+    fleet.rounds.cache.run_finished(RUN)  # its history may be evicted now
     store.hold()
     asking = [asyncio.create_task(repository.load_history(RUN)) for _ in range(3)]
     await store.is_reading()

@@ -1,4 +1,4 @@
-"""An operator's commands where only `pip install wattfleet` was run: they need no package of the coordinator."""
+"""An operator's commands work where only `pip install wattfleet` was run: they need no package of the coordinator."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_commands_need_no_extra(config: CoordinatorSettings, tmp_path: Pat
         "DIGEST": another.digest,
         "NEW": str(tmp_path / "new"),
     }
-    # Its agents send no leases while the commands run.
+    # The agents send no leases while the commands run.
     async with serving(config.with_values(sessions={"lease_s": 120.0})) as client:
         orin, _ = await client.two_ready()
         await a_round(client, orin)

@@ -1,4 +1,4 @@
-"""What one app or operator sends can be listed for everybody: bounds on it, and lists in parts."""
+"""Lists that one app or operator can fill: limits on their size, and long lists returned in parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wattfleet_io.clock import SystemClock
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, view_pb2
 
-# Eight of these fill the largest answer; one exceeds what this test's client takes.
+# Eight of these fill the largest reply; one exceeds what this test's client accepts.
 _LARGE = {f"{k:0190}": 1.0 for k in range(40_000)}
 _MANY = {f"{k:0190}": 1.0 for k in range(5_000)}
 

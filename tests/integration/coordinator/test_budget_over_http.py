@@ -1,4 +1,4 @@
-"""A budget's source over real HTTP, and every way in which it, or the way to it, does not answer."""
+"""A budget's source over real HTTP, and all the ways in which it can be unreachable."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def budget(url: str, query: str = "sum(surplus_watts)") -> PrometheusBudget:
 
 
 def measured(watts: str) -> bytes:
-    """An answer of now with one series."""
+    """A current response with one series."""
     now_s = datetime.now(timezone.utc).timestamp()
     series = {"metric": {"__name__": "surplus_watts"}, "value": [now_s, watts]}
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": [series]}}).encode()
 
 
 class StandIn(ThreadingHTTPServer):
-    """Answers as Prometheus does, with whatever a test sets."""
+    """Answers as Prometheus does, with a response set by the test."""
 
     daemon_threads = True
 
@@ -68,7 +68,7 @@ class StandInHandler(BaseHTTPRequestHandler):
                 time.sleep(0.05)
             self.wfile.write(self.server.body)
         except OSError:
-            pass  # the client went away, as it should
+            pass  # the client has disconnected, as it should
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -139,7 +139,7 @@ async def test_headers_that_drip_are_given_up_in_time(monkeypatch: pytest.Monkey
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
         with pytest.raises(SourceFailedError, match="did not answer within 0.3 s"):
             await fetch(budget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), timeout_s=0.3)
-        while not gone.is_set():  # the connection is closed, too
+        while not gone.is_set():  # the fetch also closes the connection
             await asyncio.sleep(0.01)
 
 
@@ -163,7 +163,7 @@ async def test_a_name_that_is_never_resolved_holds_one_thread_and_no_planning(
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     names = NameLookups()
     try:
-        for _ in range(40):  # more than the event loop's own executor has threads
+        for _ in range(40):  # more than the threads of the event loop's own executor
             with pytest.raises(SourceFailedError, match="did not answer within 0.01 s"):
                 await fetch(budget("http://prometheus.example:9090"), timeout_s=0.01, names=names)
         assert len(asked) == 1

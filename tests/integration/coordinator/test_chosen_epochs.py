@@ -1,4 +1,4 @@
-"""Local epochs that plans choose, as Flower's server, the operator and whoever reads the tables see them."""
+"""Local epochs that plans choose, as seen by Flower's server, by the operator and in exported tables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.fakes.shell import asked, served_with_shell
 from tests.fakes.small_fleet import NODES, RUN
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
 
-# The Orin's epoch takes 10 s, the Nano's 35 s. With (1.6 + 1) / 4 in 35 + 50 s, a round of both makes more progress per
-# second than with the same epochs for both, or of the Orin alone.
+# The Orin's epoch takes 10 s, the Nano's 35 s. With a progress of (1.6 + 1) / 4 in 35 + 50 s, a round of both is faster
+# per second than with the same epochs for both, or with the Orin alone.
 OPTIONS = [(1, 1.0), (3, 1.6)]
 CHOSEN = {"nano": 1.0, "orin": 3.0}
 
@@ -27,7 +27,7 @@ def config(config: CoordinatorSettings) -> CoordinatorSettings:
 
 
 async def plan(client: Client, *options: tuple[int, float], number: int = 1) -> planning_pb2.PlanRoundResponse:
-    """Request a round that may choose among some epochs, by their progress."""
+    """Request a round that may choose between numbers of epochs, given the progress of each."""
     choice = planning_pb2.EpochChoice(
         options=[planning_pb2.EpochOption(epochs=epochs, progress=progress) for epochs, progress in options],
         per_device=True,
@@ -108,7 +108,7 @@ async def test_a_look_at_the_next_plan_shows_the_epochs(config: CoordinatorSetti
         [head] = [line.split() for line in lines if line.split()[:2] == ["selected", "mode"]]
         assert head[2:4] == ["batch", "epochs"]
         [row] = [line.split() for line in lines if line.split()[:1] == ["nano"] and "2.5" in line.split()]
-        # At the end of the line: epochs, warm-up, seconds of an epoch, watts, and the watts planned.
+        # The last columns: epochs, warm-up, seconds per epoch, power, and planned power.
         assert float(row[-5]) == 2.5
         assert float(row[-3]) == 35.0
 

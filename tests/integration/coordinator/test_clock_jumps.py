@@ -1,4 +1,4 @@
-"""Clocks that jump: no history is deleted early, and no override ends early, in a process and across restarts."""
+"""Clock jumps: no history is deleted early, and no override ends early, in one process and across restarts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
 
 
 class Machine:
-    """A machine with a clock that may jump, and a store that coordinators on it open and close."""
+    """A machine with a clock that may jump, and a store that one coordinator after another opens and closes."""
 
     def __init__(self, location: Path | URL, opened: ExitStack) -> None:
         self.now = START

@@ -1,4 +1,4 @@
-"""The operator's commands where no coordinator answers, and while they watch one that goes away."""
+"""The operator's commands where no coordinator is reachable, and commands that watch one that goes away."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_environment_allows_plaintext_as_the_option_does(monkeypatch: pytest
 async def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happens meanwhile happens between two looks."""
+    """Events during the outage occur between two polls."""
     naps: list[Callable[[], Awaitable[None]]] = []
 
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Two agents from one disk: the coordinator has one of them, and neither ends the other's sessions for ever."""
+"""Two agents on copies of one disk: one is accepted, and they do not keep ending each other's sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELLO = hello_of("orin", installation="a" * 32)
 
 
 class Agent:
-    """A link, and how often the coordinator has welcomed it."""
+    """A link that counts the coordinator's Welcomes."""
 
     def __init__(self, client: Client, folder: Path) -> None:
         self.welcomes = 0

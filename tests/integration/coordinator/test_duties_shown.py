@@ -1,4 +1,4 @@
-"""How devices keep their duties, as the operator's commands show it."""
+"""The operator's commands show how devices keep their duties."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_watts_at_rest_that_change_in_a_session_are_reserved(config: Coord
         orin, _ = await client.two_ready()
         before = (await asked(shell, "budget", "show"))[0]["set_aside_w"]
         for watts, added in ((40.0, 35.0), (12.0, 7.0)):
-            # Over 35 W only with a duty.
+            # More than 35 W are only accepted with a duty.
             report = session_pb2.FrontReport(no_front="the duty takes the board", idle_w=watts, is_idle_with_duty=True)
             await orin.send(front=report)
             assert (await asked(shell, "device", "orin"))["idle_w"] == watts

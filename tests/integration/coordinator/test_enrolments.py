@@ -1,4 +1,4 @@
-"""One connection enrols a limited number of devices: they make metric lines, and stretch everybody's leases."""
+"""The number of devices enrolled over one connection is limited: each adds metric lines and lengthens all leases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fakes.served import Client, serving_client, status
 
 
 async def enrol(client: Client, channel: grpc.aio.Channel, device_id: str) -> None:
-    """A session of one device over a connection of the caller's, which ends at once."""
+    """Open a session for one device over the caller's connection, and close it immediately."""
     agent = Client(client.bound, channel, client.stop, client.running).agent()
     await agent.hello(device_id)
     await agent.goodbye()
@@ -30,7 +30,7 @@ async def test_a_connection_enrols_a_limited_number_of_devices(config: Coordinat
                 f"device-{k}: this connection has reached its limit of 20 new devices: give each agent its own"
                 " connection, or raise the coordinator's setting sessions.max_new_devices_per_connection",
             )
-        await enrol(client, client.channel, "device-3")  # known devices come and go
+        await enrol(client, client.channel, "device-3")  # known devices reconnect
         async with grpc.aio.insecure_channel(
             client.bound.address, options=[("grpc.use_local_subchannel_pool", 1)]
         ) as other:
@@ -56,7 +56,7 @@ async def test_a_host_enrols_a_limited_number_of_devices_over_any_connections(co
             "device-3: this host has reached its limit of 3 new devices: if its devices are yours, raise the"
             " coordinator's setting sessions.max_new_devices_per_host",
         )
-        await enrol_anew(client, "device-2")  # known devices come and go
+        await enrol_anew(client, "device-2")  # known devices reconnect
 
 
 async def test_by_default_one_connection_leaves_the_leases_as_they_are(config: CoordinatorSettings) -> None:

@@ -1,4 +1,4 @@
-"""What the coordinator's log says of devices, runs and rounds."""
+"""The coordinator's log entries about devices, runs and rounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_the_log_tells_of_each_state_of_a_device_and_each_round(
             planning_pb2.DeviceResult(device_id="nano", failure="out of memory"),
         ]
         finish = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=41.5, results=results)
-        for _ in range(2):  # Flower's server repeats what was not answered in time
+        for _ in range(2):  # Flower's server repeats requests that were not answered in time
             await client.planning.FinishRound(finish)
         await nano.goodbye()
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="the app crashed"))

@@ -1,4 +1,4 @@
-"""Exported tables, read again, say what the coordinator knows."""
+"""Exported tables, when read again, contain what the coordinator knows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMATS = ["csv", pytest.param("parquet", marks=_NEEDS_PYARROW)]
 
 
 def read(folder: Path, form: str) -> dict[str, list[dict[str, Any]]]:
-    """Every table, row by row; None where a value is not known."""
+    """Every table, row by row; None for unknown values."""
     tables = {}
     for name, types in COLUMNS.items():
         path = folder / f"{name}.{form}"

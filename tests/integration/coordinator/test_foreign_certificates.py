@@ -1,4 +1,4 @@
-"""Certificates of another authority, such as step-ca or SPIRE: what they must have, and what is refused."""
+"""Certificates of other authorities, such as step-ca or SPIRE: the required contents, and what is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLEET = "plant-7"
 
 
 class ForeignAuthority:
-    """A certificate authority that knows nothing of Wattfleet."""
+    """A certificate authority that is independent of Wattfleet."""
 
     def __init__(self, name: str, issuer: ForeignAuthority | None = None) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -71,7 +71,7 @@ def foreign() -> ForeignAuthority:
 
 @pytest.fixture
 def authority(tmp_path: Path, foreign: ForeignAuthority) -> AuthorityFolder:
-    """A fleet whose coordinator also trusts the foreign authority, as docs/security.md says."""
+    """A fleet whose coordinator also trusts the foreign authority, as docs/security.md describes."""
     folder = AuthorityFolder.create(tmp_path / "authority", [], utc_now(), FLEET)
     (folder.folder / TRUSTED).write_bytes(folder.trusted_pem + foreign.pem)
     return AuthorityFolder.open(folder.folder)
@@ -83,7 +83,7 @@ def secured(config: CoordinatorSettings, authority: AuthorityFolder) -> Coordina
 
 
 async def refusal(client: Client) -> tuple[grpc.StatusCode, str]:
-    """How a coordinator refuses a client, or a device named orin where only devices may call."""
+    """The error for a client, or for a device named orin where only devices may call."""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await client.view.GetFleet(view_pb2.GetFleetRequest(), timeout=20)
     return refused.value.code(), refused.value.details() or ""
@@ -163,7 +163,7 @@ async def test_certificates_of_an_intermediate_authority_come_with_their_chain(
 async def test_an_authority_that_is_not_trusted_does_not_connect(
     secured: CoordinatorSettings, authority: AuthorityFolder
 ) -> None:
-    stranger = ForeignAuthority("step-ca root")  # of the same name
+    stranger = ForeignAuthority("step-ca root")  # with the same name
     own = Identity(*stranger.issue([f"spiffe://{FLEET}/operator/anna"]), authority.trusted_pem)
     async with serving(secured) as served, calling(served, own) as client:
         assert (await refusal(client))[0] is grpc.StatusCode.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""Sessions for a device's id from whoever is not that device: all refused, and the owner takes its id back."""
+"""Sessions for a device's id from anybody else: all are refused, and the owner gets its id back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
 async def refusal(client: Client, hello: session_pb2.Hello) -> tuple[grpc.StatusCode, str]:
-    """How a Hello is refused."""
+    """The error for a Hello."""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await Agent(client.sessions).greet(hello)
     return refused.value.code(), refused.value.details() or ""
@@ -45,7 +45,7 @@ def resident_bytes() -> int:
 
 
 async def lasts(agent: Agent) -> None:
-    """Keep a session alive, one lease after the other, and see each acknowledged."""
+    """Keep a session open by sending leases, and check that each is acknowledged."""
     while True:
         await agent.lease()
         await asyncio.sleep(0.2)
@@ -118,7 +118,7 @@ async def test_foreign_hellos_are_refused_and_the_owners_session_goes_on(
 
 
 async def agent_states(operator: Client) -> None:
-    """The owner's device is the one that was enrolled, and the fleet has no other."""
+    """Check that the owner's device is the enrolled one, and that the fleet has no other."""
     devices = await operator.devices()
     assert {name: device.board for name, device in devices.items()} == {"orin": "agx-orin"}
 
@@ -126,7 +126,7 @@ async def agent_states(operator: Client) -> None:
 async def test_an_owner_takes_its_id_back_from_an_intruder_of_before(
     config: CoordinatorSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While the fleet moved over, somebody took the id in plaintext, and comes again and again."""
+    """While the fleet was moving to TLS, somebody took the id in plaintext, and keeps reconnecting."""
     fleet = CertifiedFleet.create(tmp_path / "authority")
     settings = certified(config, fleet.authority.folder, plaintext_address="127.0.0.1:0")
     async with AsyncExitStack() as opened:

@@ -1,4 +1,4 @@
-"""Connections that a firewall has forgotten: both sides notice, and clients use new ones."""
+"""Connections that a firewall has forgotten: both sides notice, and clients open new ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TEN_TIMES_SOONER = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grp
 
 
 def sooner(options: Any) -> list[tuple[str, Any]]:
-    """The same options with pings ten times as soon."""
+    """The same options with pings ten times as often."""
     return [(name, value // 10 if name in _TEN_TIMES_SOONER else value) for name, value in options]
 
 
 def failures_before_an_answer(call: Callable[[Any], object], stub: Any) -> int:
-    """How many calls fail until one is answered; a busy machine may lose more than the one in progress."""
+    """The number of failed calls before one succeeds; a busy machine may lose more than the call in progress."""
     for failed in range(4):
         with suppress(grpc.RpcError):
             call(stub)

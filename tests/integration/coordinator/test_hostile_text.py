@@ -1,4 +1,4 @@
-"""Text of devices, apps and operators in the operator's terminal, in tables and in the coordinator's log."""
+"""Hostile text from devices, apps and operators in the operator's terminal, in tables and in the coordinator's log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMULA = '=HYPERLINK("http://evil")'
 
 
 async def a_hostile_run(client: Client, orin: Any, text: str) -> None:
-    """A round and a run in which everything that a peer may write is `text`."""
+    """A round and a run in which every text that a peer can set is `text`."""
     plan = await client.plan(1)
     await client.end_trainings()
     await orin.send(

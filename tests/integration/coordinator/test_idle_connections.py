@@ -1,4 +1,4 @@
-"""Connections to the gRPC port without a request are closed, so that they do not use up the descriptors."""
+"""Connections to the gRPC port without a request are closed, so that they do not exhaust the file descriptors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("0000000400000000
 
 
 async def until_closed(address: str, greeting: bytes) -> None:
-    """Connect, say something, and read until the other side closes."""
+    """Connect, send some bytes, and read until the other side closes."""
     reader, writer = await asyncio.open_connection(*split_address(address))
     writer.write(greeting)
     try:

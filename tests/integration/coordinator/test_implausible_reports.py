@@ -1,4 +1,4 @@
-"""One device that reports what no device can have: it is left out, and all others are planned."""
+"""A device that reports impossible values is left out, and all others are planned."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def plan(client: Client, run_id: str = RUN, liar_node: int = LIAR_NODE) ->
 
 
 def assert_usable(made: planning_pb2.PlanRoundResponse) -> None:
-    """The plan selects honest devices only, and all its numbers are finite."""
+    """Check that the plan selects honest devices only, and that all its numbers are finite."""
     chosen = {each.device_id for each in made.assignments}
     assert chosen and chosen <= {"orin", "nano"}
     assert 0 < made.duration_s <= 60.0 and 0 < made.planned_w <= made.site_budget_w

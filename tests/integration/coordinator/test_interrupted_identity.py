@@ -28,12 +28,12 @@ A_DAY = timedelta(days=1)
 
 
 class KilledError(BaseException):
-    """Stands for the end of the process."""
+    """Represents the end of the process."""
 
 
 @pytest.fixture
 def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Kill at the n-th change to a file, counted from 0; -1 for no kill."""
+    """Raise at the n-th change to a file, counted from 0; -1 for never."""
     left = [-1]
 
     def counted(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def require_consistent(folder: AuthorityFolder) -> None:
-    """The server's certificate and those of the issuer are of authorities that peers trust."""
+    """Check that the server's certificate, and those that the issuer signs, are from one trusted authority."""
     trusted = read_certificates(folder.trusted_pem)
     for pem in (folder.server_pem, folder.own_identity(Role.VIEWER, "v", "", A_DAY, NOW).certificate_pem):
         [certificate] = read_certificates(pem)
@@ -153,7 +153,7 @@ def test_a_server_whose_renewal_was_killed_at_any_moment_serves_and_renews_again
 
 
 def require_usable(folder: AuthorityFolder) -> None:
-    """Key and certificate belong together, for gRPC and for `/metrics`."""
+    """Check that key and certificate match, for gRPC and for `/metrics`."""
     assert matches(folder.server_key_pem, folder.server_pem)
     server_context(folder.server_tls)
 

@@ -36,7 +36,7 @@ async def test_what_ends_a_coordinator_is_an_object(tmp_path: Path) -> None:
     second.address = first.address
     try:
         second.begin()
-        with pytest.raises(AssertionError):  # it has ended
+        with pytest.raises(AssertionError):  # the process has ended
             until(lambda: second.serves)
     finally:
         first.stop()

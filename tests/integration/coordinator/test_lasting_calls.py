@@ -1,4 +1,4 @@
-"""Calls that last end within seconds once their certificate is revoked or expires, whichever RPC they are."""
+"""Long-lasting calls end within seconds once their certificate is revoked or expires, for every RPC."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_call_is_ended_once(tmp_path: Path) -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.sleep(0.01)  # as a session that is cleaned up
+                await asyncio.sleep(0.01)  # like the cleanup of a session
                 cleaned_up.append(True)
 
     task = asyncio.create_task(call())

@@ -1,4 +1,4 @@
-"""Devices that were late in a round, as commands, exports and a restarted coordinator show them."""
+"""Devices that were late in a round, as shown by commands, exports and a restarted coordinator."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_run_with_a_quorum_plans_around_the_late_device(config: Coordina
     async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         loop = asyncio.get_running_loop()
-        # A round takes the Orin 5 s, so the Nano replies to the first round in the third.
+        # A round takes the Orin 5 s, so the Nano replies to the first round during the third.
         grid = GridOfNodes({ORIN_NODE: Node("orin", takes_s=5.0), NANO_NODE: Node("nano", takes_s=13.0)})
 
         async def obey(number: int) -> None:

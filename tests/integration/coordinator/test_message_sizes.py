@@ -1,4 +1,4 @@
-"""How large a message may be: what a fleet of ten thousand needs, and less where thousands come at once."""
+"""Message size limits: enough for a fleet of ten thousand, and lower where thousands of messages arrive at once."""
 
 from __future__ import annotations
 

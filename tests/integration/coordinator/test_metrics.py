@@ -1,4 +1,4 @@
-"""What Prometheus reads: every documented name with its labels, and nothing where nothing is known."""
+"""The metrics that Prometheus reads: every documented name with its labels, and no sample for an unknown value."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def of(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
 
 
 def trained_fleet() -> Fleet:
-    """One round in which everything was reported that can be, and a device that was never chosen."""
+    """One round in which everything that can be reported was reported, and a device that was never chosen."""
     fleet = small_fleet(site_budget_w=90.0, policy=FastestK(2))
     make_ready(fleet, "slow", front((90, 12)), 2.5, 3)
     plan_id = fleet.flower.plan(RUN, 1, [*NODES, 3], 2.0).plan_id
@@ -77,7 +77,7 @@ def trained_fleet() -> Fleet:
 
 
 def exported(fleet: Fleet) -> list[Metric]:
-    """All families of a coordinator that has answered, stored and planned something."""
+    """All metric families of a coordinator that has answered, stored and planned something."""
     figures = ServiceFigures()
     figures.rpc("PlanRound").add(0.2)
     registry = CollectorRegistry()
@@ -88,14 +88,14 @@ def exported(fleet: Fleet) -> list[Metric]:
 
 
 def gauges(samples: Samples) -> Samples:
-    """The samples that are no counts since the start."""
+    """The samples except for counters and histograms."""
     return {
         key: value for key, value in samples.items() if not key[0].endswith(("_total", "_bucket", "_sum", "_count"))
     }
 
 
 def training_fleet() -> Fleet:
-    """The same while it trains in the next round, with the first grant confirmed."""
+    """The same fleet while it trains in the next round, with the first grant confirmed."""
     fleet = trained_fleet()
     fleet.rounds.finish(f"{RUN}/1", [], 80.0)
     plan_id = fleet.flower.plan(RUN, 2, NODES, 2.0).plan_id
@@ -130,14 +130,14 @@ def test_a_round_that_goes_on_is_compared_with_its_own_prediction() -> None:
     fleet.flower.start_run("4712", "FedAvg", 1)
     second = fleet.flower.plan("4712", 1, [NANO_NODE], 1.0)
     fleet.rounds.since_s[second.plan_id] = 1_030.0
-    # By hand: the Orin has 2 epochs of 10 s at 50 W, and the Nano 1 epoch of 35 s.
+    # Computed by hand: the Orin has 2 epochs of 10 s at 50 W, and the Nano 1 epoch of 35 s.
     assert in_flight(fleet, 1_040.0) == {
         ("elapsed", RUN): 40.0,
         ("predicted", RUN): 20.0,
         ("elapsed", "4712"): 10.0,
         ("predicted", "4712"): 35.0,
     }
-    # Its observation ends no round: Flower's server waits for the reply.
+    # Its observation does not end the round, since Flower's server waits for the reply.
     fleet.observe("orin", first.plan_id, 21.0, 31.0)
     assert in_flight(fleet, 1_041.0)["elapsed", RUN] == 41.0
     fleet.rounds.finish(first.plan_id, [], 42.0)
@@ -256,7 +256,7 @@ def test_what_was_not_observed_yet_has_no_sample() -> None:
     fleet.rounds.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
     half = scraped(fleet)
     assert of(half, "wattfleet_device_observed_power_watts") == {("orin",): 31}
-    # Half of the site's watts are not the site's watts.
+    # The power of half of the devices is not reported as the site's power.
     assert ("observed",) not in of(half, "wattfleet_site_power_watts")
     assert ("observed",) not in of(half, "wattfleet_round_duration_seconds")
 
@@ -293,7 +293,7 @@ def test_what_was_observed_has_the_prediction_of_its_own_round_beside_it() -> No
 
 
 def test_workloads_of_live_runs_have_labels_and_many_share_one() -> None:
-    fleet = small_fleet()  # whose agents know no workloads; the Nano is upgraded below
+    fleet = small_fleet()  # whose agents do not know workloads; the Nano is upgraded below
     fleet.flower.finish_run(RUN, "")
     for k in range(23):
         fleet.flower.start_run(f"run-{k}", "FedAvg", 1, workload=Workload(f"workload-{k:02}"))

@@ -1,4 +1,4 @@
-"""Who may read /metrics where other machines reach it."""
+"""Access to /metrics on an address that other machines can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to /metrics that say nothing, or say it slowly, keep neither agents nor other readers away."""
+"""Connections to /metrics that are silent or slow do not block agents or other readers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_connection_that_is_idle_or_slow_is_closed(quick_to_stop: None) -> Non
 
 
 async def test_agents_connect_while_idle_connections_to_metrics_abound(tmp_path: Path) -> None:
-    # Not a function before the exec: this process has threads of gRPC, which a fork would break.
+    # Not `preexec_fn`: this process has threads of gRPC, which a fork would break.
     limited = ("sh", "-c", f'ulimit -n {_DESCRIPTORS}; exec "$@"', "sh")
     store = tmp_path / "coordinator.db"
     coordinator = CoordinatorProcess(tmp_path, store, "--site-budget-w", "100", wrapper=limited)

@@ -1,4 +1,4 @@
-"""A fleet without identity moves over to certificates step by step, as docs/security.md tells it, rounds going on."""
+"""A fleet without identity moves to certificates step by step, as in docs/security.md, while rounds continue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUN, TOKEN = "7", "a secret of the app"
 
 @dataclass
 class Board:
-    """A device, its session of the moment, and its identity once it has one."""
+    """A device, its current session, and its identity once it has one."""
 
     device_id: str
     session: Agent
@@ -51,7 +51,7 @@ def hello_of(device_id: str) -> session_pb2.Hello:
 
 
 async def connected(client: Client, device_id: str) -> Agent:
-    """A session that reports what its device can do."""
+    """A session that reports the device's front."""
     session = client.agent()
     await session.greet(hello_of(device_id))
     await session.lease()
@@ -61,14 +61,14 @@ async def connected(client: Client, device_id: str) -> Agent:
 
 
 class Flower:
-    """A ServerApp's side of a run, whose rounds all of its devices train."""
+    """The ServerApp's side of a run, in whose rounds all of its devices train."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.planned: list[set[str]] = []
 
     async def start(self, client: Client) -> None:
-        """Start the run, or go on with it over another connection."""
+        """Start the run, or continue it over another connection."""
         self.client = client
         bindings = [planning_pb2.NodeBinding(node_id=node, device_id=name) for node, name in NODES.items()]
         await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
@@ -77,7 +77,7 @@ class Flower:
 
     @asynccontextmanager
     async def round(self, boards: list[Board]) -> AsyncIterator[dict[str, session_pb2.Grant]]:
-        """A round: every board is planned and trains; it ends after the block."""
+        """A round: every board is planned and trains; the round ends after the block."""
         number = len(self.planned) + 1
         request = planning_pb2.PlanRoundRequest(
             run_id=RUN, round=number, node_ids=list(NODES), epochs=1.0, run_token=TOKEN
@@ -100,14 +100,14 @@ class Flower:
 
 
 async def enrol(operator: Client, board: Board) -> None:
-    """What `coordinator invite` and `agent join` do."""
+    """Do what `coordinator invite` and `agent join` do."""
     service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
     applicant = Applicant(board.device_id, "agx-orin", f"of {board.device_id}")
     board.identity = await joined(service, Role.DEVICE, applicant, board.device_id)
 
 
 async def move_over(opened: Any, served: Client, operator: Client, board: Board, grant: session_pb2.Grant) -> None:
-    """Enrol a board amid its training, and restart its agent's session over TLS."""
+    """Enrol a board during its training, and restart its agent's session over TLS."""
     await enrol(operator, board)
     await board.session.lease(GrantPhase.TRAINING, grant)  # in plaintext until its agent connects again
     former = board.session
@@ -134,7 +134,7 @@ async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
     old_fleet = certified(tls_only, tmp_path / "no authority")
     everybody = set(MINORS)
 
-    # Before: plaintext alone.
+    # Before: only plaintext.
     async with serving(old_fleet) as served:
         flower, boards = Flower(served), [Board(name, await connected(served, name)) for name in MINORS]
         await flower.start(served)
@@ -143,7 +143,7 @@ async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
 
     async with AsyncExitStack() as stack:
         opened = stack.enter_async_context
-        # 1. The old address goes on, in plaintext, and boards and app reconnect to it by themselves.
+        # 1. The old address stays open in plaintext, and boards and the app reconnect to it by themselves.
         served = await opened(serving(both))
         operator = await opened(calling(served, fleet.identity(Role.OPERATOR)))
         plaintext = await opened(calling(served, None, served.bound.plaintext_address))
@@ -152,7 +152,7 @@ async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
         await flower.start(plaintext)
         async with flower.round(boards):
             pass
-        # 2. Half of the boards enrol while a round is trained.
+        # 2. Half of the boards enrol during a round.
         async with flower.round(boards) as grants:
             for board in boards[:2]:
                 await move_over(opened, served, operator, board, grants[board.device_id])
@@ -163,7 +163,7 @@ async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
         await ready_again(boards[:2])
         async with flower.round(boards):
             pass
-        # 3. Flower's server enrols: the run that it began in plaintext goes on.
+        # 3. Flower's server enrols: the run that it began in plaintext continues.
         await flower.start(await opened(calling(served, fleet.identity(Role.FLOWER, "app"))))
         async with flower.round(boards) as grants:
             for board in boards[2:]:
@@ -172,7 +172,7 @@ async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
         async with flower.round(boards):
             pass
 
-    # 4. Without the plaintext address.
+    # 4. The plaintext address is closed.
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(serving(tls_only))
         assert served.bound.plaintext_address is None
@@ -198,7 +198,7 @@ async def ready_again(boards: list[Board]) -> None:
 async def test_an_agent_of_protocol_1_has_to_be_updated_before_it_moves_over(
     config: CoordinatorSettings, tmp_path: Path, minor: int
 ) -> None:
-    """Without grants its watts cannot be accounted for, so it is refused on both addresses, by a text with a remedy."""
+    """Without grants its power cannot be accounted for, so both addresses refuse it and name the remedy."""
     fleet = CertifiedFleet.create(tmp_path / "authority")
     settings = certified(config, fleet.authority.folder, plaintext_address="127.0.0.1:0")
     hello = hello_of("orin-0")

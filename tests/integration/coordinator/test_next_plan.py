@@ -1,4 +1,4 @@
-"""A look at the next plan, as a client and as a shell see it: what the plan would be, and nothing is changed."""
+"""The preview of the next plan, from a client and from a shell: it shows the plan and changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def site(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
 
 
 async def back(client: Client, *device_ids: str) -> list[Agent]:
-    """Devices that were ready before a restart come back, for as long as their agents are held."""
+    """Reconnect devices that were ready before a restart; sessions last as long as the agents are referenced."""
     agents = [client.agent() for _ in device_ids]
     for agent, device_id in zip(agents, device_ids, strict=True):
         await agent.hello(device_id)

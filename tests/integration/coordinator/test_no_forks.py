@@ -1,4 +1,4 @@
-"""A coordinator with TLS starts its children without a fork: gRPC's threads hold locks that a child would wait for."""
+"""A coordinator with TLS starts child processes without fork, which could copy locks that gRPC's threads hold."""
 
 from __future__ import annotations
 

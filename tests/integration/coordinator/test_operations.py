@@ -1,4 +1,4 @@
-"""The operator's service, over real gRPC: what it changes counts at once, and after a restart."""
+"""The operator's service, over real gRPC: its changes take effect immediately, and survive a restart."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coord
         assert (await budgets(client))["site"].watts == 100.0
 
 
-# --- who takes part -----------------------------------------------------------------------------------------------
+# --- participation of devices -------------------------------------------------------------------------------------
 
 
 async def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorSettings) -> None:
@@ -178,7 +178,7 @@ async def test_devices_that_never_connected_are_not_found(config: CoordinatorSet
             )
 
 
-# --- looking ------------------------------------------------------------------------------------------------------
+# --- views --------------------------------------------------------------------------------------------------------
 
 
 async def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
@@ -202,7 +202,7 @@ async def test_the_fastest_epoch_includes_its_warm_up_and_the_devices_limit(
         "[supplies.site]\nbudget = { watts = 70.0 }\n"
         "[devices.limited]\nlimit_w = 30.0\n[devices.never]\nlimit_w = 9.0\n"
     )
-    # The shorter epoch has the longer start.
+    # The shorter epoch has the longer start-up time.
     starting = front((10, 50), (9, 30), (12, 20), warmup_s=(1, 4, 5))
 
     async with serving_client(config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})) as client:

@@ -70,7 +70,7 @@ async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: Coordinator
         # A SuperNode that was there for a moment, under another number.
         gone = planning_pb2.NodeBinding(node_id=4, device_id="orin", pairing_problem="")
         await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=[gone]))
-        # Of the nodes from before, only these are connected.
+        # Of the earlier nodes, only these are connected.
         await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[1, 2, 3]))
         nodes = {each["node_id"]: each for each in await asked(shell, "nodes")}
         assert {number: each["status"] for number, each in nodes.items()} == {
@@ -282,7 +282,7 @@ def test_what_is_no_span_of_time_is_refused(span: str) -> None:
         seconds(span)
 
 
-# --- who takes part -----------------------------------------------------------------------------------------------
+# --- participation of devices -------------------------------------------------------------------------------------
 
 
 async def test_devices_are_tagged_and_drained(site: CoordinatorSettings) -> None:

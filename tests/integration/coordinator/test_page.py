@@ -1,4 +1,4 @@
-"""The web page in a real browser, of a coordinator whose devices say what real ones would."""
+"""The web page in a real browser, for a coordinator whose devices report realistic values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PICTURED = ("fleet", "fleet-dark", "run", "device", "what-if", "phone")
 
 
 async def picture(tab: Browsed, name: str) -> None:
-    """Take one of the documentation's pictures, if there is a folder for them."""
+    """Save one of the documentation's pictures, if a folder for them is configured."""
     if _PICTURES and name in _PICTURED:
         await tab.page.screenshot(path=str(Path(_PICTURES) / f"page-{name}.png"), full_page=True)
 
@@ -55,7 +55,7 @@ async def test_every_page_loads_without_a_complaint(config: CoordinatorSettings,
             if name == "fleet":
                 await tab.page.wait_for_selector("#watts canvas")
                 await tab.page.wait_for_selector(".connection.live")
-                await tab.page.wait_for_timeout(3_000 if _PICTURES else 0)  # for a line in the picture's chart
+                await tab.page.wait_for_timeout(3_000 if _PICTURES else 0)  # so that the picture's chart shows a line
             await picture(tab, name + ("-dark" if scheme == "dark" else ""))
             assert await tab.accessibility_problems() == [], path
         assert tab.complaints == [] and tab.elsewhere == []
@@ -188,7 +188,7 @@ async def test_profiling_is_shown_with_what_is_left(config: CoordinatorSettings)
 
 
 async def state_of(fleet: Trained) -> tuple[Any, ...]:
-    """What a plan may change: devices, rounds, budgets, and the next plan itself."""
+    """The state that a plan may change: devices, rounds, budgets, and the next plan itself."""
     operator = fleet.client.operator
     return (
         await fleet.client.devices(),

@@ -1,4 +1,4 @@
-"""Who may read the web page, and that a page nobody can be given is no reason not to serve."""
+"""Access to the web page, and that the coordinator starts even if the page cannot be served."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_on_loopback_the_page_answers_to_no_foreign_name(config: Coordinat
 
 
 def port_after_a_free_one() -> socket.socket:
-    """A listening socket whose port comes right after a free one."""
+    """A listening socket whose port follows directly after a free one."""
     while True:
         taken = socket.create_server(("127.0.0.1", 0))
         try:

@@ -1,4 +1,4 @@
-"""What the web page says when the coordinator fails, and that the log tells more."""
+"""The web page's messages when the coordinator fails, and the details in the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fails(*arguments: Any, **named: Any) -> Any:
 
 
 async def answer_of(url: str) -> tuple[int, Message, str]:
-    """The status, headers and text of an answer; of a stream, as much as there is until it ends."""
+    """The status, headers and text of a response; for a stream, the text that arrives before it ends."""
 
     def read() -> tuple[int, Message, str]:
         try:
@@ -45,7 +45,7 @@ async def answer_of(url: str) -> tuple[int, Message, str]:
 
 
 def logged(caplog: pytest.LogCaptureFixture, error_id: str) -> logging.LogRecord:
-    """The one line of the log that has an error's id."""
+    """The one line of the log that contains an error's id."""
     [found] = [each for each in caplog.records if error_id in each.getMessage()]
     return found
 
@@ -112,7 +112,7 @@ async def test_pages_say_why_they_are_not_up_to_date_until_they_are_again(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Queries, "budgets", unavailable)
             await tab.page.wait_for_selector(".connection.away:has-text('the database <b>does not answer')")
-            await asyncio.sleep(2.5)  # as long as two snapshots take
+            await asyncio.sleep(2.5)  # the time of two snapshots
         await tab.page.wait_for_selector(".connection.live")
         lines = [each for each in caplog.messages if "cannot be brought up to date" in each]
         assert len(lines) == 1, "one line for an outage"

@@ -1,4 +1,4 @@
-"""Text of devices, apps, operators and addresses in the web page's markup."""
+"""Hostile text from devices, apps, operators and addresses in the web page's markup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ORIN, _NANO, _RUN = markup("orin"), markup("nano"), markup("run")
 
 
 class _Page(HTMLParser):
-    """What a browser makes of a page: its elements, and all its text and attributes."""
+    """A page as a browser parses it: its elements, and all its text and attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Page(HTMLParser):
 
 
 async def a_hostile_round(client: Client) -> None:
-    """A round, and a failed run, in which everything that a peer may name or write is markup."""
+    """A round and a failed run in which every text that a peer can set is markup."""
     for name, front, detail in ((_ORIN, ORIN_FRONT, "detail"), (_NANO, NANO_FRONT, "idle")):
         agent = client.agent()
         await agent.hello(name, kind=markup("board"), knows_workloads=True)

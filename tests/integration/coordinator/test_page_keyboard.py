@@ -1,4 +1,4 @@
-"""The web page by the keyboard alone, in a real browser."""
+"""Using the web page with the keyboard alone, in a real browser."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def contrast(one: str, other: str) -> float:
 
 
 async def focused(tab: Browsed) -> dict[str, Any] | None:
-    """What has the focus, with its place among all controls; None if nothing has."""
+    """The element with the focus, with its position among all controls; None if there is none."""
     found: dict[str, Any] | None = await tab.page.evaluate(_FOCUSED.replace("CONTROLS", repr(_CONTROLS)))
     return found
 
 
 async def tabbed_to(tab: Browsed, text: str = "", name: str | None = None) -> None:
-    """Press Tab until a control with a text or a form's field with a name has the focus."""
+    """Press Tab until a control with this text, or a form field with this name, has the focus."""
     for _ in range(_MOST_TABS):
         await tab.page.keyboard.press("Tab")
         at = await focused(tab)
@@ -153,7 +153,7 @@ async def test_wide_tables_are_scrolled_by_keys_and_updates_keep_the_focus(
         await tab.page.goto(fleet.url)
         await tab.page.wait_for_selector(".connection.live")
         await tabbed_to(tab, "Table of devices")
-        # An update may replace the table before a key has moved it.
+        # An update may replace the table before a key press has moved the focus.
         async with asyncio.timeout(_WITHIN_S):
             while not await tab.page.evaluate("document.querySelector('#devices .scroll').scrollLeft > 0"):
                 await tab.page.keyboard.press("ArrowRight")

@@ -1,4 +1,4 @@
-"""A page over ten thousand devices: the coordinator's event loop is free between any hundred of them."""
+"""A page over ten thousand devices: the coordinator's event loop is free after every hundred of them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _RECONNECTS_WITHIN_S = 5.0
 
 
 def bundle_of(identity: Identity, folder: Path) -> tuple[Path, str, str]:
-    """What `browser-certificate` writes for an identity: the file, its password, and all that is printed."""
+    """The output of `browser-certificate` for an identity: the file, its password, and the printed text."""
     write_identity(folder / "identity", identity)
     file = folder / "wattfleet.p12"
     done = CliRunner().invoke(app, ["browser-certificate", str(file), "--identity", str(folder / "identity")])

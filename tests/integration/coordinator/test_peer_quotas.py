@@ -1,4 +1,4 @@
-"""One peer that asks for too much is refused or slowed down, and the others notice nothing."""
+"""A peer that requests too much is refused or slowed down, and the others are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plaintext that other machines reach is warned of at every start, on every screen, and in the metrics."""
+"""Warnings of plaintext that other machines can reach: at every start, on every screen, and in the metrics."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ COMMANDS = (["devices"], ["rounds"], ["workloads"], ["budget", "show"], ["refere
 
 @pytest.fixture
 def others_reach_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if 127.0.0.1 were an address that other machines reach; nothing listens on one that they do."""
+    """Treat 127.0.0.1 as an address that other machines can reach; nothing listens on a real one."""
     for module in (channels, listeners):
         monkeypatch.setattr(module, "is_loopback", lambda host: False)
 
 
 @pytest.fixture
 async def exposed(config: CoordinatorSettings, others_reach_us: None) -> AsyncIterator[Client]:
-    """A coordinator in plaintext where other machines reach it."""
+    """A coordinator in plaintext on an address that other machines can reach."""
     async with serving(config.with_values(identity={"insecure": True})) as served:
         yield served
 
@@ -57,7 +57,7 @@ def metric_at(address: str) -> float:
 
 
 async def coordinator(*words: str) -> Any:
-    """An operator's command beside the coordinator that is served here."""
+    """An operator's command against the coordinator that is served here."""
     return await asyncio.to_thread(command, *words)
 
 

@@ -1,4 +1,4 @@
-"""Watts that Prometheus answers, and every way in which it does not: a stand-in over real HTTP, and the real one."""
+"""Budgets read from Prometheus, and all the ways in which that can fail: a fake over real HTTP, and the real one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def budget(
 
 
 def vector(*values: Any, at: datetime = NOW) -> dict[str, Any]:
-    """An answer with a series for each value."""
+    """A response with one series for each value."""
     series = [
         {"metric": {"__name__": "surplus_watts", "roof": str(k)}, "value": [at.timestamp(), value]}
         for k, value in enumerate(values)
@@ -55,7 +55,7 @@ def read(body: dict[str, Any] | bytes, received_at: datetime = NOW) -> Reading:
     return reading_of(body if isinstance(body, bytes) else json.dumps(body).encode(), budget(), received_at)
 
 
-# --- what an answer says -----------------------------------------------------------------------------------------
+# --- the content of a response -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_only_errors_that_a_change_of_the_query_mends_ask_for_one() -> None:
     assert mended == {AmbiguousQueryError, UnsuitableQueryError}
 
 
-# --- how old it is -----------------------------------------------------------------------------------------------
+# --- its age -----------------------------------------------------------------------------------------------------
 
 
 def test_prometheus_and_the_reading_each_have_half_of_the_age() -> None:
@@ -164,7 +164,7 @@ def test_a_server_whose_clock_is_ahead_does_not_make_an_answer_last_longer() -> 
     assert read(vector("120", at=NOW + timedelta(hours=1))).measured_at == NOW - timedelta(seconds=30)
 
 
-# --- what is stated ----------------------------------------------------------------------------------------------
+# --- the configuration -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

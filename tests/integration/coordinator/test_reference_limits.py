@@ -1,4 +1,4 @@
-"""What a published reference may cost: memory and time of the coordinator, and of every agent that fetches it."""
+"""The cost of a published reference: memory and time of the coordinator, and of every agent that fetches it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings_rows(count: int) -> Any:
 def with_remainders(
     artefact: Artefact, inducing: int, corrections: int, workload: str = "resnet18-imagenet"
 ) -> Artefact:
-    """A reference whose remainders have so many inducing modes, and so many that correct it."""
+    """A reference whose remainders have the given numbers of inducing and of correcting modes."""
     fitted = RooflinePredictor.load(artefact.weights)
 
     def remainder(parameters: int) -> Remainder:
@@ -123,7 +123,7 @@ async def test_a_check_that_needs_too_much_memory_fails_in_its_own_process(
 async def test_no_more_than_32_references_are_kept_until_one_is_removed(
     config: CoordinatorSettings, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(references, "check_in_child", lambda artefact: None)  # one process for each would take long
+    monkeypatch.setattr(references, "check_in_child", lambda artefact: None)  # one process for each would be slow
     async with serving_client(config) as client:
         made = [with_remainders(artefact, 1, 1, f"workload-{k}") for k in range(MAX_REFERENCES)]
         for each in made[:-1]:

@@ -1,4 +1,4 @@
-"""References that are published, pinned and unpinned in any order while rounds run: no run ends, no agent is lost."""
+"""References are published, pinned and unpinned in any order during rounds: no run ends, and no agent is lost."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def of_another_workload(artefact: Artefact) -> Artefact:
 
 
 class Operator:
-    """Does what an operator may do with references; what cannot be done now is refused, and changes nothing."""
+    """Performs an operator's actions on references; one that is impossible now is refused, and changes nothing."""
 
     def __init__(self, client: Client, artefact: Artefact) -> None:
         self._client, self._artefact = client, artefact
 
     async def do(self, what: str) -> int:
-        """Returns the number of sessions that end."""
+        """Perform an action; returns the number of sessions that end."""
         try:
             if what == "publish":
                 parts = [
@@ -56,7 +56,7 @@ class Operator:
 
 
 async def connected(client: Client) -> tuple[Agent, str]:
-    """A device that is ready with the front that it has, and the reference that it is told of."""
+    """A device that is ready with its front and the reference that it is told to use."""
     agent = client.agent()
     digest = (await agent.hello("orin")).reference_digest
     await agent.lease()
@@ -87,9 +87,9 @@ async def test_no_order_of_references_ends_a_run_or_an_agent(
             ask = planning_pb2.PlanRoundRequest(run_id=RUN, round=number, node_ids=[ORIN_NODE], epochs=1.0)
             plan = await client.planning.PlanRound(ask)
             assert [each.device_id for each in plan.assignments] == ["orin"]
-            if await operator.do(what):  # while the round is in flight
+            if await operator.do(what):  # while the round is in progress
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await agent.hear(agent.profile_orders)  # nobody gives one: it reads until the end
+                    await agent.hear(agent.profile_orders)  # no input is given: it reads until the end
                 assert await agent.call.code() is grpc.StatusCode.UNAVAILABLE, "an agent connects again after this"
                 agent, digest = await connected(client)
             grant = await agent.grant()

@@ -207,7 +207,7 @@ async def test_a_pinned_reference_of_the_start_outlasts_a_start_with_another(
 async def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorSettings, artefact: Artefact) -> None:
 
     async with serving_client(config) as client:
-        # Two with the same first characters would take long to find.
+        # It would take long to find two with the same first characters.
         for digest, code, text in (
             ("0" * 64, grpc.StatusCode.NOT_FOUND, "publish it first"),
             (artefact.digest[:5], grpc.StatusCode.INVALID_ARGUMENT, "at least 6 characters"),

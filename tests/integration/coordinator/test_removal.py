@@ -1,4 +1,4 @@
-"""Devices are forgotten and runs deleted by command: what is in use stays, the rest is gone after a restart too."""
+"""Commands that forget devices and delete runs: those in use are kept, the others stay deleted after a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TABLES = ("device", "workload_front", "device_overrides", "node", "run", "round
 
 
 def rows(config: CoordinatorSettings) -> dict[str, int]:
-    """How many rows each table has."""
+    """The number of rows of each table."""
     with closing(sqlite3.connect(config.store.location)) as connection:
         return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _TABLES}
 
@@ -106,7 +106,7 @@ async def test_a_device_expected_after_a_restart_is_forgotten_and_not_awaited(co
         await client.agent().hello("nano")
     async with served_with_shell(config) as (client, shell):
         assert await asked(shell, "forget", "nano") == [{"device_id": "nano", "forgotten": True}]
-        await asyncio.sleep(0.7)  # the devices that did not return are looked for
+        await asyncio.sleep(0.7)  # the coordinator checks for devices that did not return
         await client.agent().hello("orin")
         assert not client.running.done()
         assert await client.states() == {"orin": "enrolled"}
@@ -176,7 +176,7 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
 
 
 async def test_a_run_is_ended_and_deleted_once_no_device_trains_for_it(config: CoordinatorSettings) -> None:
-    config = config.with_values(site={"trim_check_s": 1_000.0})  # no check calls the trainings off
+    config = config.with_values(site={"trim_check_s": 1_000.0})  # no check revokes the trainings
 
     async with served_with_shell(config) as (client, shell):
         orin, nano = await client.two_ready()

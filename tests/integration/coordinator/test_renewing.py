@@ -1,4 +1,4 @@
-"""Renewals and enrolments at a coordinator over TLS: for how long, how often, by whom, and what a refusal costs."""
+"""Renewals and enrolments at a coordinator over TLS: validity, limits, permissions, and the cost of a refusal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ORIN_3 = Applicant("orin-3", "agx-orin", "6f0c")
 
 @asynccontextmanager
 async def administered(config: CoordinatorSettings, folder: Path) -> AsyncIterator[tuple[Client, Any, CertifiedFleet]]:
-    """A coordinator, and the identity service as operator anna calls it."""
+    """A coordinator, and the identity service as called by the operator anna."""
     fleet = CertifiedFleet.create(folder)
     anna = fleet.identity(Role.OPERATOR, "anna")
     async with serving(certified(config, folder)) as served, calling(served, anna) as client, asyncio.timeout(120):
@@ -126,7 +126,7 @@ def wide_request() -> bytes:
 
 
 def forged_request() -> bytes:
-    """A request for somebody else's key: its signature does not fit."""
+    """A request for somebody else's key: its signature does not match."""
     request = x509.load_pem_x509_csr(request_certificate(new_key()))
     der = bytearray(request.public_bytes(serialization.Encoding.DER))
     der[-1] ^= 1
@@ -162,7 +162,7 @@ class LocalContext(PlaintextContext):
 
 
 class Repository:
-    """A fleet without devices, whose store answers at once unless it is stuck."""
+    """A fleet without devices, whose store responds immediately unless it is stuck."""
 
     def __init__(self, is_stuck: bool = False) -> None:
         self.fleet, self.operator = self, self
@@ -285,7 +285,7 @@ async def test_denied_changes_are_in_the_audit_log_and_cannot_flood_it(
                     await client.operator.SetBudget(operator_pb2.SetBudgetRequest())
             await client.view.GetFleet(view_pb2.GetFleetRequest())
         entries: list[identity_pb2.AuditEntry] = []
-        async with asyncio.timeout(60):  # nobody waits until refusals are on disk
+        async with asyncio.timeout(60):  # refusals are written to disk without anybody waiting for it
             while len(entries) < 10:
                 answers = [each async for each in service.ReadAuditLog(identity_pb2.ReadAuditLogRequest())]
                 entries = [entry for answer in answers for entry in answer.entries]

@@ -1,4 +1,4 @@
-"""Requests that no fleet needs: refused in one line before they cost time, memory or log."""
+"""Requests that no fleet needs: refused in one line before they cost time, memory or log space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_LOG_BYTES = 10_000
 
 
 async def call(client: Client, method: str, request: bytes) -> bytes:
-    """Call a method with a message's bytes, whatever they are."""
+    """Call a method with arbitrary bytes as its message."""
     answer: bytes = await client.channel.unary_unary(f"/wattfleet.v1.{method}", None, None)(request)
     return answer
 
@@ -39,7 +39,7 @@ def logged_bytes(caplog: pytest.LogCaptureFixture) -> int:
 
 @asynccontextmanager
 async def loop_stays_free(most_s: float) -> AsyncIterator[None]:
-    """Fail if the event loop is ever blocked for longer: leases would expire."""
+    """Fail if the event loop is blocked for longer than this: leases would expire."""
     loop, longest_s = asyncio.get_running_loop(), 0.0
 
     async def tick() -> None:
@@ -74,7 +74,7 @@ async def test_millions_of_empty_elements_are_refused_before_they_are_read(
     request = bytes([tag << 3 | 2, 0]) * (4 * MIB - 1000)
     async with serving_client(config) as client:
         await client.two_ready()
-        async with loop_stays_free(1.0):  # reading bindings took 50 s
+        async with loop_stays_free(1.0):  # reading the bindings of such a request once took 50 s
             code, text = await refused(client, method, request)
     assert code is INVALID and "at most 20,000" in text
     assert logged_bytes(caplog) < MOST_LOG_BYTES

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator revoke`: whose certificates it revokes, and what it asks."""
+"""`wattfleet coordinator revoke`: whose certificates it revokes, and the questions that it asks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wattfleet_proto.v1 import identity_pb2_grpc
 
 @pytest.fixture
 async def shell(config: CoordinatorSettings, tmp_path: Path) -> AsyncIterator[Callable[..., str]]:
-    """Runs commands as an operator of a fleet with a device and a viewer of the same name."""
+    """Runs commands as an operator of a fleet that has a device and a viewer of the same name."""
     fleet = CertifiedFleet.create(tmp_path / "authority")
     write_identity(tmp_path / "operator", fleet.identity(Role.OPERATOR))
     settings = certified(config, fleet.authority.folder)

@@ -1,4 +1,4 @@
-"""The commands `runs` and `round`, and runs that are named by the beginning of their ids."""
+"""The commands `runs` and `round`, and runs that are named by the first characters of their ids."""
 
 from __future__ import annotations
 

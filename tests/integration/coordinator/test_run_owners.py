@@ -125,7 +125,7 @@ async def test_so_many_runs_go_on_at_once(config: CoordinatorSettings) -> None:
         return planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3)
 
     async with serving_client(config.with_values(rounds={"max_live_runs": 2})) as client:
-        for run_id in ("1", "2", "1"):  # the third continues the first
+        for run_id in ("1", "2", "1"):  # the third one continues the first
             await client.planning.StartRun(start(run_id))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.planning.StartRun(start("3"))

@@ -1,4 +1,4 @@
-"""The coordinator process over real gRPC on loopback: sessions, references, plans, and its start and end."""
+"""The coordinator process over real gRPC on loopback: sessions, references, plans, start and stop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_round_from_its_plan_to_its_report(config: CoordinatorSettings) 
         for agent, seconds, watts in ((orin, 20.5, 31.0), (nano, 36.0, 14.5)):
             observation = session_pb2.Observation(plan_id=plan.plan_id, epoch_s=seconds, power_w=watts)
             await agent.send(observation=observation)
-            await agent.send(observation=observation)  # an agent repeats what it saw no ack for
+            await agent.send(observation=observation)  # an agent repeats a report that was not acknowledged
         await client.planning.ReportMetrics(metrics(0, accuracy=0.1))
         await client.planning.ReportMetrics(metrics(1, accuracy=0.5))
         results = [
@@ -94,7 +94,7 @@ def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:
 
 
 def sky_above_the_site(monkeypatch: pytest.MonkeyPatch) -> Sky:
-    """A site whose budget is the sky's."""
+    """A site whose budget is set by a `Sky`."""
     sky = Sky()
     monkeypatch.setattr(composition, "site_of", lambda _: replace(SiteFile.of_site(100.0), budgets={"site": sky}))
     return sky
@@ -111,7 +111,7 @@ async def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
         for agent in (orin, nano):
             await agent.lease(GrantPhase.TRAINING, await agent.grant())
         sky.watts = 20.0
-        # The Nano's 15 W are carried still, beside the Orin's 5 W of idling.
+        # The budget still covers the Nano's 15 W and the Orin's 5 W of idling.
         stop = await orin.grant()
         assert (stop.plan_id, stop.HasField("mode")) == (plan.plan_id, False)
         await orin.lease(GrantPhase.OVER, stop)
@@ -145,7 +145,7 @@ async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_bac
         orin = client.agent()
         await orin.hello("orin")
         await orin.lease(GrantPhase.TRAINING, had)
-        # It may be told first what it does already, then what it is to do with the watts that there are.
+        # The first grant may repeat the current limit; the next one has the limit of the current budget.
         grant = await orin.grant()
         if grant.power_limit_w == 30.0:
             grant = await orin.grant()
@@ -166,7 +166,7 @@ async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_bac
 
 @dataclass
 class Sky:
-    """A budget that somebody changes."""
+    """A budget that the test changes."""
 
     watts: float = 100.0
 
@@ -218,7 +218,7 @@ async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config
         await client.plan(2)
         before["plan"], before["rounds"] = plan, await client.rounds()
         for agent in (orin, nano):
-            await agent.goodbye()  # else they would be waited for
+            await agent.goodbye()  # otherwise the coordinator would wait for them
     async with serving_client(config) as client:
         assert await client.rounds() == before["rounds"]
         assert await client.states() == {"nano": "offline", "orin": "offline"}
@@ -229,7 +229,7 @@ async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config
         await agent.hello("orin")
         await agent.lease()
         await agent.send(state=READY)
-        await client.end_trainings()  # of round 2, whose grant may come again
+        await client.end_trainings()  # of round 2, whose grant may be repeated
         after = await client.plan(3)
         assert [(part.node_id, part.device_id) for part in after.assignments] == [(ORIN_NODE, "orin")]
         assert [listed.round for listed in (await client.rounds()).rounds] == [1, 2, 3]
@@ -295,7 +295,7 @@ async def test_a_port_in_use_is_refused_with_what_to_do_and_nothing_is_held(
     assert in_use in text
     assert "hoose another port" in text
 
-    # Whichever of the two was free is free still.
+    # The port that was free is still free.
     free = {name: at for name, at in both.items() if name != which}
     async with serving_client(config.with_values(server=free)) as client:
         assert await client.states() == {}

@@ -1,4 +1,4 @@
-"""A coordinator and the rounds that are in its store only; retention while it serves."""
+"""A coordinator whose rounds are only in its store; retention while it serves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WITHIN_S = 30.0
 
 @pytest.fixture
 def config(config: CoordinatorSettings) -> CoordinatorSettings:
-    """A coordinator that soon notices when a store is free or is another's."""
+    """A coordinator that checks often whether a store is free or has another owner."""
     return config.with_values(store={"standby_check_s": 0.01, "owner_check_s": 0.02})
 
 
@@ -61,7 +61,7 @@ async def test_rounds_of_a_run_that_ended_before_the_start_are_read_on_request(
         streamed = view.StreamRounds(view_pb2.StreamRoundsRequest(run_id="old"))
         [listed] = [each async for each in streamed]
         assert (listed.plan_id, listed.wall_s, len(listed.observations)) == ("old/1", 41.5, 2)
-        # No device is there, so that a plan can only be the one that was made.
+        # No device is connected, so this can only be the original plan.
         again = planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0)
         assert (await planning.PlanRound(again)).assignments == listed.plan.assignments
         await planning.ReportMetrics(
@@ -76,7 +76,7 @@ async def test_rounds_of_a_run_that_ended_before_the_start_are_read_on_request(
 async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one round at hand: each plan counts on those before, and late reports find their rounds."""
+    """One round is in memory: each plan takes the earlier ones into account, and late reports find their rounds."""
     monkeypatch.setattr(round_cache, "_DECISIONS", 1)
     config = config.with_values(store={"archive_check_s": 0.001})
     fleets: list[Fleet] = []
@@ -124,7 +124,7 @@ async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
         await orin.send(observation=session_pb2.Observation(plan_id=f"{RUN}/9", epoch_s=20.0, power_w=30.0))
 
     def nano_rests(plan: planning_pb2.PlanRoundResponse) -> bool:
-        """As it failed in rounds 1, 2 and 4."""
+        """Whether the Nano is left out, since it failed in rounds 1, 2 and 4."""
         reasons = {decision.device_id: decision.reason for decision in plan.decisions}
         return "failed 3 times in a row" in reasons["nano"]
 
@@ -229,7 +229,7 @@ async def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
     kept = store.load()
     assert ([record.run_id for record in kept.runs], kept.rounds) == (["4711"], [awaited])
     store.close()
-    # What was set aside for its devices is free again, and their next round is planned as if it had never been.
+    # The power reserved for its devices is free again, and their next round is planned as if it had never existed.
     anew = small_fleet()
     anew.flower.plan("4711", 1, [NANO_NODE], 1.0)
     assert fleet.flower.plan("4711", 2, list(fleet.flower.nodes), 1.0) == anew.flower.plan(

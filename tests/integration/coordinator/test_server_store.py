@@ -1,4 +1,4 @@
-"""The coordinator process and its store: who serves, what is kept, and what clients see of a full disk."""
+"""The coordinator process and its store: ownership, what is kept, and what clients see when the disk is full."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WITHIN_S = 30.0
 
 @pytest.fixture
 def config(config: CoordinatorSettings) -> CoordinatorSettings:
-    """A coordinator that soon notices when a store is free or is another's."""
+    """A coordinator that checks often whether a store is free or has another owner."""
     return config.with_values(store={"standby_check_s": 0.01, "owner_check_s": 0.02})
 
 
@@ -122,7 +122,7 @@ async def test_a_standby_takes_over_the_address_of_the_first_one(config: Coordin
 
 
 async def test_a_standby_waits_until_its_address_is_free(config: CoordinatorSettings) -> None:
-    """The one before may have lost the store, and still listen for a moment."""
+    """The previous coordinator may have lost the store, and still listen for a moment."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         in_use = f"127.0.0.1:{taken.getsockname()[1]}"
         standby = Running(config.with_values(store={"standby": True}, server={"address": in_use}))
@@ -144,11 +144,11 @@ async def test_a_standby_whose_address_another_program_uses_gives_the_store_back
 async def test_a_coordinator_that_was_taken_over_refuses_and_ends(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that the request learns of it before the check does.
+    # So that the request notices it before the check does.
     first = Running(config.with_values(store={"owner_check_s": 60.0}))
     async with first.channel() as channel:
-        await start_run(channel, "early")  # all that is written at the start is stored
-        # As if its lock had ended without it.
+        await start_run(channel, "early")  # everything written at the start is stored
+        # As if its lock had been released without its notice.
         monkeypatch.setattr(FileLock, "take", lambda _: True)
         second = Store(Path(config.store.location))
         with pytest.raises(grpc.aio.AioRpcError, match="another coordinator has taken the store over") as refused:
@@ -165,7 +165,7 @@ async def test_a_coordinator_that_only_listens_learns_that_it_was_taken_over_and
 ) -> None:
     first = Running(config.with_values(store={"location": postgresql_database.render_as_string(hide_password=False)}))
     async with first.channel():
-        # As where it was cut off from its database for long.
+        # As if it had lost its database for a long time.
         monkeypatch.setattr(AdvisoryLock, "take", lambda _: True)
         second = await asyncio.to_thread(Store, postgresql_database)
         with pytest.raises(NotOwnerError, match="another coordinator has taken the store over"):

@@ -1,4 +1,4 @@
-"""Agents' sessions while the store is in trouble: they go on, and nothing is acknowledged before it is on disk."""
+"""Agents' sessions while the store fails: they continue, and no report is acknowledged before it is on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRONT = session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0)
 
 
 class Disk:
-    """What the coordinator's store does: as a rule it stores."""
+    """Determines what the coordinator's store does; by default, it stores."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -51,12 +51,12 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 @pytest.fixture
 def config(config: CoordinatorSettings) -> CoordinatorSettings:
-    """A coordinator that soon writes again what could not be stored."""
+    """A coordinator that soon retries writes that have failed."""
     return config.with_values(store={"retry_s": 0.01})
 
 
 def on_disk(config: CoordinatorSettings) -> tuple[int, list[str]]:
-    """The fronts and the states of devices that are stored."""
+    """The stored fronts and states of devices."""
     connection = sqlite3.connect(config.store.location)
     [[fronts]] = connection.execute("SELECT count(*) FROM workload_front")
     states = [state for (state,) in connection.execute("SELECT state FROM device ORDER BY device_id")]
@@ -65,7 +65,7 @@ def on_disk(config: CoordinatorSettings) -> tuple[int, list[str]]:
 
 
 async def answered(agent: Agent) -> None:
-    """See leases answered, and no report acknowledged."""
+    """Check that leases are answered, and that no report is acknowledged."""
     for _ in range(3):
         await agent.lease()
         await asyncio.sleep(0.02)

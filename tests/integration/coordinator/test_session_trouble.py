@@ -1,4 +1,4 @@
-"""Agents' sessions in trouble: what is too large or cannot be, readers that do not read, and fleets that come back."""
+"""Agents' sessions in trouble: messages that are too large or impossible, slow readers, and fleets that reconnect."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_a_round_waits_for_the_devices_that_come_back_to_another_reference
         await client.operator.PinReference(operator_pb2.PinReferenceRequest(digest=another.digest))
         for agent in agents:
             with pytest.raises(grpc.aio.AioRpcError, match="reconnect to fetch it"):
-                await agent.hear([])  # orders of before may still come
+                await agent.hear([])  # earlier orders may still arrive
         orin, nano = client.agent(), client.agent()
         await orin.become_ready("orin", ORIN_FRONT, 5.0)
         with pytest.raises(grpc.aio.AioRpcError, match="waiting for devices to reconnect: 1 still missing") as refused:
@@ -158,7 +158,7 @@ async def test_a_round_waits_for_the_devices_that_come_back_to_another_reference
 
 @asynccontextmanager
 async def blocked_reader(client: Client, hello: session_pb2.Hello) -> AsyncIterator[tuple[Agent, asyncio.Task[None]]]:
-    """An agent that has sent until the network's buffers are full, and reads nothing of what it is answered."""
+    """An agent that has sent until the network's buffers are full, and does not read any answers."""
     sent = 0
 
     async def flood(agent: Agent) -> None:
@@ -211,7 +211,7 @@ async def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_sto
 ) -> None:
 
     async with serving_client(config) as client:
-        # The second takes the place of the first, which nobody can tell so.
+        # The second replaces the first, which does not read and so cannot be told.
         async with (
             blocked_reader(client, hello_of("slow", "same installation")),
             blocked_reader(client, hello_of("slow", "same installation")),
@@ -227,7 +227,7 @@ async def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
     async with serving_client(config) as client:
         async with blocked_reader(client, hello_of("slow")):
             client.stop.set()
-            await asyncio.sleep(0.1)  # its connection breaks while it is told
+            await asyncio.sleep(0.1)  # its connection breaks while it is being told
         await client.running
     assert not caplog.records, caplog.text
 

@@ -1,4 +1,4 @@
-"""Agents' sessions over real gRPC on loopback: what they may say, how they end, and the reference they fetch."""
+"""Agents' sessions over real gRPC on loopback: allowed messages, how sessions end, and fetching references."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_a_session_in_which_nothing_is_said_never_begins(
 
 async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: CoordinatorSettings) -> None:
     bad_front = front_to_message(ORIN_FRONT)
-    bad_front.points[1].epoch_s = 5.0  # quicker than the point before, and thriftier
+    bad_front.points[1].epoch_s = 5.0  # faster than the point before, and with less power
     good_front = front_to_message(ORIN_FRONT)
     refusals: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
         ({"front": session_pb2.FrontReport(front=bad_front, idle_w=5.0)}, INVALID, "times must rise"),
@@ -261,7 +261,7 @@ async def test_the_reference_arrives_whole(
         assert "0" * 64 in status(refused)[1]
 
 
-# --- other versions, and agents that are back ---------------------------------------------------------------------
+# --- other versions, and agents that reconnect --------------------------------------------------------------------
 
 
 def hello_of(device_id: str, installation: str = "", **more: Any) -> session_pb2.Hello:
@@ -302,7 +302,7 @@ async def test_agents_of_neighbouring_versions_are_served(config: CoordinatorSet
         welcome = await agent.greet(hello_of("orin", protocol=theirs))
         assert (welcome.protocol.major, welcome.protocol.minor) == (2, min(minor, 7))
         assert welcome.share_modes == (16 if minor >= 2 else 0)
-        newer = session_pb2.SessionRequest.FromString(b"\xa2\x06\x02\x08\x01")  # a report of a kind to come
+        newer = session_pb2.SessionRequest.FromString(b"\xa2\x06\x02\x08\x01")  # a kind of report of a later version
         newer.sequence = 1
         await agent.call.write(newer)
         assert (await agent.call.read()).ack.sequence == 1

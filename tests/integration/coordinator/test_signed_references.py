@@ -100,7 +100,7 @@ async def test_metadata_that_is_not_signed_by_the_operator_is_not_served(
             assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and text in status(refused)[1]
 
 
-# --- what the coordinator takes -----------------------------------------------------------------------------------
+# --- what the coordinator accepts ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

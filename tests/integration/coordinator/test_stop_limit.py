@@ -1,4 +1,4 @@
-"""SIGTERM ends the coordinator within its limit, whatever hangs."""
+"""SIGTERM ends the coordinator within its time limit, whichever part hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.polling import until
 
 _LIMIT_S = 1
 
-# The real command, of which a part hangs for an hour.
+# The real command, with a part that hangs for an hour.
 _HANGING = """
 import asyncio, socket, sys, threading, time
 
@@ -59,7 +59,7 @@ main()
 
 
 def hanging(tmp_path: Path, hangs: str, stderr: int | None = None) -> CoordinatorProcess:
-    """A coordinator of which a part hangs."""
+    """A coordinator with a part that hangs."""
     (tmp_path / "site.toml").write_text(
         '[supplies.site]\nbudget = { query = "watts", url = "http://prometheus.example:9090", fallback_w = 60 }\n'
     )

@@ -1,4 +1,4 @@
-"""What every store promises, in SQLite and in PostgreSQL: what was saved is there after a restart, as it was."""
+"""The contract of every store, in SQLite and in PostgreSQL: saved records are unchanged after a restart."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CHOOSES = Workload("digits", WorkloadFacts(batch=16), BatchOptions((16, 64), (0.
 
 
 def sql(location: Path | URL, query: str) -> list[tuple[object, ...]]:
-    """What anybody else reads in the database."""
+    """Rows as another client of the database reads them."""
     engine = create_engine(location if isinstance(location, URL) else database_url(location))
     with engine.connect() as connection:
         found = [tuple(row) for row in connection.execute(text(query))]
@@ -64,7 +64,7 @@ def test_a_new_store_is_empty(store: Store) -> None:
     assert (kept.overrides, kept.budget_overrides, kept.references, kept.pinned) == ([], {}, [], [])
 
 
-# --- what the operator said ---------------------------------------------------------------------------------------
+# --- the operator's settings --------------------------------------------------------------------------------------
 
 
 def test_what_the_operator_said_comes_back_in_its_newest_state(
@@ -104,7 +104,7 @@ def test_what_the_operator_takes_back_is_gone(store: Store, reopen: Callable[[],
     assert (set(kept.budget_overrides), kept.pinned) == ({"roof"}, [])
 
 
-# --- each record comes back ---------------------------------------------------------------------------------------
+# --- saved records after a restart --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callabl
     assert [name for name, seen in kept[1].observations.items() if seen.beside_duty] == ["orin"]
 
 
-# --- what replaces what -------------------------------------------------------------------------------------------
+# --- which record replaces which ----------------------------------------------------------------------------------
 
 
 def test_a_device_is_kept_once_in_its_newest_state(store: Store, reopen: Callable[[], Store]) -> None:
@@ -285,7 +285,7 @@ def test_runs_and_rounds_keep_the_order_in_which_they_began(store: Store, reopen
     rounds = [planned_round(number) for number in (3, 1, 11, 2)]
     for record in rounds:
         store.save(record)
-    store.save(RunRecord("a", "FedAvg", 1, finished=True))  # what is saved again keeps its place
+    store.save(RunRecord("a", "FedAvg", 1, finished=True))  # a record that is saved again keeps its position
     store.save(dataclasses.replace(rounds[1], wall_s=5.0))
     store = reopen()
     after = store.load()

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator store`: checks, backups and restores of a store, beside a coordinator and without one."""
+"""`wattfleet coordinator store`: checks, backups and restores of a store, with and without a running coordinator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WRITES_FOR_S = 30.0
 
 
 def store(*arguments: str | Path) -> str:
-    """What a command prints; fails as the command does."""
+    """The output of a command, which has to succeed."""
     result: Result = CliRunner().invoke(cli.wattfleet, ["coordinator", "store", *map(str, arguments)])
     if result.exception is not None:
         raise result.exception
@@ -35,7 +35,7 @@ def store(*arguments: str | Path) -> str:
 
 
 def refused(*arguments: str | Path) -> str:
-    """What a command that fails prints: one line."""
+    """The output of a command that fails: one line."""
     with pytest.raises(WattfleetError) as refusal:
         store(*arguments)
     assert "\n" not in str(refusal.value)
@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def damage(path: Path) -> None:
-    """Change a device's name behind the coordinator's back, as a disk may."""
+    """Change a device's name directly in the file, as a faulty disk may."""
     content = path.read_bytes()
     assert b"nano-7" in content
     path.write_bytes(content.replace(b"nano-7", b"nano-X"))
@@ -130,11 +130,11 @@ def test_a_restored_store_serves_what_was_backed_up_and_the_old_file_is_kept(pat
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL."""
+    """Represents SIGKILL."""
 
 
 def killed_before(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
-    """Have the process die before so many changes of the folder; returns the names of those that are made."""
+    """Make the process die after `step` changes of the folder; returns the names of these changes."""
     made: list[str] = []
 
     def dying(name: str) -> None:
@@ -162,7 +162,7 @@ def test_a_restore_that_is_killed_leaves_the_old_or_the_new_store(
     new = everything_in(path)
     folder.mkdir()
     with closing(Store(path)) as writing:
-        writing.save(BLANK)  # it is in the log only
+        writing.save(BLANK)  # it is only in the write-ahead log
         assert path.with_name("coordinator.db-wal").stat().st_size
         for each in tmp_path.glob("coordinator.db*"):
             shutil.copy(each, folder / each.name)

@@ -1,4 +1,4 @@
-"""A damaged file either serves exactly what was stored, or is refused at the start in one line."""
+"""A damaged file is either read exactly as it was stored, or refused at the start in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a store's database is named, and that no message says a password."""
+"""How the database of a store is specified, and that no message contains its password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in an SQLite file: what files it makes, what it refuses, and what a kill leaves behind."""
+"""A store in an SQLite file: which files it creates, what it refuses, and what a kill leaves behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_file_has_the_name_that_was_given(tmp_path: Path, name: str) -> None
 
 
 def test_what_is_saved_survives_a_process_that_is_killed(tmp_path: Path) -> None:
-    # The files as they lie while the first process still has them open: what a kill leaves behind.
+    # The files while the first process still has them open, as a kill would leave them.
     store = Store(tmp_path / "coordinator.db")
     store.save(BLANK)
     store.save(NodeRecord(2**64 - 1, "nano"))

@@ -1,4 +1,4 @@
-"""Rounds and runs that a store holds: what a start loads, what is read later, times and retention."""
+"""Stored rounds and runs: what a start loads, what is read later, times and retention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from wattfleet.planning import History, Participation
 
 
 def sql(location: Path | URL, query: str) -> list[tuple[object, ...]]:
-    """What anybody else reads in the database."""
+    """Rows as another client of the database reads them."""
     engine = create_engine(location if isinstance(location, URL) else database_url(location))
     with engine.connect() as connection:
         found = [tuple(row) for row in connection.execute(text(query))]

@@ -1,4 +1,4 @@
-"""Databases of earlier and later versions: brought to this one without loss, or refused and left alone."""
+"""Databases of earlier and later versions: upgraded without loss, or refused and left unchanged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def columns(front: Front | None) -> dict[str, list[float]]:
 
 
 def assert_all_is_there(kept: StoredState) -> None:
-    """What `BEFORE_VERSIONS` was made from."""
+    """Check everything that `BEFORE_VERSIONS` contains."""
     devices = {record.device_id: record for record in kept.devices}
     assert set(devices) == {"orin", "nano", "new"}
     assert columns(only_front(devices["orin"])) == columns(ORIN_FRONT)
@@ -141,7 +141,7 @@ def test_the_tables_are_those_that_the_code_expects_whatever_they_come_from(loca
 
 
 def tables_of(engine: Engine) -> dict[str, Any]:
-    """The definition and the rows of every table, in any order of columns."""
+    """The definition and the rows of every table, independent of the order of columns."""
     found = {}
     with engine.connect() as connection:
         inspector = inspect(connection)
@@ -190,7 +190,7 @@ def test_a_database_of_a_newer_version_is_refused(location: Path | URL) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": VERSIONS[0]})
         if engine.dialect.name == "sqlite":
             checksums.seal(driver_connection(connection))
-    Store(location).close()  # and nothing of it is held
+    Store(location).close()  # and it has released the database
 
 
 def test_an_upgrade_that_fails_half_way_leaves_the_file_as_it_was(old: Path) -> None:

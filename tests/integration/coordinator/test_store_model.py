@@ -1,4 +1,4 @@
-"""Whatever is saved in whatever order, a store holds what a dictionary would."""
+"""For random sequences of saves, a store holds the same as a dictionary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ numbers = st.integers(1, 2)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store, and dictionaries of what it has to hold."""
+    """A store, and dictionaries of its expected content."""
 
     @initialize()
     def begin(self) -> None:
@@ -134,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.finished.pop(plan_id, None)
 
     def touched(self, run: str) -> datetime:
-        """When a run ended, or was last heard of."""
+        """When a run ended, or was last active."""
         times = [self.finished.get(each, at) for each, at in self.planned.items() if self.rounds[each].run_id == run]
         return self.ended.get(run) or max(times, default=self.started[run])
 
@@ -150,7 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
         kept = self.store.load()
         assert comparable_devices(kept) == {name: comparable(record) for name, record in self.devices.items()}
         assert kept.nodes == self.nodes
-        # Dictionaries keep the order in which things began, as the store does.
+        # Dictionaries keep the order in which runs and rounds began, as the store does.
         assert list(kept.runs) == list(self.runs.values())
         assert list(kept.rounds) == self.gone_on_with()
         assert kept.archived == set(self.runs)
@@ -158,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert rounds_of(self.store, run) == [each for each in self.rounds.values() if each.run_id == run]
 
     def gone_on_with(self) -> list[RoundRecord]:
-        """The newest rounds, and of every device that an unfinished round waits for the newest that chose it."""
+        """The newest rounds, and for every device in an unfinished round, the newest round that chose it."""
         newest_of = {device: record.plan_id for record in self.rounds.values() for device in record.nodes}
         waited_for = {
             device

@@ -1,4 +1,4 @@
-"""One coordinator plans at a time: a second is refused or waits, and one that was taken over writes nothing more."""
+"""One coordinator plans at a time: a second is refused or waits; one that was taken over stops writing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WITHIN_S = 30.0
 
 
 def lose_the_lock(location: Path | URL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a machine was cut off, and the lock of its coordinator ended without it."""
+    """End the coordinator's lock without its noticing, as when its machine was cut off."""
     for kind in (FileLock, AdvisoryLock):
         monkeypatch.setattr(kind, "take", lambda _: True)
 
@@ -179,7 +179,7 @@ def test_the_store_of_a_killed_coordinator_is_taken_over_with_all_its_records(
         finally:
             owner.send_signal(signal.SIGKILL)
             owner.wait()
-        # PostgreSQL notices within moments that a client is gone.
+        # PostgreSQL soon notices that a client is gone.
         store = tenacity.retry(
             retry=tenacity.retry_if_exception_type(StoreInUseError),
             stop=tenacity.stop_after_delay(_WITHIN_S),

@@ -1,4 +1,4 @@
-"""The writer's reads, its loss of ownership, retention and its end."""
+"""The store's writer: reads, loss of ownership, retention and stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When things happened, as a store tells it: in SQLite and in PostgreSQL, before a restart and after."""
+"""When events happened, according to the store: in SQLite and in PostgreSQL, before and after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full disk, a locked database, a server that is gone: told by type, and passed without loss."""
+"""A full disk, a locked database or an unreachable server: a typed error, and no data is lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def through_trouble(
     kind: type[StoreUnavailableError],
     status: grpc.StatusCode,
 ) -> str:
-    """Save before, in and after some trouble; gives what was said of it."""
+    """Save records before, during and after a failure; returns the errors that were reported."""
     said: list[str] = []
 
     async def story() -> None:
@@ -88,7 +88,7 @@ def through_trouble(
 
 @contextmanager
 def pages_at_most(pages: list[int]) -> Iterator[None]:
-    """SQLite files of so many pages at most, which SQLite takes for a full disk."""
+    """SQLite files with a limited number of pages, which SQLite treats as a full disk."""
 
     def limit(connection: Any, *_: object) -> None:
         connection.execute(f"PRAGMA max_page_count={pages[-1]}")
@@ -172,7 +172,7 @@ def test_a_full_disk_under_postgresql(postgresql_database: URL) -> None:
     store = Store(postgresql_database)
     engine = create_engine(postgresql_database, isolation_level="AUTOCOMMIT")
     with engine.connect() as other:
-        # What the server says of a full disk, without filling one.
+        # The server's error for a full disk, without filling one.
         other.execute(
             text(
                 "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS"
@@ -193,7 +193,7 @@ def test_a_full_disk_under_postgresql(postgresql_database: URL) -> None:
 
 
 def test_a_table_of_postgresql_that_is_locked_for_long(postgresql_database: URL) -> None:
-    # Beside other options, as those that a schema is chosen with.
+    # Combined with other options, such as the one that selects a schema.
     store = Store(postgresql_database.update_query_dict({"options": "-c search_path=public -c lock_timeout=20ms"}))
     engine = create_engine(postgresql_database)
     with engine.connect() as other:
@@ -212,7 +212,7 @@ async def test_a_name_too_long_for_a_postgresql_index_blocks_no_other_record(
     postgresql_database: URL,
 ) -> None:
     store = Store(postgresql_database)
-    endless = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))  # of what can be compressed, more fits
+    endless = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))  # random, so hardly compressible
 
     writer = Writer(store, soon)
     refused, first = await asyncio.gather(

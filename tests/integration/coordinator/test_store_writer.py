@@ -1,4 +1,4 @@
-"""The writer: what it says is stored is stored, in few transactions, and nothing waits in it without bound."""
+"""The store's writer: reported records are stored, transactions are few, and its queue is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator gives Flower's SuperLink: a TLS certificate, and the SuperNodes that are enrolled."""
+"""What the coordinator provides to Flower's SuperLink: a TLS certificate, and the list of enrolled SuperNodes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_enrolled_supernodes_are_listed_until_they_are_revoked_or_forgotte
         await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="nano-1"))
         found, second = await supernodes(superlink, first.revision)
         assert set(found) == {"nano-2", "nano-3"} and second.revision != first.revision
-        async with calling(served, identity) as device:  # nano-3 renews, and keeps its key
+        async with calling(served, identity) as device:  # nano-3 renews its certificate, and keeps its key
             renewing = enrolment_pb2_grpc.EnrolmentServiceStub(device.channel)
             request = enrolment_pb2.RenewRequest(request_pem=request_certificate(identity.key_pem))
             assert (await renewing.Renew(request)).superlink == "site.example:8000"

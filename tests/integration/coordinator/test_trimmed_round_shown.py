@@ -1,4 +1,4 @@
-"""A round that was trimmed in flight: command and page show the plan in force, and what was planned at first."""
+"""A round that was trimmed while it ran: the command and the page show the current plan and the original one."""
 
 from __future__ import annotations
 

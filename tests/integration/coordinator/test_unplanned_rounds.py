@@ -1,4 +1,4 @@
-"""Rounds that trained without a plan while the coordinator was away: told later, and shown; and who must not train."""
+"""Rounds trained without a plan during an outage: reported later, and shown; and devices that may not train."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STRANGER = 4711
 
 
 def report(number: int = 2, **changes: Any) -> planning_pb2.ReportUnplannedRoundRequest:
-    """A round without a plan: the Orin trained, the Nano failed, and a third node is unknown."""
+    """Report a round without a plan: the Orin trained, the Nano failed, and a third node is unknown."""
     results = {
         ORIN_NODE: planning_pb2.DeviceResult(num_examples=96.0, loss=0.25, share=1.0),
         NANO_NODE: planning_pb2.DeviceResult(device_id="nano", failure="the node is gone"),
@@ -199,7 +199,7 @@ def test_they_are_deleted_with_their_run(tmp_path: Path) -> None:
     store.close()
 
 
-# --- who must not train ---------------------------------------------------------------------------------------------
+# --- who may not train ----------------------------------------------------------------------------------------------
 
 
 async def exclusions(client: Client, *node_ids: int) -> dict[int, str]:
@@ -214,7 +214,7 @@ async def test_a_lookup_names_drained_and_excluded_devices(config: CoordinatorSe
         nodes = (ORIN_NODE, NANO_NODE, STRANGER)
         assert await exclusions(client, *nodes) == {NANO_NODE: "excluded: matches site:roof"}
         await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"]))
-        # Whether it is connected does not matter.
+        # Its connection state does not matter.
         await orin.goodbye()
         assert (await exclusions(client, *nodes))[ORIN_NODE] == "drained by the operator"
         assert await exclusions(client, ORIN_NODE) == {ORIN_NODE: "drained by the operator"}
@@ -227,7 +227,7 @@ async def test_a_lookup_names_drained_and_excluded_devices(config: CoordinatorSe
 
 
 class Link:
-    """A stub of a coordinator that can be cut off."""
+    """A coordinator's stub that can be cut off."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)

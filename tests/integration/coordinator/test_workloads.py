@@ -1,4 +1,4 @@
-"""Workloads over real gRPC: what is announced, who is planned with what, and what the views tell."""
+"""Workloads over real gRPC: announcements, which devices are planned for which workload, and the views."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_sides_of_protocol_2_0_go_on_with_one_front(config: CoordinatorSet
         await bound(client)
         old, new = await ready(client, "orin", minor=0), await ready(client, "nano")
         await old.send(front=report(ORIN_FRONT, 5.0))
-        await started(client, RUN)  # an app that states no workload
+        await started(client, RUN)  # an app that does not name its workload
         assert [each.name for each in (await new.hear(new.announced)).workloads] == ["unnamed"]
         await new.send(front=report(NANO_FRONT, 3.0, "unnamed"))
         assert {each.device_id for each in (await client.plan()).assignments} == {"orin", "nano"}

@@ -1,4 +1,4 @@
-"""The compose file hangs together, is open to this machine only, and is read by both compose versions."""
+"""The compose file is consistent, exposes ports to this machine only, and is accepted by both compose versions."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def options(service: Service) -> dict[str, str]:
 
 
 def default(value: str) -> str:
-    """What `${VARIABLE:-default}` stands for where the variable is not set."""
+    """The default value in `${VARIABLE:-default}`."""
     found = re.fullmatch(r"\$\{WATTFLEET_\w+:-(.*)\}", value)
     assert found, value
     return found[1]
 
 
 def mounts(service: Service) -> dict[str, str]:
-    """Named volumes and folders of the host, by where the container sees them."""
+    """Named volumes and folders of the host, by their path in the container."""
     return {mount.split(":")[1]: mount.split(":")[0] for mount in service.get("volumes", [])}
 
 
@@ -69,7 +69,7 @@ def test_a_supernode_reaches_its_own_agent_and_no_other(services: dict[str, Serv
     assert agent_options["device-id"] == device
     assert agent_options["device"] == SPECS[device]
     socket_folder, state = str(Path(agent_options["socket"]).parent), agent_options["state-dir"]
-    # What the agent enrols its SuperNode with, and nothing else of the agent's.
+    # The files with which the agent has enrolled its SuperNode, and no other files of the agent.
     enrolled = str(Path(state) / SUPERNODE_DIRECTORY)
     assert enrolled == str(DEFAULT_FOLDER), "the SuperNode looks there"
     assert mounts(supernode) == {socket_folder: f"{device}-socket", enrolled: f"{device}-supernode"}
@@ -78,7 +78,7 @@ def test_a_supernode_reaches_its_own_agent_and_no_other(services: dict[str, Serv
 
 
 def test_the_fleet_is_the_one_that_simulate_runs(services: dict[str, Service]) -> None:
-    """Same boards, same seeds, same data: so the same fronts and plans."""
+    """Same boards, same seeds and same data give the same fronts and plans."""
     assert not any("minibatches-per-epoch" in options(services[f"{device}-agent"]) for device in SPECS)
     agents = [options(services[f"{device}-agent"]) for device in SPECS]
     assert [int(agent["seed"]) for agent in agents] == list(range(len(SPECS)))
@@ -151,7 +151,7 @@ def test_dependencies_exist_and_can_become_healthy(services: dict[str, Service])
     for name, service in services.items():
         for needed, how in service.get("depends_on", {}).items():
             assert needed in services, name
-            # docker-compose 1.29 knows no other keys, such as `required` or `restart`.
+            # docker-compose 1.29 supports no other keys, such as `required` or `restart`.
             assert set(how) == {"condition"}, name
             assert how["condition"] != "service_healthy" or "healthcheck" in services[needed], (name, needed)
 

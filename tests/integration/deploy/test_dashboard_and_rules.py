@@ -1,4 +1,4 @@
-"""Prometheus' rules and Grafana's dashboard parse, and name only metrics that the coordinator serves."""
+"""Prometheus's rules and Grafana's dashboard are valid, and refer only to metrics that the coordinator serves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_metric_of_the_coordinator_is_on_a_dashboard() -> None:
 
 
 def test_prometheus_accepts_its_configuration() -> None:
-    # The certificates are there only once a fleet runs.
+    # The certificates exist only once a fleet runs.
     promtool("check", "config", "--syntax-only", PROMETHEUS / "prometheus.yml")
 
 
@@ -82,7 +82,7 @@ def test_the_dashboards_are_those_that_their_script_writes() -> None:
 
 
 def unknown_keys(content: Any, understood: Any, path: str = "") -> Iterator[str]:
-    """What is in a dashboard, and is gone after Grafana's schema has read and written it."""
+    """The keys of a dashboard that are missing after Grafana's schema has read and written it."""
     if isinstance(content, dict):
         for key, value in content.items():
             if key not in understood:
@@ -103,9 +103,9 @@ def test_grafanas_schema_knows_every_key_of_a_dashboard(name: str) -> None:
     content = dashboards()[name]
     understood = json.loads(json.dumps(Dashboard.from_json(content), cls=JSONEncoder))
     beside = {
-        *(".__inputs", ".__requires"),  # of the file format in which dashboards are imported
-        ".templating.list.definition",  # what the list of variables shows
-        ".panels.options.enablePagination",  # of Grafana 13
+        *(".__inputs", ".__requires"),  # part of the file format in which dashboards are imported
+        ".templating.list.definition",  # used by the list of variables
+        ".panels.options.enablePagination",  # since Grafana 13
     }
     assert set(unknown_keys(content, understood)) <= beside
 
@@ -138,7 +138,7 @@ def test_a_dashboard_can_be_imported_with_another_source_or_provisioned(name: st
 
 @pytest.mark.parametrize("name", dashboards())
 def test_what_shows_every_device_shows_a_table_or_only_the_worst(name: str) -> None:
-    """Five hundred lines in a panel help nobody: others show one value, or the devices that are chosen."""
+    """A panel with five hundred lines is unreadable: the others show one value, or the devices that a user selects."""
     for panel in dashboards()[name]["panels"]:
         for target in panel["targets"]:
             query = target["expr"]

@@ -1,4 +1,4 @@
-"""The fleet in containers enrols by itself at its first start, and not again at later ones."""
+"""The fleet in containers enrols by itself at its first start, and not again at later starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def script() -> dict[str, Any]:
 
 
 def started(command: list[str], state: Path, invite: Path) -> subprocess.CompletedProcess[str]:
-    """What a container does at its start."""
+    """Run a container's start script."""
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "WATTFLEET_INVITE": str(invite),
@@ -66,7 +66,7 @@ async def test_machines_enrol_once_with_the_invites_that_were_made(
         assert await asyncio.to_thread(invited) == ["orin-0", "superlink"]
         first_line = (invites / "orin-0").read_text()
         assert stat.S_IMODE((invites / "orin-0").stat().st_mode) == 0o600
-        # Nobody has used them: the next start makes others, and takes back the first ones.
+        # Nobody has used the invites: the next start creates others, and revokes the first ones.
         assert await asyncio.to_thread(invited) == ["orin-0", "superlink"]
         assert (invites / "orin-0").read_text() != first_line
 
@@ -86,14 +86,14 @@ async def test_machines_enrol_once_with_the_invites_that_were_made(
         assert again.returncode == 0, again.stderr
         assert require_identity(state / "identity").certificate.serial == serial
 
-        # The first invite was taken back: whoever kept it cannot enrol as the device.
+        # The first invite was revoked: whoever kept it cannot enrol as the device.
         (invites / "orin-0").write_text(first_line)
         device[2] = f"--state-dir={tmp_path / 'thief'}"
         refused = await start(Path("thief"), "orin-0", "wattfleet", "agent", "run", *device)
         assert refused.returncode != 0
         assert "unknown, has expired, or was used up" in refused.stderr
         assert "[device]" not in refused.stdout
-        # A machine that is enrolled goes on without one.
+        # A machine that is already enrolled continues without an invite.
         device[2] = f"--state-dir={state}"
         gone_on = await start(Path("orin-0"), "orin-0", "wattfleet", "agent", "run", *device)
         assert "[device]" in gone_on.stdout, gone_on.stderr

@@ -1,4 +1,4 @@
-"""The scripts that images are built with and carry, and what Dockerfiles run."""
+"""The scripts that build images or are installed in them, and the commands in Dockerfiles."""
 
 from __future__ import annotations
 

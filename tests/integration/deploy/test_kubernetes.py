@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: valid by its schemas, as locked down as they say, and made for these images."""
+"""The manifests for Kubernetes: valid by its schemas, restricted as documented, and consistent with the images."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every query of the dashboards and the alerts, against a real Prometheus that scrapes a fleet while it trains.
+"""Every query of the dashboards and the alerts, against a real Prometheus that scrapes a training fleet.
 
-Two devices train by script, so that all that can happen does. One device is a real agent on a simulated board.
+Two devices follow a script that triggers every metric. One device is a real agent on a simulated board.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ WITHOUT_AUTHORITY = re.compile("wattfleet_certificate_expiry")
 
 
 def selectors(query: str) -> set[str]:
-    """The series that an alert is about: the alert itself answers nothing while all is well."""
+    """The series that an alert reads, since the alert itself has no result while everything is normal."""
     return set(re.findall(r"\b(?:wattfleet_\w+|up)(?:\{[^}]*\})?", query))
 
 
 def expected_answers() -> dict[str, str]:
-    """What has to be answered once, by name."""
+    """The queries that must have had a result at least once, by name."""
     of_alerts = {f"{name}: {series}": series for name, query in alert_queries() for series in selectors(query)}
     return {
         name: query
@@ -55,7 +55,7 @@ def expected_answers() -> dict[str, str]:
 
 
 def sample(number: int) -> session_pb2.BoardSample:
-    """What the sensors of a hot board said after some rounds."""
+    """The sensor values of a hot board after some rounds."""
     return session_pb2.BoardSample(
         power_w=20.0 + number,
         temperature_c=70.0,
@@ -80,7 +80,7 @@ async def others(client: Client) -> Agent:
 
 
 async def one_round(client: Client, agents: tuple[Agent, Agent], blind: Agent, number: int) -> None:
-    """A round up to its training; the first observation of the Orin contradicts its prediction."""
+    """One round up to its training; the first observation of the Orin contradicts its prediction."""
     plan = await client.plan(number)
     await client.obey(GrantPhase.TRAINING)
     kept = KeptDuty("camera", 500, 0.95, 29.5, 12 * number, number, (*[number] * 11, *[0] * 6), 1e3, 350.0, 4, 0.5, 1)
@@ -106,7 +106,7 @@ async def end_round(client: Client, agents: tuple[Agent, Agent], number: int) ->
 
 @asynccontextmanager
 async def real_agent(client: Client, board: SimulatedDevice, folder: Path) -> AsyncIterator[str]:
-    """Run an agent that measures no modes, until its device is ready; gives the address of its own metrics."""
+    """Run an agent that measures no modes, until its device is ready; yields the address of its own metrics."""
     settings = agent_settings(
         folder / "state", coordinator=client.bound.address, modes_first=0, metrics_address="127.0.0.1:0"
     )
@@ -130,7 +130,7 @@ async def real_agent(client: Client, board: SimulatedDevice, folder: Path) -> As
 
 
 def its_board(prometheus: Prometheus, series: str) -> list[float]:
-    """What the coordinator exports of the real agent's board, and what the agent itself exports."""
+    """The metrics of the real agent's board: those that the coordinator exports, and those that the agent exports."""
     [of_coordinator] = prometheus.values(f'wattfleet_device_{series}{{device="orin-nano-0"}}')
     [of_agent] = prometheus.values(f"wattfleet_board_{series}")
     return [of_coordinator, of_agent]
@@ -161,7 +161,7 @@ async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
         with scraping(jobs, tmp_path, [RULES]) as prometheus:
             for number in range(1, MOST_ROUNDS):
                 await one_round(client, agents, blind, number)
-                await asyncio.sleep(SCRAPED_S)  # Prometheus scrapes by the clock on the wall
+                await asyncio.sleep(SCRAPED_S)  # Prometheus scrapes in real time
                 for name in await asyncio.to_thread(answered, prometheus, unanswered):
                     del unanswered[name]
                 await end_round(client, agents, number)

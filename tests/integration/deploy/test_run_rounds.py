@@ -1,4 +1,4 @@
-"""The one-shot service that runs the rounds: it waits for the fleet, and ends as Flower's run ends."""
+"""The one-shot service that runs the rounds: it waits for the fleet, and exits with the result of Flower's run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def script() -> dict[str, Any]:
 
 
 class RecordedView:
-    """A coordinator that answers what was recorded, and then its last answer again."""
+    """A coordinator that returns recorded responses in order, and then repeats the last one."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class RecordedView:
 
 
 def answers(*results: bool | PartFailedError) -> Callable[[str], bool]:
-    """Flower's answers, one after the other."""
+    """Flower's responses, one after the other."""
     remaining = list(results)
 
     def completed(run_id: str) -> bool:
@@ -58,7 +58,7 @@ def answers(*results: bool | PartFailedError) -> Callable[[str], bool]:
 
 @dataclass
 class Flower:
-    """Flower's command line with recorded answers."""
+    """Flower's command line with recorded responses."""
 
     completed: Callable[[str], bool]
 
@@ -106,7 +106,7 @@ def test_an_earlier_run_is_not_taken_for_this_one(script: dict[str, Any], capsys
 
 def test_a_failed_run_fails_with_the_coordinators_reason(script: dict[str, Any]) -> None:
     failure = PartFailedError("the Flower run ended as 'finished:failed'")
-    # Flower may know of the end before the coordinator is asked again.
+    # Flower may report the end before the coordinator is queried again.
     view = RecordedView([run(), run(error="PlanningError: 20 W cannot carry one device")])
     view.run("7")
     with pytest.raises(PartFailedError, match="finished:failed'.*20 W cannot carry one device"):
@@ -114,7 +114,7 @@ def test_a_failed_run_fails_with_the_coordinators_reason(script: dict[str, Any])
 
 
 def test_a_reason_that_comes_with_flowers_answer_is_told() -> None:
-    # The run fails between the question to the coordinator and the one to Flower.
+    # The run fails after the coordinator was queried, and before Flower is.
     view = RecordedView([run(), run(error="PlanningError: 20 W cannot carry one device", finished=True)])
 
     def tell(seen: RunSeen) -> None:
@@ -163,7 +163,7 @@ def test_a_simulation_fails_if_too_few_rounds_have_an_observation() -> None:
         await_run(view, "7", answers(True), 60.0, 0.0, check=require_observed)
 
     observed = ended_round(1, observations=[view_pb2.DeviceObservation(device_id="agx-orin-0")])
-    # Modes were measured in the second round, so that nothing of it was left to observe.
+    # The second round was spent measuring modes, so there was nothing left to observe.
     simulated(observed, ended_round(2))
     with pytest.raises(PartFailedError, match="no device's training was observed in rounds 2–3"):
         simulated(observed, ended_round(2), ended_round(3))

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes an agent and a coordinator over mutual TLS, with the scrape jobs that users are given."""
+"""A real Prometheus scrapes an agent and a coordinator over mutual TLS, with the documented scrape jobs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def job_of_coordinator() -> Job:
 
 
 def on_this_machine(job: Mapping[str, Any], identity: Path, port: int) -> Job:
-    """A job with the identity files of a folder, for a server on this machine."""
+    """A job that uses the identity files of a folder, for a server on this machine."""
     own_files = {key: str(identity / Path(job["tls_config"][key]).name) for key in IDENTITY_FILES}
     return {
         **job,
@@ -55,13 +55,13 @@ def on_this_machine(job: Mapping[str, Any], identity: Path, port: int) -> Job:
 
 
 def without_certificate(job: Mapping[str, Any]) -> Job:
-    """The same job of somebody who has only the authority's certificate."""
+    """The same job for a client that has only the authority's certificate."""
     tls = {key: value for key, value in job["tls_config"].items() if key not in ("cert_file", "key_file")}
     return {**job, "job_name": "stranger", "tls_config": tls}
 
 
 def require_scraped(prometheus: Prometheus, job: str, query: str, answer: float) -> None:
-    """Wait until a query is answered from a job's target, and the stranger's scrapes have failed."""
+    """Wait until a query returns a value from a job's target, and the stranger's scrapes have failed."""
 
     def errors() -> dict[str, str]:
         targets = prometheus.get("targets", state="active")["activeTargets"]
@@ -83,7 +83,7 @@ def fleet(tmp_path: Path) -> CertifiedFleet:
 
 @pytest.fixture
 def viewer(fleet: CertifiedFleet, tmp_path: Path) -> Path:
-    """The folder of Prometheus's identity."""
+    """The folder with Prometheus's identity."""
     write_identity(tmp_path / "viewer", fleet.identity(Role.VIEWER, "prometheus"))
     return tmp_path / "viewer"
 

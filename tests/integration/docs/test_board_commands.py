@@ -1,4 +1,4 @@
-"""The commands of a device, as the pages show them."""
+"""Runs the pages' commands for a single device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The guide to two boards on a desk, run from its first to its last command with two simulated boards.
+"""The guide to two boards on a desk, run from the first to the last command with two simulated boards.
 
-Only names, addresses and ports differ from the page, so that everything listens on loopback and on free ports.
+Only names, addresses and ports differ from the page: everything listens on loopback and on free ports.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Desk:
         }
 
     def type(self, command: str) -> str:
-        """Run a command until it ends; those that go on are started, and awaited until they have said something."""
+        """Run a command until it ends; one that keeps running is started, and awaited until its first output."""
         for there, here in self._here.items():
             command = command.replace(there, here)
         if _GOES_ON.match(command):
             return self._start(command)
         done = subprocess.run(
             ["bash", "-ec", command],
-            # The default port is somebody else's.
+            # The default port may be in use.
             env={**self._variables(), "WATTFLEET_COORDINATOR": self._coordinator},
             cwd=self._folder,
             input=self._pasted(command),
@@ -85,7 +85,7 @@ class Desk:
         return printed
 
     def see(self, command: str, what: str, condition: Callable[[str], bool]) -> None:
-        """Repeat a command until its output is as it should be."""
+        """Repeat a command until its output is as expected."""
         until(f"{what}\n{self._logs()}", lambda: condition(self.type(command)))
 
     def _pasted(self, command: str) -> str:

@@ -1,4 +1,4 @@
-"""The operator's commands, as the pages show them, on one coordinator that is served."""
+"""Runs the pages' commands for operators on one coordinator."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ tags = ["lab"]
 
 
 def run_of_the_page() -> str:
-    """The run that the page shows; it is recorded anew from time to time."""
+    """The id of the run in the page's output, which is recorded again from time to time."""
     found = re.search(r"^run (\S+): FedAvg", _PAGE, re.MULTILINE)
     assert found is not None
     return found[1]
 
 
 async def in_its_third_round(client: Client) -> dict[str, Agent]:
-    """Four devices, and a run whose third round is in flight."""
+    """Four devices, and a run whose third round is in progress."""
     agents = {name: client.agent() for name in _NODES}
     for name, agent in agents.items():
         front, idle_w = (ORIN_FRONT, 5.0) if name.startswith("orin") else (NANO_FRONT, 3.0)
@@ -99,10 +99,10 @@ async def test_commands_of_an_operator(
     write_artefact(another, tmp_path / "second-reference")
     (tmp_path / "site.toml").write_text(_SITE)
     site = {"budget_w": None, "file": tmp_path / "site.toml"}
-    # The agents here renew no lease by themselves.
+    # The agents here do not renew their leases by themselves.
     async with serving(config.with_values(site=site, sessions={"missed_leases": 1000})) as client:
         agents = await in_its_third_round(client)
-        # What ends a run or a session comes last.
+        # Commands that end a run or a session come last.
         for block in sorted(blocks_of("fleet"), key=lambda block: bool(_ENDS.search(block.text))):
             if "plan --dry-run" in block.text:
                 await client.end_trainings()

@@ -1,4 +1,4 @@
-"""The documentation as a site, built as `make docs` builds it."""
+"""The documentation as a website, built as `make docs` builds it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def host(site: Path) -> Iterator[str]:
-    """Where the site is served: host and port."""
+    """The host and port where the site is served."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -129,7 +129,7 @@ async def check(tab: Browsed, host: str, page: str) -> None:
 
 
 async def search(tab: Browsed, words: str) -> None:
-    """Type until there is a result, since what is typed before the index is there is answered at the next key."""
+    """Type until there is a result: text typed before the index is loaded is searched only at the next key press."""
     query, result = tab.page.locator("[data-md-component=search-query]"), tab.page.locator(".md-search-result__item")
     for _ in range(60):
         await query.fill("")
@@ -146,7 +146,7 @@ async def test_the_site_in_a_browser_is_accessible_and_asks_no_other_host(host: 
         await check(tab, host, "index.html")
         await search(tab, "supernode certificate")
         assert tab.complaints == [] and tab.elsewhere == []
-    # Another browser, since the page keeps the scheme that was chosen.
+    # In another browser, since the page remembers the selected colour scheme.
     async with browsing(host, viewport={"width": 1280, "height": 900}, color_scheme="dark") as tab:
         await check(tab, host, "your-app.html")
         await tab.until("document.body.dataset.mdColorScheme === 'slate'")

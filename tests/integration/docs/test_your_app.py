@@ -1,6 +1,6 @@
-"""Guides to an app over simulated boards, typed into a shell: with programs that record their calls, and the real ones.
+"""Guides for an app over simulated boards, typed into a shell: with fake programs that record calls, and the real ones.
 
-The real ones need a minute of two idle cores, so that `make test` leaves this test out; `make guides` runs it.
+The real programs need a minute on two idle cores, so `make test` leaves this test out; `make guides` runs it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _RECORDING = """#!/bin/sh
 
 @dataclass(frozen=True)
 class Followed:
-    """What the commands of a guide have done.
+    """The results of a guide's commands.
 
     Attributes:
-        guide: its group of blocks.
-        last_folder: where its last command was typed.
-        flower_folder: where `flwr` finds its settings.
+        guide: name of its group of blocks.
+        last_folder: the folder in which its last command was typed.
+        flower_folder: the folder in which `flwr` finds its settings.
         calls: the name and the arguments of each program that was started.
     """
 
@@ -69,7 +69,7 @@ def value(call: list[str], option: str) -> str:
 
 @pytest.fixture(scope="module", params=_BLOCKS)
 def followed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Followed:
-    """A guide that was followed, except for its `kill`, with programs that only write down how they are called."""
+    """A guide that was followed, except for its `kill`, with programs that only record how they are called."""
     folder = tmp_path_factory.mktemp("guide")
     programs, called = folder / "programs", folder / "calls"
     for made in (programs, called):
@@ -138,7 +138,7 @@ def test_apps_are_where_the_guide_says(followed: Followed) -> None:
 
 
 def with_the_lines_of_the_page(app: Path) -> None:
-    """Change an app as step 2 says."""
+    """Change an app as step 2 describes."""
     server, client = (block.lines for block in blocks_of_page(_PAGE) if block.language == "python")
     for name, lines in (("server_app.py", server), ("client_app.py", client)):
         [file] = app.glob(f"*/{name}")

@@ -44,6 +44,6 @@ def test_a_xavier_is_an_orin_with_a_quarter_of_the_cores_at_the_published_power(
     assert time.traffic_mcycles == agx.time.traffic_mcycles
     maxn = settings_of(modes_to_array([BOARDS["xavier-agx"].space.highest]), None)
     assert power_mw(power, time, maxn)[0] == pytest.approx(36_400)
-    # Not adjusted for: 8.47 minutes for 3,125 minibatches.
+    # Without the adjustment: 8.47 minutes for 3,125 minibatches.
     assert step_time_ms(time, maxn)[0] == pytest.approx(8.47 * 60e3 / 3125, rel=0.02)
     assert np.abs(np.log(step_time_ms(agx.time, maxn) / step_time_ms(time, maxn)))[0] > 0.5

@@ -1,4 +1,4 @@
-"""A broken or hostile coordinator: the agent says what is wrong, and comes back until it gets a usable answer."""
+"""A broken or hostile coordinator: the agent reports what is wrong, and reconnects until it gets a usable answer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class BrokenCoordinator:
 
 
 class Agent:
-    """A session, and the Welcomes that it took."""
+    """A session, and the Welcomes that it accepted."""
 
     def __init__(self, address: str, folder: Path) -> None:
         self.welcomes: list[session_pb2.Welcome] = []
@@ -104,7 +104,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
 
 
 async def comes_back(coordinator: BrokenCoordinator, tmp_path: Path) -> Agent:
-    """Let an agent meet the coordinator twice, then mend it; the agent must deliver a report."""
+    """Let an agent connect to the broken coordinator twice, then repair it; the agent must deliver a report."""
     async with coordinator.served() as address:
         agent = Agent(address, tmp_path)
         async with agent.running() as running:

@@ -25,7 +25,7 @@ HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, in
 
 
 class Coordinator(session_pb2_grpc.SessionServiceServicer):
-    """Notes what comes; hangs up after `patience` reports of a session, acknowledging those before the last."""
+    """Records messages; disconnects after `patience` reports of a session, having acknowledged all but the last."""
 
     def __init__(self, patience: int = 1000, lease_s: float = 5.0, ack: session_pb2.Ack | None = None) -> None:
         self.sessions: list[list[session_pb2.SessionRequest]] = []
@@ -107,7 +107,7 @@ async def session_with(
 
 
 class Proxy:
-    """Passes bytes between agents and a coordinator; the first connections fall silent, or all are closed at once."""
+    """Forwards bytes between agents and a coordinator; the first connections fall silent, or all are closed at once."""
 
     def __init__(self, behind: int | None) -> None:
         self.behind = behind
@@ -249,7 +249,7 @@ def test_reconnecting_follows_the_agents_backoff_and_not_grpcs(outbox: Outbox, m
     async def body() -> None:
         proxy = Proxy(None)
         async with proxy.listening() as front, session_at(front, outbox):
-            # gRPC's own backoff would be at minutes.
+            # gRPC's own backoff would have reached minutes by now.
             await eventually(lambda: proxy.connections >= 30)
 
     run(body)
@@ -275,7 +275,7 @@ def test_of_two_agents_from_a_copied_disk_the_older_yields(
             coordinator.refusal = None
             session.report_state(state("the other has left"))
             assert await session.flush(20)
-            # Only with the name of both would it end the other's session.
+            # Sending its installation again would end the other agent's session.
             first, *later = coordinator.installations
             assert first == HELLO.installation and set(later) == {""}
 

@@ -117,7 +117,7 @@ def test_a_workload_that_fails_while_stopping_is_no_failure_of_the_agent(tmp_pat
     board.step = killed_beside_the_agent
     with agent(coordinator, tmp_path, board) as running:
         assert begun.wait(60)
-        # Later than the stop, which the agent's own loop still has to hear of.
+        # After the stop, which the agent's own loop has not handled yet.
         threading.Timer(0.5, ending.set).start()
     assert running.error is None
     assert "exit code -15" in caplog.text

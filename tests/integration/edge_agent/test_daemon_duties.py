@@ -37,7 +37,7 @@ def coordinator(tmp_path):
 
 
 class SharedBoard:
-    """Notes whether requests, minibatches and mode changes ever overlap on a simulated board."""
+    """Counts how often requests, minibatches and mode changes overlap on a simulated board."""
 
     def __init__(self):
         self.device = new_board()
@@ -100,7 +100,7 @@ def test_modes_are_measured_while_requests_arrive_and_are_answered_in_time(tmp_p
         time.sleep(0.5)
         board.may_train.set()
         until(lambda: board.minibatches > 1)
-        board.overlaps = 0  # the first minibatch was held for so long that requests did not wait for it
+        board.overlaps = 0  # the first minibatch was held so long that requests stopped waiting for it
         until(lambda: coordinator.is_ready() or running.has_ended)
         ended.set()
         client.join()
@@ -151,7 +151,7 @@ def test_a_round_in_a_mode_that_breaks_the_duty_is_refused_and_the_next_one_trai
         with DutyServer(board.answer, agent_socket=str(running.settings.device.socket)) as server:
             for number in range(10):
                 server.answer_blocking(number)
-            until(lambda: board.device.current_mode() != board.parked)  # it rests in a mode that keeps the duty
+            until(lambda: board.device.current_mode() != board.parked)  # while idle, it keeps the duty
             coordinator.grant("7/1", board.parked)
             with pytest.raises(AgentUnreachableError, match="is not known to answer the requests of 'camera'"):
                 running.round("7/1", board.parked)
@@ -171,7 +171,7 @@ def test_a_round_is_trained_in_turns_beside_the_requests(tmp_path, coordinator, 
 
             def train():
                 client.start()
-                for batch in share_device(range(100)):  # the mod tells the socket
+                for batch in share_device(range(100)):  # gets the socket from the mod
                     board.hold(0.01)
                     trained.append(batch)
 

@@ -1,4 +1,4 @@
-"""A whole agent with a duty: its fronts are those beside the duty, or say why there is none."""
+"""A whole agent with a duty: its fronts take the duty into account, or state why there is no front."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_a_front_beside_a_duty_ends_with_the_duty(tmp_path, coordinator, board):
     InferenceRows(state).add("camera", measured(board, 50.0))
     with ready_agent(coordinator, tmp_path, board) as running:
         announced_front(coordinator)
-        # The first one may be that of the reference, without what the other workload taught about this board.
+        # The first front may be from the reference alone, without what the other workload showed about this board.
         until(lambda: coordinator.front_of("digits").no_front == "")
         beside = coordinator.front_of("digits")
         assert DutyClient(running.settings.device.socket).clear()
         until(lambda: coordinator.front_of("digits").front != beside.front)
     alone = coordinator.front_of("digits")
     assert beside.idle_w > 8 > alone.idle_w, "what requests take, and rest alone"
-    # A quarter of the time goes to 5 requests of 50 ms a second.
+    # 5 requests per second of 50 ms each take a quarter of the time.
     ratio = front_from_message(beside.front).epoch_s.min() / front_from_message(alone.front).epoch_s.min()
     assert 1.1 < ratio < 2.0
 
@@ -92,7 +92,7 @@ def test_an_unknown_inference_leaves_no_front_until_requests_were_answered(tmp_p
 
 
 def test_a_ready_device_measures_the_inference_that_is_wanted(tmp_path, coordinator, board, monkeypatch):
-    """The device is not ready for trainings meanwhile, and rests again afterwards."""
+    """During the measurement, the device is not ready for trainings; afterwards, it rests again."""
     mode, measured, wanted = array_to_modes(board.modes)[99], [], []
 
     def measure(measuring, modes, report):
@@ -134,7 +134,7 @@ def test_no_inference_is_measured_between_a_grant_and_its_training(tmp_path, coo
 
 
 def test_a_training_is_stopped_once_the_duty_takes_the_whole_board(tmp_path, coordinator, board, monkeypatch):
-    """The app hears of it after one more minibatch, which is tried between requests."""
+    """The app is told after one more minibatch, which is attempted between requests."""
     monkeypatch.setattr("edge_agent.serving.duty_service.require_live_time", lambda device: None)
     # A device that measures inference or a new workload refuses trainings.
     monkeypatch.setattr(InferenceMeasuring, "wanted", lambda measuring, profiled: [])

@@ -1,4 +1,4 @@
-"""An agent that begins while its coordinator is away, and what it does when another one is back."""
+"""An agent that starts while its coordinator is away, and what it does when another one comes up."""
 
 import threading
 from dataclasses import replace
@@ -26,7 +26,7 @@ def fits_here(monkeypatch):
 
 @pytest.fixture
 def coordinator(tmp_path, fits_here):
-    """Knows the device already, and is away."""
+    """A coordinator that knows the device already, and is away."""
     known = CoordinatorInProcess(tmp_path, MODES)
     with known.running(), ready_agent(known, tmp_path, new_board()):
         pass
@@ -39,7 +39,7 @@ def serves(running):
 
 
 def other_reference(artefact):
-    """One that predicts the same, under another digest."""
+    """A reference with the same predictions and another digest."""
     details = replace(artefact.details, provenance={"trained": "anew"})
     return pack_artefact(
         restore_predictor(artefact), details.workload, details.board, details.provenance, details.figures

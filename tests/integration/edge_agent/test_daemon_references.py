@@ -1,4 +1,4 @@
-"""A whole agent whose coordinator names a reference that cannot be used: it says so, and waits for another."""
+"""A whole agent whose coordinator names an unusable reference: it reports this, and waits for another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole agent that trusts an operator's root: a reference that is not signed does not stop its trainings."""
+"""A whole agent that trusts an operator's root: an unsigned reference does not stop its trainings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole agent and its workloads: what the coordinator announces, orders and grants, and what apps bring."""
+"""A whole agent and its workloads: those that the coordinator announces and grants, and those of apps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def coordinator(tmp_path: Path) -> Iterator[CoordinatorInProcess]:
 
 @pytest.fixture
 def running(coordinator: CoordinatorInProcess, tmp_path: Path) -> Iterator[RunningAgent]:
-    """An agent that was told nothing of networks, and stores three of them at most."""
+    """An agent that was not configured for any network, and stores at most three workloads."""
     more = {"modes_first": None, "minibatches_per_epoch": None, "max_workloads": 3, "grant_timeout_s": 0.5}
     with ready_agent(coordinator, tmp_path, new_board(), **more) as running:
         yield running
@@ -47,7 +47,7 @@ def running(coordinator: CoordinatorInProcess, tmp_path: Path) -> Iterator[Runni
 
 @dataclass(frozen=True)
 class Endless:
-    """A data loader without a length, as of a stream."""
+    """A data loader without a length, like one over a stream."""
 
     minibatches: int
     batch_size: int | None = None
@@ -102,7 +102,7 @@ def test_an_announced_name_that_is_invalid_harms_no_other_workload(
 
 
 def measured_by_another(workload: str, seed: int) -> session_pb2.MeasuredUnit:
-    """What another unit of the running agent's kind of board has measured, ten times as slow as it is."""
+    """Measurements of another unit of the running agent's kind of board, which is ten times as slow."""
     board = SimulatedDevice("orin-nano", seed)
     modes = board.modes[:: len(board.modes) // 12]
     minibatch_ms, power_mw = board.truth(modes)
@@ -152,7 +152,7 @@ def test_the_least_used_workloads_are_removed_and_the_coordinator_is_told(
     left = {path.name for path in (running.settings.device.state_dir / "workloads").iterdir()}
     assert left == {folder_name(name) for name in ("trained", "third", "fourth")}
     assert len(journal_of(running, "trained")) > 1
-    # It is announced once more: it starts anew.
+    # It is announced again, and starts from scratch.
     coordinator.reports.clear()
     coordinator.announce("second")
     assert front_after(coordinator, "second").profiled_modes == 0
@@ -288,7 +288,7 @@ def test_modes_that_are_measured_first_keep_the_device_from_rounds_of_other_fron
         assert front_after(coordinator, "vision").profiled_modes == MODES, "the coordinator asks for no more"
         until(coordinator.is_ready)
         assert "" not in {front.workload.name for front in coordinator.fronts}
-        # Another run begins: what is measured already keeps no device from its rounds.
+        # Another run begins: the device takes part in rounds of the measured workload.
         before = coordinator.states.count(session_pb2.DEVICE_STATE_PROFILING)
         coordinator.announce("vision", "built-in")
         coordinator.announce("vision", "text")

@@ -1,4 +1,4 @@
-"""`wattfleet agent duty`, the service behind it, and what it refuses."""
+"""`wattfleet agent duty`, the service behind it, and the requests that it refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def agent(tmp_path: Path) -> Iterator[DutyAgent]:
 
 
 def command(socket: Path | str, *arguments: str, group: tuple[str, ...] = ("agent", "duty")) -> Result:
-    """A command against the agent; what it raises is raised."""
+    """Run a command against the agent; its exceptions are raised."""
     result = CliRunner().invoke(cli.wattfleet, [*group, *arguments, "--socket", str(socket)], prog_name="wattfleet")
     if isinstance(result.exception, WattfleetError):
         raise result.exception

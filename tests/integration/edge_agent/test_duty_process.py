@@ -1,4 +1,4 @@
-"""The process that finds the modes which keep a duty."""
+"""The process that finds the modes in which a duty is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enrolment as users meet it: over TLS, from `coordinator init` to commands and agents with an identity."""
+"""Enrolment from a user's point of view: over TLS, from `coordinator init` to commands and agents with an identity."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def command(*words: str, line: str = "") -> Result:
-    """A command beside the coordinator that is served here."""
+    """A command against the coordinator that is served here."""
     return await asyncio.to_thread(CliRunner().invoke, cli.wattfleet, list(words), input=line)
 
 
@@ -76,7 +76,7 @@ async def test_a_device_enrols_by_a_pasted_line_and_connects(config: Coordinator
         assert await greeted(endpoint, **hello) is not None
         devices = await command("coordinator", "devices", *operator, "--json")
         assert '"nano-1"' in devices.stdout, devices.output
-        # The same line enrolled the device's SuperNode.
+        # The same invite enrolled the device's SuperNode.
         assert read_facts(Path("state/supernode")) == SuperNodeFacts("nano-1")
         certificates = await command("coordinator", "certificates", *operator, "--json")
         listed = next(each for each in json.loads(certificates.stdout) if each["name"] == "nano-1")
@@ -109,7 +109,7 @@ async def test_an_invite_as_an_argument_is_refused_and_not_repeated(tmp_path: Pa
 
 
 class Recording(enrolment_pb2_grpc.EnrolmentServiceServicer):
-    """Poses as the coordinator with an authority of its own, and keeps the tokens that it is sent."""
+    """Poses as the coordinator with an authority of its own, and records the tokens that it receives."""
 
     def __init__(self, authority_pem: bytes) -> None:
         self.authority_pem = authority_pem

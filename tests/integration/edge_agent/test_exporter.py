@@ -1,4 +1,4 @@
-"""The agent's own metrics: what a real agent serves, and to whom on an address that other machines reach."""
+"""The agent's own metrics: what a real agent serves, and who may read it from other machines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def enrolled(fleet: CertifiedFleet, tmp_path: Path) -> Identity:
 
 
 def url_of(running: RunningAgent) -> str:
-    """Where a starting agent serves its metrics."""
+    """The URL at which a starting agent serves its metrics."""
     folder = running.settings.device.state_dir
     until(lambda: read_url(folder) is not None or running.has_ended)
     url = read_url(folder)
@@ -73,7 +73,7 @@ def scraped(url: str) -> dict[str, float]:
 
 @pytest.fixture
 def https(fleet: CertifiedFleet, tmp_path: Path) -> Callable[[str, Identity | None], tuple[str, str]]:
-    """Read a URL with an identity, as Prometheus does; returns the text, and the serial number of the server."""
+    """Read a URL with an identity, as Prometheus does; returns the text and the server certificate's serial number."""
 
     def read(url: str, identity: Identity | None) -> tuple[str, str]:
         context = fleet.https_context(identity, tmp_path / "caller")

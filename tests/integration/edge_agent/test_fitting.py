@@ -1,4 +1,4 @@
-"""Fitting, in this process and in one of its own: the same answers, the same errors, and an end whatever happens."""
+"""Fitting in this process and in a process of its own: the same results, the same errors, and it always ends."""
 
 import os
 import signal

@@ -29,7 +29,7 @@ BUSY, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGU
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """One for all tests, as a hostile app finds it: it must be as before after each of them."""
+    """One agent for all tests, as for a hostile app: every test must leave it unchanged."""
     folder = tmp_path_factory.mktemp("agent")
     with agent_at(folder / "agent.sock", stop_timeout_s=0.5, grant_timeout_s=0.5) as running:
         yield running
@@ -69,7 +69,7 @@ def hostile(agent: Agent) -> Iterator[Callable[[], App]]:
 
 
 class Watched:
-    """The modes that the board was put into, and the most that it may have drawn in them."""
+    """The modes that the board was in, and the most power that it may have drawn in them."""
 
     def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         self.modes: list[PowerMode] = []
@@ -91,7 +91,7 @@ def watched(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def test_no_message_of_an_app_has_a_field_for_watts_a_mode_or_a_time() -> None:
-    """What cannot be said cannot be obeyed: mode and limit come over the agent's session alone."""
+    """Mode and limit come over the agent's session alone, so an app has no way to set them."""
     fields = {
         field.name
         for message in (local_pb2.StartTraining, local_pb2.FinishTraining, local_pb2.LoaderSeen)
@@ -104,7 +104,7 @@ def test_no_message_of_an_app_has_a_field_for_watts_a_mode_or_a_time() -> None:
 def test_an_app_cannot_raise_its_mode_by_what_it_says_of_itself(
     agent: Agent, hostile: Callable[[], App], watched: Watched
 ) -> None:
-    """A long loader and short minibatches could have the agent measure other modes, but never above the grant."""
+    """A long loader and short minibatches could make the agent measure other modes, but never above the grant."""
     limit_w = 9.0
     lowest = min(array_to_modes(agent.board.modes), key=sum)
     app = hostile()
@@ -132,7 +132,7 @@ def test_an_app_cannot_train_a_made_up_number_of_epochs(
     assert MODE not in watched.modes
 
 
-# --- whose training ---------------------------------------------------------------------------------------------
+# --- trainings of other apps ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_nobody_joins_or_finishes_the_training_of_another_app(agent: Agent, host
 
 
 def test_the_app_of_another_run_ends_its_own_training_only(agent: Agent, hostile: Callable[[], App]) -> None:
-    """A finish of more than was assigned is refused, and so nothing of it is reported or learned."""
+    """A report of more epochs than were assigned is refused, and none of it is reported or learned."""
     app = hostile()
     observed = list(agent.reports.observations)
     finish = local_pb2.FinishTraining(epochs_done=1e6)
@@ -200,7 +200,7 @@ def test_the_app_of_another_run_ends_its_own_training_only(agent: Agent, hostile
     assert agent.reports.observations == observed
 
 
-# --- how long -----------------------------------------------------------------------------------------------------
+# --- duration -----------------------------------------------------------------------------------------------------
 
 
 def test_an_app_that_goes_on_beyond_the_longest_training_is_stopped(agent: Agent, hostile: Callable[[], App]) -> None:
@@ -217,7 +217,7 @@ def test_an_app_that_goes_on_beyond_the_longest_training_is_stopped(agent: Agent
 
 
 def test_reports_without_an_end_keep_no_device_beyond_its_grant(agent: Agent, hostile: Callable[[], App]) -> None:
-    """The time is the agent's, whatever the app reports, and however fast."""
+    """The agent keeps the time itself, whatever the app reports, and however fast."""
     app, stop = hostile(), threading.Event()
     app.send(started(plan_of(agent, longest_s=1)))
 
@@ -290,7 +290,7 @@ def test_a_user_opens_few_connections_and_others_go_on(agent: Agent, caplog: pyt
     until(serves)
 
 
-# --- what is the owner's ------------------------------------------------------------------------------------------
+# --- operations for the owner only --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_an_app_cannot_see_whose_training_runs(agent: Agent, hostile: Callable[[
 
 
 def test_no_other_call_exists_on_the_sockets() -> None:
-    """Nothing there reads or removes what is stored of a workload, applies a mode, or measures on demand."""
+    """No call on them reads or removes stored workloads, applies a mode, or starts a measurement."""
     calls = {
         f"{service.name}/{method.name}"
         for module in (local_pb2, duty_pb2)

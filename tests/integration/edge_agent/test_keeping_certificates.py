@@ -1,4 +1,4 @@
-"""Certificates are renewed at two thirds of their life: in rounds in flight, and after a coordinator was away."""
+"""Certificates are renewed at two thirds of their lifetime: during rounds, and after a coordinator was away."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def enrolling(config: CoordinatorSettings, tmp_path: Path) -> AsyncIterato
 
 
 def overdue(folder: Path) -> datetime:
-    """A moment at which the certificate in a folder is due, whatever its jitter, and still valid."""
+    """A moment at which the certificate in a folder is due for renewal, whatever its jitter, and still valid."""
     found = read_identity(folder)
     assert found is not None
     return due_at(folder) + (found.certificate.not_after - due_at(folder)) / 2
@@ -78,7 +78,7 @@ def overdue(folder: Path) -> datetime:
 
 @asynccontextmanager
 async def running_session(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[CoordinatorSession]:
-    """The agent's own session of the device orin, which is ready to train."""
+    """The agent's own session for the device orin, which is ready to train."""
 
     async def welcomed(_: session_pb2.Welcome) -> None:
         pass
@@ -104,7 +104,7 @@ async def running_session(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[C
 
 
 async def renewed_by_keeper(endpoint: Endpoint, session: CoordinatorSession) -> None:
-    """Let the keeper renew the certificate of a device, at two thirds of its life."""
+    """Let the keeper renew the certificate of a device, at two thirds of its lifetime."""
     assert endpoint.folder is not None
     later, renewed = overdue(endpoint.folder), asyncio.Event()
 
@@ -162,7 +162,7 @@ async def test_both_sides_renew_during_a_round_in_flight(config: CoordinatorSett
             clock.sleep_s(61.0)
             await asyncio.to_thread(planner.call, "ResolveNodes", planning_pb2.ResolveNodesRequest())
             assert enrolled.is_renewed("app")
-            # What the former certificates may do does not matter any more.
+            # The former certificates are not needed any more.
             for name in ("orin", "app"):
                 serial = enrolled.identities[name].certificate.serial
                 await enrolled.service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial=serial))
@@ -190,7 +190,7 @@ async def test_an_authority_is_replaced_with_a_round_in_flight(config: Coordinat
             await asyncio.to_thread(planner.call, "ResolveNodes", planning_pb2.ResolveNodesRequest())
             assert enrolled.is_renewed("orin") and enrolled.is_renewed("app")
             await enrolled.service.FinishRotation(identity_pb2.FinishRotationRequest())
-            # New connections of both sides: the server's certificate is of the new authority, and so are theirs.
+            # New connections of both sides: the server's certificate is from the new authority, and so are theirs.
             await eventually(lambda: session.connected)
             session.reconnect()
             await eventually(lambda: not session.connected)

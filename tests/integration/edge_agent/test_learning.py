@@ -1,4 +1,4 @@
-"""Online learning: rounds join the profile, drift is noticed, and measuring anew is bounded."""
+"""Online learning: rounds are added to the profile, drift is detected, and repeated measuring is bounded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LIMIT = 16
 
 
 class TrainsByItself(PhysicalBoard):
-    """A board as an agent knows a real one: it is not told when work is done."""
+    """A board that, like a real one, is not informed when work is done."""
 
     def __init__(self, board):
         self.board = board
@@ -54,7 +54,7 @@ class TrainsByItself(PhysicalBoard):
 
 @functools.cache
 def profiled(seed):
-    """A board after its profile, with the fitted predictor and the journal; made once for all tests."""
+    """A board after profiling, with the fitted predictor and the journal; created once for all tests."""
     device = BoardThatBecomesSlower("orin-nano", seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.jsonl"

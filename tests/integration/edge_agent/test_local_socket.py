@@ -1,4 +1,4 @@
-"""What an app may send over the agent's socket: anything else is refused with a status, in one line of log at most."""
+"""The messages that an app may send over the agent's socket: others are refused, with at most one log line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 
 def outcome(agent: Agent, *requests: bytes) -> tuple[grpc.StatusCode, str, int]:
-    """Send messages and end the stream; returns its status, and how many answers came."""
+    """Send messages and end the stream; returns its status, and the number of answers."""
     with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
         call: Any = channel.stream_stream(TRAIN, None, None)(iter(requests))
         answers = 0
@@ -40,7 +40,7 @@ def outcome(agent: Agent, *requests: bytes) -> tuple[grpc.StatusCode, str, int]:
 
 
 def granted_start(agent: Agent, plan_id: str) -> bytes:
-    """The start of a training that the coordinator has granted; each grant serves one."""
+    """The start of a training that the coordinator has granted; each grant is valid for one training."""
     agent.grant(granted(plan_id=plan_id, grant_id=next(GRANT_IDS)))
     return start(plan_id=plan_id)
 

@@ -1,4 +1,4 @@
-"""Running the system's programs."""
+"""Running system programs such as nvpmodel."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Attacks on signed references: each is refused by its name, and the reference before stays in force."""
+"""Attacks on signed references: each is refused with its own error, and the previous reference stays in force."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def repository(tmp_path: Path, clock: VirtualClock) -> SignedRepository:
 
 @pytest.fixture
 async def device(tmp_path: Path, repository: SignedRepository, clock: VirtualClock) -> TrustingDevice:
-    """One that has accepted the old reference."""
+    """A device that has accepted the old reference."""
     device = TrustingDevice(tmp_path / "state", repository, repository.operator.roots[0])
     assert await device.take(OLD.digest) == [OLD.digest]
     clock.pass_time(minutes=1)
@@ -47,7 +47,7 @@ async def device(tmp_path: Path, repository: SignedRepository, clock: VirtualClo
 
 
 async def require_refused(device: TrustingDevice, name: str, new: Artefact = NEW) -> None:
-    """The new reference is refused by this name and not stored, and the old one goes on."""
+    """Check that the new reference is refused with this error and not stored, and that the old one stays in use."""
     assert await device.take(new.digest) == [OLD.digest]
     assert f"is refused: {name}" in device.references.refused
     assert device.in_force == (OLD.digest,)
@@ -62,7 +62,7 @@ async def test_without_an_attack_the_new_reference_is_taken(
     assert (device.in_force, device.references.refused) == ((NEW.digest,), "")
 
 
-# --- tampered -----------------------------------------------------------------------------------------------------
+# --- tampered files -----------------------------------------------------------------------------------------------
 
 
 def with_a_flipped_bit(content: bytes) -> bytes:
@@ -72,7 +72,7 @@ def with_a_flipped_bit(content: bytes) -> bytes:
 
 
 class Sent:
-    """In the place of an artefact: bytes that need not fit together."""
+    """Stands in for an artefact: bytes that need not match."""
 
     def __init__(self, manifest: bytes, weights: bytes) -> None:
         self.manifest = manifest
@@ -212,7 +212,7 @@ async def test_old_targets_under_a_new_snapshot_are_refused(
     await require_refused(device, "mixed")
 
 
-# --- too much, and too little -------------------------------------------------------------------------------------
+# --- too much or too little data ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["timestamp", "snapshot", "targets", "root"])
@@ -225,7 +225,7 @@ async def test_endless_metadata_is_refused(repository: SignedRepository, device:
 
 
 class Endless(SignedRepository):
-    """Announces the signed length, or another one, and sends weights without an end."""
+    """Announces the signed length, or another one, and sends weights without end."""
 
     announced = 0
 
@@ -289,7 +289,7 @@ async def test_a_reference_that_always_ends_early_is_refused(
     await require_refused(device, "the coordinator sends only")
 
 
-# --- swapped and bombs --------------------------------------------------------------------------------------------
+# --- swapped files and decompression bombs ------------------------------------------------------------------------
 
 
 async def test_what_is_swapped_on_the_disk_is_not_used(

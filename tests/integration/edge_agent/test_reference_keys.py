@@ -32,7 +32,7 @@ def repository(tmp_path: Path, clock: VirtualClock) -> SignedRepository:
 
 @pytest.fixture
 async def device(tmp_path: Path, repository: SignedRepository, clock: VirtualClock) -> TrustingDevice:
-    """One that has accepted the old reference."""
+    """A device that has accepted the old reference."""
     device = TrustingDevice(tmp_path / "state", repository, repository.operator.roots[0])
     assert await device.take(OLD.digest) == [OLD.digest]
     clock.pass_time(minutes=1)
@@ -40,7 +40,7 @@ async def device(tmp_path: Path, repository: SignedRepository, clock: VirtualClo
 
 
 def opened_again(repository: SignedRepository) -> None:
-    """Open the operator's folder anew, with the private keys that are left in it."""
+    """Open the operator's folder again, with the remaining private keys."""
     repository.operator = SigningFolder(repository.operator.folder, now=repository.clock)
 
 
@@ -64,7 +64,7 @@ async def test_a_lost_root_key_is_replaced_with_the_help_of_another(
     assert all(is_here for _, is_here in repository.operator.keys_of("root"))
     repository.publish(NEW)
     assert await device.take(NEW.digest) == [NEW.digest]
-    # The key that came in its place is as good as the one that is lost next.
+    # The replacement key can sign the replacement of the key that is lost next.
     repository.operator.rotate([lose_key(repository, "root")[:8]])
     repository.publish(OLD)
     assert await device.take(OLD.digest) == [OLD.digest]
@@ -107,7 +107,7 @@ async def test_a_coordinator_that_has_lost_its_folder_gets_a_new_one(
 async def test_a_replaced_online_key_recovers_from_metadata_of_the_future(
     repository: SignedRepository, device: TrustingDevice, clock: VirtualClock
 ) -> None:
-    """A thief of the online key signs such high versions that honest ones would count as old."""
+    """Whoever steals the online key can sign such high versions that honest ones would count as old."""
     clock.pass_time(days=9_000)
     future = repository.metadata.folder
     ReferenceMetadata(future, clock)
@@ -187,7 +187,7 @@ async def test_the_coordinator_renews_its_own_signature(
 
 
 def just_started() -> datetime:
-    """What a board without a clock takes for the time."""
+    """The time that a board without a clock assumes."""
     return datetime(1970, 1, 1, 0, 5, tzinfo=timezone.utc)
 
 
@@ -212,7 +212,7 @@ async def test_a_board_without_a_clock_goes_by_what_it_has_noted(
     repository.replaced = repository.files()
     trust_root(tmp_path / "board" / "reference-trust", repository.operator.roots[0], BEGIN.timestamp() + 2 * 86_400)
     board = TrustingDevice(tmp_path / "board", repository, repository.operator.roots[0], just_started)
-    repository.clock_ahead_s = -1e9  # a coordinator that wants old metadata to be taken
+    repository.clock_ahead_s = -1e9  # a coordinator that tries to have old metadata accepted
     with pytest.raises(ReferenceUntrustedError, match="expired"):
         await board.take(NEW.digest)
 

@@ -1,4 +1,4 @@
-"""A reference is fetched once, and nothing that is not what its digest says is ever kept."""
+"""A reference is fetched once, and only data that matches its digest is kept."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_coordinator_that_cannot_resume_is_asked_for_everything(shipped: Artef
 
 
 class StallingCoordinator(session_pb2_grpc.SessionServiceServicer):
-    """Falls silent after the first half; then it sends what is asked for."""
+    """Falls silent after the first half; later calls are answered from the requested offset."""
 
     def __init__(self, artefact: Artefact) -> None:
         self.artefact = artefact

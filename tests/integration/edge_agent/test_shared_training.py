@@ -1,4 +1,4 @@
-"""Trainings beside requests: observed for the coordinator, but not learned as times of a training alone."""
+"""Trainings with interleaved requests: reported to the coordinator, but not learned as times of a training alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_modes_are_measured_during_a_training_beside_requests(shared: SharedB
 
 
 def test_a_board_does_not_seem_slower_after_rounds_beside_requests(tmp_path: Path) -> None:
-    """Each round takes three times as long as alone, which would otherwise count as drift after a few."""
+    """Each round takes three times as long as alone, which would otherwise count as drift after a few rounds."""
     bench = Bench(tmp_path / "profile.jsonl")
     mode = array_to_modes(bench.device.modes)[1234]
     alone = bench.learner._fitted.at(mode, bench.learner.known).minibatch_ms[0]  # noqa: SLF001 - before any round

@@ -1,4 +1,4 @@
-"""The shipped workloads: networks of the size they are said to have, that train."""
+"""The shipped workloads: networks of the stated size that can be trained."""
 
 from __future__ import annotations
 

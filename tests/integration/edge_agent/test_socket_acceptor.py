@@ -1,4 +1,4 @@
-"""Which connections the agent's socket accepts, and what becomes of those that it does not."""
+"""Which connections the agent's socket accepts, and what happens to the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = 0
 
 
 class Users:
-    """Opens connections as different users; an accepted one is greeted by what is behind the socket."""
+    """Opens connections as different users; an accepted one is greeted by the server behind the socket."""
 
     def __init__(self, socket: Path) -> None:
         self.uid = ROOT
@@ -84,7 +84,7 @@ async def test_a_connection_that_cannot_be_passed_on_is_closed(
     pass_on = loop.create_unix_connection
 
     async def failing(factory: Any, path: Any = None, **options: Any) -> Any:
-        if path is not None:  # of the user
+        if path is not None:  # a connection of the test's user
             return await pass_on(factory, path, **options)
         raise OSError(24, "too many open files")
 

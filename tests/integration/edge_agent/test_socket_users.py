@@ -1,4 +1,4 @@
-"""Who may use the agent's sockets, and what the agent says of who trains."""
+"""Who may use the agent's sockets, and what the agent reports about who trains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield running
 
 
-# --- who calls ----------------------------------------------------------------------------------------------------
+# --- callers ------------------------------------------------------------------------------------------------------
 
 
 def test_the_agent_tells_its_owner_and_its_log_who_trains(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
@@ -37,7 +37,7 @@ def test_the_agent_tells_its_owner_and_its_log_who_trains(agent: Agent, caplog: 
     assert training_now(agent.socket) is None
     with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
         app = App(channel)
-        app.send(started("7/1"))  # as it was granted
+        app.send(started("7/1"))  # as granted
         app.answer()
         shown = training_now(agent.socket)
         assert shown is not None
@@ -72,7 +72,7 @@ with grpc.insecure_channel("unix:" + socket) as channel:
 
 @contextmanager
 def open_to_everybody(path: Path) -> Iterator[None]:
-    """As after a mistaken chmod: the kernel lets everybody connect, and the agent itself has to refuse."""
+    """Allow every user to connect, as after a mistaken chmod, so that the agent itself has to refuse."""
     for folder in path.parents:
         if folder.stat().st_uid == os.getuid() and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o011)
@@ -81,7 +81,7 @@ def open_to_everybody(path: Path) -> Iterator[None]:
     yield
 
 
-CALLS = [  # who calls what, and the answer
+CALLS = [  # the caller, the call, and the answer
     ("Train", OTHER_USER, "", "PERMISSION_DENIED", f"user {OTHER_USER} may not use the agent's socket"),
     ("Train", MEMBERS, "", "RESOURCE_EXHAUSTED", "is being prepared"),
     ("Train", OTHER_USER, f"{MEMBERS}", "RESOURCE_EXHAUSTED", "is being prepared"),
@@ -92,7 +92,7 @@ CALLS = [  # who calls what, and the answer
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.timeout(300)  # each call is a process of its own
 def test_only_root_the_agents_user_and_members_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group that the agent runs with
+    monkeypatch.setattr(os, "getegid", lambda: MEMBERS)  # the group of the agent's process
     with duty_agent_at(tmp_path / "agent.sock") as running, open_to_everybody(Path(running.socket)):
         for method, gid, groups, code, reason in CALLS:
             path = running.socket if method == "Train" else owner_socket(Path(running.socket))

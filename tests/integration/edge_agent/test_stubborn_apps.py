@@ -1,4 +1,4 @@
-"""Apps that do not do what the agent tells them: they keep no watts, and the device is free after a stated time."""
+"""Apps that ignore the agent's instructions: they draw no extra power, and the device is free after a stated time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def started(plan_id: str) -> local_pb2.TrainRequest:
 
 
 class App:
-    """A client of the agent's socket that sends what it is told to."""
+    """A client of the agent's socket that sends what a test specifies."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ def test_an_app_that_reads_no_answers_does_not_delay_parking(agent: Agent) -> No
 
     async def begun() -> Any:
         answers = agent.device_trainings.answers_to(requests())
-        await anext(answers)  # and gRPC never asks for the next, since the app does not read this one
+        await anext(answers)  # and gRPC never requests the next one, since the app does not read this one
         return answers
 
     answers = asyncio.run_coroutine_threadsafe(begun(), agent.loop).result(10)

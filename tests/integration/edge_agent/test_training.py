@@ -1,4 +1,4 @@
-"""One round's training on a device: the mode in force, what was seen, and parked afterwards, whatever happens."""
+"""One round's training on a device: the mode in force, the observation, and parking whatever happens."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def jetson(tmp_path: Path) -> FakedJetson:
 
 
 class RailMeter:
-    """Samples a Jetson's rails five times a second of its virtual time, as they answer when it is read."""
+    """Samples a Jetson's rails five times a second of its virtual time, with the values at the time of reading."""
 
     def __init__(self, device: SysfsDevice) -> None:
         self.device = device

@@ -24,7 +24,7 @@ TIMES = StepTimes(fetch_stall_ms=10.0, compute_ms=90.0)
 
 
 def measured_with(board: RealTimeBoard, journal: Journal) -> Trained:
-    """A workload of which the other mode is measured during its trainings."""
+    """A workload whose other mode is measured during its trainings."""
     return Trained(500, lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal))  # type: ignore[arg-type]
 
 
@@ -235,7 +235,7 @@ def test_time_in_which_the_app_waits_for_the_agent_is_no_part_of_an_epoch(
         complete = Trained(100, lambda power_limit_w: ProductiveProfiler(board, [], journal))  # type: ignore[arg-type]
     watch.start(complete, MODE, epochs=1, power_limit_w=30)
     watch.loader_seen(changed=True)
-    board.clock.sleep_s(10.0)  # the predictor is fitted to another batch
+    board.clock.sleep_s(10.0)  # the predictor is fitted to another batch size
     watch.loader_handled()
     board.clock.sleep_s(trained_meanwhile_s)
     assert not watch.minibatches_ended([], paused=False)

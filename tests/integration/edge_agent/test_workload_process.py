@@ -1,4 +1,4 @@
-"""A workload in a process of its own: it trains when asked, says what is wrong, and is gone when the profile is."""
+"""A workload in a process of its own: it trains on request, reports errors, and ends with the profiling."""
 
 import os
 import signal

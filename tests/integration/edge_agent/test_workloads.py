@@ -1,4 +1,4 @@
-"""Workloads: one's own is found or refused with a reason."""
+"""Workloads: a user's own workload is found, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattfleet.errors import InvalidInputError
 
 @pytest.fixture
 def own(monkeypatch):
-    """A module of somebody's own, in which a test writes what it likes."""
+    """A user's module whose source a test writes."""
     module = types.ModuleType("own_workload")
     monkeypatch.setitem(sys.modules, "own_workload", module)
     return module

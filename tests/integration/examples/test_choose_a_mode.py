@@ -39,7 +39,7 @@ def test_the_example_prints_the_front_and_the_choice(capsys: pytest.CaptureFixtu
 
 
 def test_the_chosen_mode_keeps_the_budget_and_is_nearly_the_fastest() -> None:
-    # The file was measured on this simulated board, whose noiseless truth is known.
+    # The file was measured on this simulated board, whose noiseless values are known.
     board, modes, choice = SimulatedDevice("orin-nano", 0), results()["modes"], results()["choice"]
     (chosen_ms,), (chosen_mw,) = board.truth(modes_to_array([choice.mode]))
     assert chosen_mw <= BUDGET_MW

@@ -1,4 +1,4 @@
-"""The example of a policy of one's own: installed as a package, and used by a coordinator by its name."""
+"""The example of a custom policy: installed as a package, and used by a coordinator by its name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "own_policy"
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The package as pip leaves it: its module on the path, its entry points in its metadata."""
+    """The package as pip installs it: its module on the path, its entry points in its metadata."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     metadata = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     metadata.mkdir()

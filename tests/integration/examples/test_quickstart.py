@@ -1,4 +1,4 @@
-"""The quickstarts: two lines are the difference, and without a coordinator there is none in what is learnt."""
+"""The quickstarts: two lines differ, and without a coordinator the training result is the same."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_two_lines_are_the_difference_with_what_they_import(quickstart: Path) ->
 
 
 def accuracies(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The accuracy on the server after every round, of an app whose nodes run in this process."""
+    """The accuracy on the server after every round, for an app whose nodes run in this process."""
     package = app.parent.name.replace("-", "_")
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(app))
@@ -98,7 +98,7 @@ def accuracies(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_without_a_coordinator_both_learn_the_same(
     quickstart: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Wherever this runs, nobody is to be found at the address that is the default.
+    # The default address must be unreachable, even if a coordinator runs on this machine.
     nobody = grpc.insecure_channel("127.0.0.1:1")
     monkeypatch.setattr(Endpoint, "channel", lambda endpoint: nobody)
     monkeypatch.setattr("wattfleet_flower.server.rounds._FINAL_REPORTS_WITHIN_S", 0.0)

@@ -1,4 +1,4 @@
-"""The error boundary: every error has a status, and a client sees it and the message, and nothing else."""
+"""The error boundary: every error has a status, and a client receives only the status and the message."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from edge_agent.runtime.socket_errors import STATUS as AGENT_STATUS
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status_of
 
-# Raised in another process than the service's, or before the service is up; a new error has to be put here or get a
-# status.
+# Raised outside the service's process, or before the service is up; a new error has to be added here or get a status.
 NOT_RAISED_BY_A_SERVICER = {
     "coordinator.cli.client.RequestFailedError",  # in the operator's commands
-    "coordinator.errors.AmbiguousQueryError",  # while budgets are watched, as the others of a budget's source
+    "coordinator.errors.AmbiguousQueryError",  # while budgets are watched, like the other errors of a budget's source
     "coordinator.errors.BudgetSourceError",
     "coordinator.errors.NoReadingError",
     "coordinator.errors.SourceFailedError",
@@ -117,12 +116,12 @@ SHAPES = ["unary", "client_stream", "server_stream", "bidi"]
 FIRST = b"first"
 
 
-class AbortsItself(Exception):  # noqa: N818 - it is none: it asks the servicer to abort by its own means
+class AbortsItself(Exception):  # noqa: N818 - not an error: it asks the servicer to abort the call itself
     pass
 
 
 async def outcome(shape: str, error: Exception | None) -> tuple[list[bytes], grpc.StatusCode, str]:
-    """What a client of each kind of method receives when a servicer raises."""
+    """What a client receives for each kind of method when a servicer raises."""
 
     async def fail(context: Any) -> None:
         if isinstance(error, AbortsItself):

@@ -39,7 +39,7 @@ Fit = Callable[..., Predictor]
 
 
 def formula(modes: np.ndarray, seed: int, slower: float = 1.0) -> Profile:
-    """Measurements by a formula that no predictor models, with 1 % noise."""
+    """Measurements from a formula that no predictor models, with 1 % noise."""
     cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     time = slower * (80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 20 / mem)
     power = 6000 + 900 * cores * cpu**1.5 + 9000 * gpu**1.5 + 900 * mem
@@ -70,7 +70,7 @@ class PredictorContract:
 
     @classmethod
     def fit(cls) -> Fit:
-        """The `fit` of the class; networks use fewer steps than the paper."""
+        """The `fit` of the class; networks use fewer steps than in the paper."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -174,7 +174,7 @@ class PredictorContract:
 
 
 class OneBatch:
-    """What a kind of predictor does that predicts one batch size."""
+    """Tests of predictors that predict one batch size."""
 
     @classmethod
     def fit(cls) -> Fit:
@@ -191,7 +191,7 @@ class OneBatch:
 
 
 class FittedBatch(OneBatch):
-    """What a kind of predictor does that predicts only the batch size it was fitted to."""
+    """Tests of predictors that predict only the batch size that they were fitted to."""
 
     def test_another_batch_than_the_fitted_one_is_refused(self) -> None:
         rows = formula(drawn(8, 1), 1)

@@ -1,4 +1,4 @@
-"""Choices of Wattfleet's own method on the measured corpora."""
+"""The choices of Wattfleet's own method on the measured corpora."""
 
 from __future__ import annotations
 

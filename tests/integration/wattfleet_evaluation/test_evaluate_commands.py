@@ -55,7 +55,7 @@ def test_the_table_labels_its_figures(target: Path) -> None:
 
 
 def few(folder: Path, count: int) -> Path:
-    """A CSV of some rows; two of them are false if there are more than two."""
+    """A CSV of some rows; if there are more than two, two of them are wrong."""
     profile = measured(count, slower=1.5)
     time, power = profile.minibatch_ms.copy(), profile.power_mw.copy()
     if count > 2:
@@ -79,7 +79,7 @@ def test_small_targets_can_be_evaluated(target: Path, tmp_path: Path, count: int
 
 
 def test_a_target_too_small_for_an_audit_has_no_trusted_rows() -> None:
-    found = audited(measured(4), None)  # No reference, as when a network is evaluated.
+    found = audited(measured(4), None)  # Without a reference, as when a network is evaluated.
     assert found.trusted is None and found.suspect_rows is None
     assert "4 measured modes are too few to audit" in str(found.no_audit_reason)
 

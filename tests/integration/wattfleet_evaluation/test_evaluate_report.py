@@ -70,7 +70,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_raw_log(folder: Path, row: Profile, minibatches: int) -> None:
-    """Raw logs of one mode: a slow first minibatch, then its time; idle power, then its power, sampled every second."""
+    """Write raw logs of one mode: a slow first minibatch, then equal ones; idle power, then its power, each second."""
     (cores, cpu, gpu, mem), ms, mw = row.modes[0], float(row.minibatch_ms[0]), float(row.power_mw[0])
     run = folder / f"pm_{cores:.0f}_{cpu:.0f}_{gpu:.0f}_{mem:.0f}"
     run.mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_a_smaller_corpus_trains_another_reference(report: dict[str, Any], data:
 def test_raw_logs_are_evaluated_by_their_number_of_minibatches(report: dict[str, Any]) -> None:
     rows = report["minibatches"]
     assert [(row["minibatches"], row["modes"], row["without_power"]) for row in rows] == [(10, 8, 0), (40, 8, 0)]
-    # Each log repeats the file's own time and power, so that the fit is the same with ten minibatches.
+    # Each log repeats the file's own time and power, so the fit is the same with ten minibatches.
     assert rows[0]["time_mape"] == pytest.approx(rows[1]["time_mape"])
     assert rows[0]["time_mape"] < 15
 

@@ -20,8 +20,8 @@ TRAINING = Profile(SPACE[:3], np.array([10.0, 30.0, 50.0]), np.array([20e3, 10e3
 INFERENCE = Profile(
     SPACE[:3], np.array([20.0, 50.0, 200.0]), np.array([16e3, 12e3, 6e3]), np.array([10, 10, 10]), Task.INFERENCE
 )
-# At 100 a second, 10 are collected in 100 ms. Row 0 trains 8 and draws 20 W; row 1 trains 1 and draws 12 W; row 2 is
-# late.
+# At 100 requests a second, 10 are collected in 100 ms. Row 0 trains 8 minibatches at 20 W; row 1 trains 1 at 12 W; row
+# 2 is late.
 
 
 def written(folder: Path, name: str, profile: Profile) -> Path:
@@ -61,7 +61,7 @@ def test_interleave_prints_hand_computed_figures(files: tuple[Path, Path]) -> No
     best = {"median": 1, "p10": 1, "mean": 1}
     assert json.loads(result.stdout) == {
         "problems": 6,
-        "solvable": 5,  # 12 W are too many for 11 only
+        "solvable": 5,  # only a budget of 11 W is below 12 W
         "with_training": 5,
         "found_pct": 100,
         "training_share": best,

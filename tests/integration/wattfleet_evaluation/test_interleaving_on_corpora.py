@@ -1,4 +1,4 @@
-"""Training beside inference on the measured corpora: the published counting by plain loops, and our choices."""
+"""Training beside inference on the measured corpora: the published method by plain loops, and Wattfleet's choices."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_choices_are_found_and_break_nothing(corpora: Path, training: str, infer
     read = {task: (path, read_profile(path)) for task, path in files(corpora, training, inference).items()}
     pair = PairCorpora.of(*(profile for _, profile in read.values()))
     method = interleaving_method_named("wattfleet", lambda task: pair_options.fit_named(*read[task], None))
-    # One of 400 problems: more of them take minutes.
+    # One of 400 problems, since more of them take minutes.
     cases = evaluate_interleaving(pair, method, 15, PROBLEMS[7::400], InterleavingObjective.MOST_PER_WINDOW, 0)
     figures = cases.figures()
     assert (~cases.found).sum() <= (1 if training == "yolov8n" else 0)

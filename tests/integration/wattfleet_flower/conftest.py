@@ -1,4 +1,4 @@
-"""Fixtures of the tests of Flower's side."""
+"""Fixtures for tests of the Flower integration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.power_aware_runs import WarningLog
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[WarningLog]:
-    """The warnings that were logged; Flower's logger does not propagate them by default."""
+    """The logged warnings; Flower's logger does not propagate them by default."""
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level(logging.INFO)
     yield WarningLog(caplog)

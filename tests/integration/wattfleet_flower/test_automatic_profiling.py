@@ -1,4 +1,4 @@
-"""Training with torch is profiled without a change of the app, and nothing else is."""
+"""Training with torch is profiled without a change of the app, and other uses of loaders are not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCHES, BATCH = 50, 4
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingAgent]:
-    # Every minibatch is reported: here they take no time, so the usual half second would never be over.
+    # Every minibatch is reported: they take no time here, so the usual half second would never pass.
     monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
     iterate = DataLoader.__iter__
     with recording_agent(tmp_path / "agent.sock") as running:
@@ -33,7 +33,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording
 
 
 class Trainer:
-    """A network of one weight, and a loader of its data."""
+    """A network with one weight, and a loader of its data."""
 
     def __init__(self) -> None:
         self.net = torch.nn.Linear(1, 1)
@@ -106,8 +106,8 @@ def test_evaluation_and_statistics_during_a_training_are_not_profiled(agent: Rec
     def work() -> None:
         with torch.no_grad():
             for _ in trainer.loader:
-                trainer.optimizer.step()  # whatever it does
-        for (batch,) in trainer.loader:  # the mean of the data, with gradients enabled
+                trainer.optimizer.step()  # whatever this step does
+        for (batch,) in trainer.loader:  # computes the mean of the data, with gradients enabled
             batch.mean()
 
     train(agent, work)
@@ -152,7 +152,7 @@ def test_of_nested_loaders_only_the_outer_one_is_profiled(agent: RecordingAgent)
                 trainer.step(inner)
 
     train(agent, work)
-    # Within the first outer batch the outer loop has made no step yet, so the inner one is profiled.
+    # During the first outer batch, the outer loop has not made a step yet, so the inner one is profiled.
     assert agent.minibatches == 2 * (BATCHES - 1)
 
 

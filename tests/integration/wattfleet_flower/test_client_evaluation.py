@@ -1,4 +1,4 @@
-"""The coordinator is told what the clients have evaluated, also beside an evaluation on the server."""
+"""Clients' evaluation metrics are reported to the coordinator, also when the server evaluates as well."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTED_MEAN = (30 * 0.9 + 10 * 0.5) / 40
 
 
 class EvaluatingGrid(GridOfNodes):
-    """Two nodes, each with an accuracy of its own on its own number of examples."""
+    """Two nodes, each with its own accuracy and number of examples."""
 
     def __init__(self) -> None:
         nodes = fleet()
@@ -32,7 +32,7 @@ class EvaluatingGrid(GridOfNodes):
 
 
 def told(strategy: Any, evaluate_fn: Any = None, **options: Any) -> dict[int, dict[str, float]]:
-    """Round -> the metrics that the coordinator has been told."""
+    """Round -> the metrics that were reported to the coordinator."""
     grid, planner = EvaluatingGrid(), PlannerStub(**options)
     PowerAware(strategy, planner, clock=grid.clock).start(grid, ARRAYS, num_rounds=2, evaluate_fn=evaluate_fn)
     rounds: dict[int, dict[str, float]] = {}
@@ -43,7 +43,7 @@ def told(strategy: Any, evaluate_fn: Any = None, **options: Any) -> dict[int, di
 
 @pytest.mark.parametrize("kind", [FedAvg, FedMedian])
 def test_what_the_strategy_aggregates_of_the_clients_is_reported_for_each_round(kind: type[FedAvg]) -> None:
-    # A list is no number that a round can be compared by.
+    # A list is not a number, so rounds cannot be compared by it.
     assert told(kind()) == dict.fromkeys((1, 2), {"accuracy": pytest.approx(WEIGHTED_MEAN)})
 
 

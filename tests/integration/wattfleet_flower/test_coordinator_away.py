@@ -1,4 +1,4 @@
-"""PowerAware's choice of what a run does while the coordinator is away: wait, stop, or train without plans."""
+"""PowerAware's option for a coordinator that is away: wait, stop, or train without plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wattfleet_proto.assignment import RECORD_KEY
 
 
 class ClockOfOutage(RecordingClock):
-    """A clock by which a coordinator that is away comes back after a while."""
+    """A clock under which a coordinator that is away comes back after a while."""
 
     def __init__(self, planner: PlannerStub, seconds: float) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def test_a_drained_device_does_not_train_under_a_new_node_id() -> None:
 
     def train(message: Any) -> Any:
         planner.away = True
-        # Restarted SuperNodes, and one that the coordinator was never asked about.
+        # Restarted SuperNodes, and one that the coordinator has never seen.
         grid.nodes.update({77: Node("a"), 78: Node("b"), 79: Node("new")})
         return trained(message)
 
@@ -243,7 +243,7 @@ def test_fedbuff_takes_updates_while_it_waits_for_the_coordinator() -> None:
     planner = PlannerStub(nodes=dict(KNOWN))
     grid = GridOfNodes(fleet(d={"takes_s": 40.0}), ClockOfOutage(planner, 3 * 3600.0))
     lost_in_round(grid, planner, 1)
-    # The outage lasts longer than the run may go without an update.
+    # The outage is longer than the time that the run may go without an update.
     assert buffered(grid, planner, steps=4, timeout=600.0).arrays
     plans = planner.asked("PlanRound")
     assert {m.content[RECORD_KEY]["plan-id"] for m in grid.trainings()} == {

@@ -73,7 +73,7 @@ def test_a_coordinator_lost_during_a_round_gets_its_results_later() -> None:
 
 
 class FullFor:
-    """A clock by which a coordinator's disk has room again after a while."""
+    """A clock under which a coordinator's disk has room again after a while."""
 
     def __init__(self, clock: Any, planner: PlannerStub, seconds: float) -> None:
         self._clock, self._planner = clock, planner

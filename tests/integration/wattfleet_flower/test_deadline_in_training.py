@@ -36,7 +36,7 @@ def assigned_until(deadline_s: float | None, epochs: float = 1.0, plan_id: str =
 
 
 def work_in(reply: Message) -> dict[str, object]:
-    """What a reply says of the work that was done."""
+    """The part of a reply that describes the work that was done."""
     return {key: value for key, value in reply.content[RECORD_KEY].items() if not key.startswith("observed-")}
 
 

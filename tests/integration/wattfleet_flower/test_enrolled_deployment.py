@@ -1,4 +1,4 @@
-"""A SuperLink and a SuperNode over TLS with node authentication, which one pasted line has set up."""
+"""A SuperLink and a SuperNode over TLS with node authentication, set up by pasting one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def until(what: str, condition: Callable[[], object]) -> None:
 
 @dataclass
 class Deployment:
-    """A coordinator and a SuperLink as processes, and what is needed to run commands beside them."""
+    """A coordinator and a SuperLink as processes, and the settings for running commands beside them."""
 
     folder: Path
     parts: Parts
@@ -49,7 +49,7 @@ class Deployment:
         return {**OFFLINE, "FLWR_HOME": str(self.folder / "flower"), "HOME": str(self.folder), "WATTFLEET_IDENTITY": ""}
 
     def command(self, *words: str, line: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command as a user would; returns what it printed."""
+        """Run a command as a user would; returns its output."""
         return subprocess.run(
             [program(words[0]), *words[1:]],
             env=environment(self.environment),
@@ -62,13 +62,13 @@ class Deployment:
         )
 
     def done(self, *words: str, line: str = "") -> str:
-        """The output of a command that succeeds."""
+        """The output of a command, which has to succeed."""
         result = self.command(*words, line=line)
         assert result.returncode == 0, f"{words}: {result.stdout}{result.stderr}"
         return result.stdout
 
     def invite(self, *options: str) -> str:
-        """The line of an invite."""
+        """The line that an invite prints."""
         out = self.done("wattfleet", "coordinator", "invite", "--coordinator", self.coordinator, "--json", *options)
         return str(json.loads(out)["line"])
 
@@ -85,7 +85,7 @@ class Deployment:
         return self.parts.start(name, command, self.environment)
 
     def nodes(self) -> dict[str, str]:
-        """Status of each SuperNode, by Flower's id, as the user's `flwr` lists them."""
+        """Status of each SuperNode by Flower's id, as the user's `flwr` lists them."""
         found = json.loads(self.done("flwr", "supernode", "list", "wattfleet", "--format", "json"))
         return {node["node-id"]: node["status"] for node in found["nodes"]}
 
@@ -134,7 +134,7 @@ def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment)
     until("two rounds run", lambda: result.exists() and len(result.read_text().splitlines()) == 2)
     assert [len(json.loads(line)["nodes"]) for line in result.read_text().splitlines()] == [1, 1]
 
-    # Whoever revokes the board's certificate unregisters its SuperNode, which ends.
+    # Revoking the board's certificate unregisters its SuperNode, which ends.
     deployment.done("wattfleet", "coordinator", "revoke", "nano-1", "--coordinator", deployment.coordinator)
     until("the board is unregistered", lambda: "SuperNode of nano-1 is unregistered" in deployment.log.read_text())
     assert deployment.nodes()[node] == "unregistered"
@@ -145,7 +145,7 @@ def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment)
 def test_strangers_are_refused(deployment: Deployment) -> None:
     until("the SuperLink serves", lambda: "Uvicorn running" in deployment.log.read_text())
     trusted = deployment.folder / "superlink" / "trusted.pem"
-    # A SuperNode with a key that nobody enrolled.
+    # A SuperNode with a key that nobody has enrolled.
     key = deployment.folder / "stranger.key"
     key.write_bytes(SuperNodeKey.create().private)
     options = ("--superlink", deployment.superlink, "--root-certificates", str(trusted))
@@ -154,17 +154,17 @@ def test_strangers_are_refused(deployment: Deployment) -> None:
     )
     until("the stranger ends", lambda: stranger.process.poll() is not None)
     assert "Exit Code: 305" in stranger.log.read_text()
-    # One without a key may not register itself.
+    # A SuperNode without a key cannot register itself.
     keyless = deployment.start_supernode("keyless", *options, program_name="flower-supernode")
     until("the SuperNode without a key ends", lambda: keyless.process.poll() is not None)
     assert "Exit Code: 305" in keyless.log.read_text()
-    # A SuperNode that trusts another fleet does not connect, and says why.
+    # A SuperNode that trusts another fleet does not connect, and reports why.
     other = CertifiedFleet.create(deployment.folder / "other").authority.trusted_pem
     folder = deployment.enrol("nano-2")
     (folder / "trusted.pem").write_bytes(other)
     misled = deployment.start_supernode("misled", "--enrolled", str(folder))
     until("it says why", lambda: "was not issued by the authority of this device's fleet" in misled.log.read_text())
-    # A user without a proof of identity may do nothing, and is told what to do.
+    # A user without credentials is refused, and told what to do.
     content = {"content": ListNodesRequest().SerializeToString(), "headers": {"content-type": "application/x-protobuf"}}
     identity = read_identity(deployment.folder / "superlink")
     assert identity is not None

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not flwr.__version__.startswith("1.41."), reason
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The options of each start of Flower's SuperNode, which itself does nothing."""
+    """The options of each start of Flower's SuperNode, which is replaced by a fake."""
     starts: list[list[str]] = []
     monkeypatch.setattr(command, "flower_supernode", lambda: starts.append(sys.argv[1:]))
     for name in ("http_request_response", "time", "subprocess"):
@@ -50,7 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 
 def value(options: list[str], name: str) -> str:
-    """What Flower takes: the last one."""
+    """The value that Flower uses: the last one."""
     return [following for option, following in zip(options, options[1:], strict=False) if option == name][-1]
 
 

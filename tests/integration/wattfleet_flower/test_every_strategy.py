@@ -1,6 +1,6 @@
-"""Every strategy that ships with Flower, in PowerAware and bare on the same replies.
+"""Every strategy that ships with Flower, in PowerAware and bare, with the same replies.
 
-A strategy that a later Flower brings is found by itself; if it cannot be built from what is known here, that is said.
+Strategies of later versions of Flower are found automatically; the test reports those that it cannot construct.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHOSEN_NODES = {node_id: node for node_id, node in NODES.items() if node.device_
 NOT_WRAPPABLE: dict[str, str] = {}
 """Name of a strategy -> why no wrapper can plan its rounds."""
 
-# It trains on one node after another, so three of the four that are chosen are sent nothing.
+# It trains on one node after another, so three of the four selected nodes receive nothing.
 TRAINED_IN_A_ROUND = {"FedXgbCyclic": 1}
 
 STRATEGIES = sorted(
@@ -41,7 +41,7 @@ STRATEGIES = sorted(
     if inspect.isclass(kind := getattr(flower, name)) and issubclass(kind, Strategy) and not inspect.isabstract(kind)
 )
 
-# What constructors ask for that have no default.
+# Constructor arguments that have no default.
 REQUIRED: dict[str, Callable[[], Any]] = {
     "strategy": lambda: FedAvg(fraction_evaluate=0.0),
     "noise_multiplier": lambda: 0.0,
@@ -54,7 +54,7 @@ REQUIRED: dict[str, Callable[[], Any]] = {
 def built(name: str) -> Strategy:
     kind = getattr(flower, name)
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    # Evaluation goes to all nodes, and draws from the same numbers as the next training.
+    # Evaluation on all nodes would draw from the same random numbers as the next training.
     arguments = {"fraction_evaluate": 0.0} if any(one.name == "fraction_evaluate" for one in parameters) else {}
     for parameter in parameters:
         if parameter.default is not inspect.Parameter.empty:
@@ -70,7 +70,7 @@ def trees(model: bytes) -> ArrayRecord:
 
 
 def one_tree(number: int) -> bytes:
-    """As much of an XGBoost model as Flower's bagging looks at."""
+    """The part of an XGBoost model that Flower's bagging reads."""
     model = {
         "gbtree_model_param": {"num_trees": "1", "num_parallel_tree": "1"},
         "trees": [{"id": 0, "leaf": number}],
@@ -89,7 +89,7 @@ def boosted(message: Message) -> Message:
 
 
 def clipped(message: Message) -> Message:
-    """Also what the mod for adaptive clipping reports."""
+    """Adds the metric that the mod for adaptive clipping reports."""
     return trained(message, **{dp_adaptive_clipping.KEY_NORM_BIT: message.metadata.dst_node_id % 2})
 
 
@@ -126,7 +126,7 @@ def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name:
         assert assignment.plan_id.split("/")[1] == str(1 + number * ROUNDS // len(trainings))
     assert grid.clock.slept == [], "there was no waiting"
 
-    # Exactly the bare strategy's: it drew the same nodes in the same order.
+    # Exactly those of the bare strategy: it drew the same nodes in the same order.
     assert list(result.arrays) == list(bare.arrays)
     for key in bare.arrays:
         np.testing.assert_array_equal(result.arrays[key].numpy(), bare.arrays[key].numpy())

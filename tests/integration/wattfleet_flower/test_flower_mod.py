@@ -154,12 +154,12 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
         assert agent.board.current_mode() == MODE
         with pytest.raises(AgentUnreachableError, match="RESOURCE_EXHAUSTED: orin-nano-0 is training already"):
             power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
-        call.cancel()  # as the end of its process does
+        call.cancel()  # as when its process ends
         never_ends.set()
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
     assert agent.reports.observations == []
     assert all(name.startswith("asyncio_") for name in on), "parking does not block the event loop"
-    # The next round finds it well.
+    # The next round works again.
     agent.grant(granted(plan_id="7/2", grant_id=2))
     assert not power_mode_mod(
         assigned(plan_id="7/2"), context(**{"agent-socket": str(agent.socket)}), answered
@@ -194,7 +194,7 @@ def test_no_agent_no_training(tmp_path: Path) -> None:
 def test_owner_and_group_may_connect_and_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(path))  # and never unlinked, as a killed agent leaves it
+        killed.bind(str(path))  # and never unlinked, as after an agent was killed
     with agent_at(path):
         assert stat.filemode(path.stat().st_mode) == "srw-rw----"
 

@@ -1,4 +1,4 @@
-"""The planning client at a large fleet: every message fits into its size limit."""
+"""The planning client with a large fleet: every message is within its size limit."""
 
 from __future__ import annotations
 

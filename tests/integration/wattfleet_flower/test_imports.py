@@ -1,4 +1,4 @@
-"""What the imports of a Flower app load, each in a Python of its own."""
+"""The modules that the imports of a Flower app load, each in a fresh Python process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_client_side_loads_nothing_of_the_server_side_or_the_services() -> N
     own = {"wattfleet", "wattfleet_flower", "wattfleet_io", "wattfleet_proto"}
     assert packages_of(modules) <= own | {"grpc", "google", "lazy_loader", "numpy"}
     assert not [module for module in modules if module.startswith("wattfleet_flower.server")]
-    # Of the core it needs errors: no power modes, which are the agent's alone, no predictors, fronts or plans.
+    # Of the core, it needs only errors: power modes are the agent's, and predictors, fronts and plans are not used.
     core = {"wattfleet", "wattfleet.errors"}
     assert {module for module in modules if module.split(".")[0] == "wattfleet"} == core
 

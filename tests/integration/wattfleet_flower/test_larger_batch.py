@@ -1,4 +1,4 @@
-"""A training whose app comes with larger minibatches than it was planned and granted for."""
+"""A training whose app uses larger minibatches than it was planned and granted for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HARDLY_LESS_CERTAIN = 1.5548 * POWER_LOG_SD  # of the 94 % quantile
 
 
 def watts(mode: PowerMode, batch: int) -> float:
-    """The median watts that the agent predicts in these tests."""
+    """The median power, in watts, that the agent predicts in these tests."""
     return 4.0 + 4.0 * (batch / 16) * mode.gpu_hz / MOST_GPU_HZ
 
 
@@ -64,7 +64,7 @@ class Loader:
 
 @dataclass
 class Fittings:
-    """Opens fittings to the batch of a workload, and notes them."""
+    """Opens fittings to the batch size of a workload, and records them."""
 
     measures: bool = False
     fits: list[int | None] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Fittings:
             return super().fit(profile, measured_modes)
 
         def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
-            return super().next_modes(profile, settings, exclude)[::-1]  # not the first of the front
+            return super().next_modes(profile, settings, exclude)[::-1]  # not the first one of the front
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def train_with(agent: Agent, work: Callable[[], object]) -> Message:
 
 
 def reported_watts(agent: Agent) -> list[float]:
-    """The median watts of the fastest mode of each reported front."""
+    """The median power, in watts, of the fastest mode of each reported front."""
     return [report.front.points[0].power_w for report in agent.reports.fronts]
 
 

@@ -1,4 +1,4 @@
-"""Updates that arrive after their round has ended: how they are used, and what their nodes do meanwhile."""
+"""Updates that arrive after their round has ended: how they are used, and what their nodes do until then."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_update_two_rounds_late_weighs_less() -> None:
 
 
 def test_several_late_updates_keep_the_base_of_their_own_round() -> None:
-    # c begins in the first round and replies in the second, in which d begins and replies in the third.
+    # c begins in the first round and replies in the second, in which d begins; d replies in the third.
     run = QuorumRun(GridOfNodes(nodes_of(a=10, b=10, c=15, d=15)))
     run.planner.chosen = ["a", "b", "c"]
 

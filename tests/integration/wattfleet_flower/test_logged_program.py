@@ -1,4 +1,4 @@
-"""Flower's programs, started with the chosen log: no line of theirs is text."""
+"""Flower's programs, started with the selected log format: none of their lines is plain text."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MEAN = 3.0
 
 
 class PlannerOfEpochs(PlannerStub):
-    """Plans epochs for each device; in later rounds others."""
+    """Plans a number of epochs for each device, and other numbers in later rounds."""
 
     later: Mapping[str, int] = EPOCHS
 
@@ -42,7 +42,7 @@ def run_of(
     later: Mapping[str, int] = EPOCHS,
     **options: Any,
 ) -> QuorumRun:
-    """A run over nodes of which each does its own, at once; `takes_s` makes some slower."""
+    """A run whose nodes each run their own training, immediately; `takes_s` makes some slower."""
     takes_s: Mapping[str, float] = options.pop("takes_s", {})
     planner = PlannerOfEpochs(nodes=dict(KNOWN), duration_s=600.0)
     planner.later = later
@@ -52,7 +52,7 @@ def run_of(
 
 
 def follows(value: float) -> Callable[[Message], Message]:
-    """A training that asks for its epochs and moves every weight by so much."""
+    """A training that reads its epochs from the message and adds this value to every weight."""
     return adds(value, **{"took-epochs": True})
 
 
@@ -95,7 +95,7 @@ def test_a_late_update_counts_with_the_epochs_of_the_round_that_uses_it() -> Non
     assert made.late == ["d", ""]
     first = 10.0 * MEAN * (1 / 1 + 1 / 2 + 1 / 3) / 3
     assert made.weights[1] == pytest.approx(first)
-    weight = 1 / np.sqrt(2)  # of one that is a round old
+    weight = 1 / np.sqrt(2)  # the weight of an update that is one round old
     second = (3 * 10.0 + weight * 10.0 * 2 / 6) / (3 + weight)
     assert made.weights[2] == pytest.approx(first + second)
 
@@ -120,7 +120,7 @@ def test_replies_of_several_records_stay_as_they_are(caplog: pytest.LogCaptureFi
 
 def test_late_updates_without_metrics_are_aggregated() -> None:
     class WithoutMetrics(FedAvg):
-        """Averages arrays alone."""
+        """Averages arrays only."""
 
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             sums = [reply.content["arrays"]["w"].numpy() for reply in replies]

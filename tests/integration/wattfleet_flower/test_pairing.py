@@ -1,4 +1,4 @@
-"""A SuperNode tells whether it reaches the agent of its device, against real sockets."""
+"""A SuperNode reports whether it can reach its device's agent, over real sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = 65_534
 
 @contextmanager
 def old_agent(path: Path) -> Iterator[None]:
-    """Whatever is asked, an agent of an earlier version does not know it."""
+    """An agent of an earlier version, which does not know any of the calls."""
     with ThreadPoolExecutor(1) as workers:
         server = grpc.server(workers)
         server.add_insecure_port(f"unix:{path}")
@@ -92,7 +92,7 @@ def _as_nobody(path: str, tell: Callable[[str | None], None]) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_user_who_may_not_use_the_socket_is_told_the_group(agent: Agent) -> None:
-    # The folders of a test are root's alone.
+    # The test's folders are accessible to root only.
     folder = agent.socket.parent
     while folder != folder.parent and not folder.stat().st_mode & 0o001:
         folder.chmod(folder.stat().st_mode | 0o011)

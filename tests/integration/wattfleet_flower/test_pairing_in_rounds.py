@@ -1,4 +1,4 @@
-"""Nodes that cannot train on their devices cost no round its time, and train as soon as they are mended."""
+"""Nodes that cannot train on their devices do not delay rounds, and train as soon as they are repaired."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_rounds_wait_for_no_node_that_cannot_train() -> None:
     known = {"nodes": dict(KNOWN), "problems": dict.fromkeys(KNOWN, "")}
     without_s = took_s(GridOfNodes(fleet()), PlannerStub(chosen=["b", "c", "d"], **known))
     with_s = took_s(GridOfNodes(fleet(a={"problem": AWAY})), PlannerStub())
-    # 5 s until all nodes have told their devices, before the first plan, and what looking for replies rounds up.
+    # 5 s until all nodes have named their devices, before the first plan, and the rounding of polls for replies.
     assert with_s == pytest.approx(without_s + 5.0, abs=0.5)
 
 

@@ -1,4 +1,4 @@
-"""Trainings with the batch that a plan has chosen, from the mod to the agent's next front."""
+"""Trainings with the batch size that a plan has chosen, from the mod to the agent's next front."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wattfleet_proto.convert import front_from_message
 from wattfleet_proto.v1 import session_pb2
 
 MODES = array_to_modes(open_virtual_board("simulated:orin-nano", 1).modes)
-# A batch of 64 needs twice the samples that a batch of 16 needs to the same accuracy.
+# A batch of 64 needs twice the samples of a batch of 16 to reach the same accuracy.
 OPTIONS = BatchOptions((16, 32, 64), (0.5, 0.75, 1.0))
 WORKLOAD = Workload(APP, WorkloadFacts(batch=16), OPTIONS)
 SAMPLES = 96  # six minibatches of 16, or three of 64 that are trained twice
@@ -36,7 +36,7 @@ def watts(mode: PowerMode, batch: int) -> float:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    """An agent whose workload's batch a plan may choose."""
+    """An agent with a workload whose batch size a plan may choose."""
     batches = (*OPTIONS.batches, 48)
     table = Table(
         {batch: np.array([1e10 * batch**0.3 / mode.gpu_hz for mode in MODES]) for batch in batches},
@@ -49,7 +49,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def grant_of(agent: Agent, batch: int, plan_id: str = "7/1", grant_id: int = 2) -> None:
-    """Grant a round in which a plan has chosen a batch."""
+    """Grant a round in which a plan has chosen a batch size."""
     message: session_pb2.Grant = granted(MODE, 1.05 * watts(MODE, batch), plan_id, grant_id)
     message.batch = batch
     agent.grant(message)
@@ -67,7 +67,7 @@ def loader() -> Any:
 
 
 def offered(agent: Agent) -> set[int]:
-    """The batches of the newest front that the agent has reported."""
+    """The batch sizes of the newest front that the agent has reported."""
     return batches_of(front_from_message(agent.reports.fronts[-1].front))
 
 
@@ -184,7 +184,7 @@ def test_a_training_that_fails_otherwise_leaves_all_batches(agent: Agent, ends: 
 
 
 def test_an_app_that_ignores_its_batch_is_kept_within_its_watts(agent: Agent) -> None:
-    """It was granted the watts of 16 samples, and trains with 64."""
+    """It was granted the power for 16 samples, and trains with 64."""
     during: list[PowerMode] = []
 
     def app(request: Message, where: Context) -> Message:

@@ -1,4 +1,4 @@
-"""A training of as many epochs as the plan has chosen, from the message to the agent's observation."""
+"""A training with the number of epochs that the plan has chosen, from the message to the agent's observation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINIBATCHES = 100
 
 
 def observed_epoch_s(folder: Path, epochs: int) -> float:
-    """Seconds of an epoch, as the agent observes them in a training of so many planned epochs."""
+    """Seconds per epoch, as the agent observes them in a training of this many planned epochs."""
     folder.mkdir()
     request = assigned()
     record = RoundAssignment("7/1", "orin-nano-0", epochs=float(epochs)).to_record()

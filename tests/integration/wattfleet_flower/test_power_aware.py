@@ -26,7 +26,7 @@ def test_only_selected_nodes_are_sent_a_training_with_their_assignment() -> None
         assert (assignment.epochs, assignment.deadline_s) == (3.0, 40.0)
         assert "config" in message.content, "the strategy's own content is kept"
     assert sorted(grid.identifications()) == [A, B, C, D], "each node is asked who it is once"
-    # 0.2 and 0.4 in each round, weighed by 20 and 40 examples.
+    # 0.2 and 0.4 in each round, weighted by 20 and 40 examples.
     assert first_value(result) == pytest.approx(2 * (0.2 * 20 + 0.4 * 40) / 60)
     assert [method for method, _ in planner.calls][-1] == "FinishRun"
 

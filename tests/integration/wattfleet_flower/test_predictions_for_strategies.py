@@ -1,4 +1,4 @@
-"""Predictions in messages, in metrics and before the choice, for strategies and selections of one's own."""
+"""Predictions in messages, in metrics and before the selection, for custom strategies and selections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBSERVED = {"wattfleet-observed-epoch-s", "wattfleet-observed-power-w", "wattfle
 
 
 def observing(epoch_s: Any = 30.0, power_w: Any = 9.0) -> dict[str, Any]:
-    """A training that the agent has observed."""
+    """A training with an observation of the agent."""
 
     def train(message: Message) -> Message:
         reply = trained(message)
@@ -126,7 +126,7 @@ def test_fedbuff_keeps_its_metrics() -> None:
 
 
 class Asks(PowerAware):
-    """Asks for predictions before each round."""
+    """Requests predictions before each round."""
 
     table: list[NodePrediction] = []
 

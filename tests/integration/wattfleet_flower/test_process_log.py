@@ -1,4 +1,4 @@
-"""What `wattfleet-superlink` and `wattfleet-supernode` make of `--log-format` and `--log-level`."""
+"""The effects of `--log-format` and `--log-level` on `wattfleet-superlink` and `wattfleet-supernode`."""
 
 from __future__ import annotations
 

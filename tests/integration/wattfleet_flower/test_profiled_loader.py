@@ -38,7 +38,7 @@ def trains_on(batches: Any, seen: list[int], modes: list[PowerMode], agent: Agen
 
 
 def test_modes_are_measured_during_training_and_no_batch_is_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every minibatch is reported: here they take no time, so the usual half second would never be over.
+    # Every minibatch is reported: they take no time here, so the usual half second would never pass.
     monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
     seen: list[int] = []
     modes: list[PowerMode] = []
@@ -51,7 +51,7 @@ def test_modes_are_measured_during_training_and_no_batch_is_lost(agent: Agent, m
     assert measured and set(measured) < set(modes)
     assert modes[-1] == MODE, "after the loader the assigned mode is in force again"
     assert agent.board.current_mode() == parked_mode(agent.board)
-    # The rest of the training was in the assigned mode alone.
+    # The rest of the training was in the assigned mode only.
     (observed,) = agent.reports.observations
     minibatch_ms, power_mw = agent.board.truth(modes_to_array([MODE]))
     assert observed.epoch_s == pytest.approx(len(seen) * minibatch_ms[0] / 1e3, rel=0.05)

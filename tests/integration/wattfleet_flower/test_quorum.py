@@ -1,4 +1,4 @@
-"""Rounds that end at a quorum: when they end, and what the coordinator is told of the devices that still train."""
+"""Rounds that end at a quorum: when they end, and what is reported about the devices that still train."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def test_a_device_that_keeps_failing_late_rests(caplog: pytest.LogCaptureFixture
     run = QuorumRun(GridOfNodes(nodes_of(a=30, b=30, c=40)))
     run.grid.nodes[C].train = raised
     run.start(Quorum(replies=2), rounds=10)
-    # It fails 10 s after each of its rounds has ended: once, again after the next one, then it skips 1, 3 and more.
+    # It fails 10 s after each of its rounds has ended: once, again after the next one, then it skips 1, 3 and more
+    # rounds.
     assert run.planned == ["abc", "ab", "abc", "ab", "ab", "abc", "ab", "ab", "ab", "ab"]
     assert len(WarningLog(caplog).about("it rests until round")) == 2
 
@@ -171,7 +172,7 @@ def test_patience_begins_when_the_last_late_device_is_free() -> None:
     refused = StatusError(grpc.StatusCode.UNAVAILABLE, "no device is ready to train")
 
     class LearnsLater(PlannerStub):
-        """Refuses until some requests after the late device is free, since its agent has yet to say so."""
+        """Refuses some requests after the late device is free, since its agent has not reported this yet."""
 
         def _plan(self, request: planning_pb2.PlanRoundRequest) -> planning_pb2.PlanRoundResponse:
             if request.round > 1 and (C not in request.node_ids or next(yet_to_know, False)):

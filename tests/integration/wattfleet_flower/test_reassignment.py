@@ -120,7 +120,7 @@ def test_a_message_that_arrives_after_its_plan_was_given_up_is_refused(agent: Ag
 def test_a_grant_serves_one_training(agent: Agent) -> None:
     where = context(**{"agent-socket": str(agent.socket)})
     assert not power_mode_mod(assigned(), where, answered).has_error()
-    agent.grant(granted(grant_id=2))  # as a coordinator that was restarted repeats it
+    agent.grant(granted(grant_id=2))  # as a restarted coordinator repeats it
     with pytest.raises(AgentUnreachableError, match="FAILED_PRECONDITION"):
         power_mode_mod(assigned(), where, answered)
 

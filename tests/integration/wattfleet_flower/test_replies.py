@@ -1,4 +1,4 @@
-"""Replies to a round: results in the coordinator, weights in the aggregation."""
+"""Replies to a round: results go to the coordinator, weights to the aggregation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run belongs to the ServerApp that started it; a ServerApp that comes anew goes on under an id of its own."""
+"""A run belongs to the ServerApp that started it; a restarted ServerApp continues under an id of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANGES = ("StartRun", "PlanRound", "FinishRound", "ReportMetrics", "FinishRun"
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other test has had a strategy of this run in this process."""
+    """Behave as if no other test had run a strategy for this run in this process."""
     monkeypatch.setattr("wattfleet_flower.server.rounds.ACTIVE_RUNS", ActiveRuns())
 
 

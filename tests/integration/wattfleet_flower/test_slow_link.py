@@ -1,4 +1,4 @@
-"""PowerAware over a slow link: the time that an attempt to reach the coordinator gets follows the link."""
+"""PowerAware over a slow link: the timeout of attempts to reach the coordinator adapts to the link."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SlowLink:
 
 
 def attempts(client: PlanningClient, most: int = 10) -> int:
-    """How many attempts it takes until the coordinator answers."""
+    """The number of attempts until the coordinator answers."""
     for number in range(1, most + 1):
         with suppress(CoordinatorUnreachableError):
             client.connect()
@@ -57,7 +57,7 @@ def clock() -> RecordingClock:
 
 
 def lost(client: PlanningClient, planner: PlannerStub) -> None:
-    """Let the coordinator vanish, and come back."""
+    """Let the coordinator vanish and come back."""
     planner.away = True
     with pytest.raises(CoordinatorUnreachableError):
         client.call("ResolveNodes", LOOKUP)
@@ -146,7 +146,7 @@ class _Lookup(planning_pb2_grpc.PlanningServiceServicer):
 
 
 class DelayingProxy:
-    """Forwards connections to a port, each piece of data later by a delay."""
+    """Forwards connections to a port, with each piece of data delayed."""
 
     def __init__(self, port: int, delay_s: float) -> None:
         self.is_up = True
@@ -157,7 +157,7 @@ class DelayingProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def drop(self) -> None:
-        """Close all connections, and those to come until it is up again."""
+        """Close all connections, and new ones until it is up again."""
         self.is_up = False
         for end in self._ends:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a run logs at its start says which options of the wrapped strategy count, and no option that does not."""
+"""At its start, a run logs the options of the wrapped strategy that have an effect, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattfleet_flower import FedBuff, PowerAware
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Any:
-    """What is logged when a strategy starts, line by line, without Flower's tree."""
+    """The lines that are logged when a strategy starts, without Flower's tree."""
     logging.getLogger("flwr").addHandler(caplog.handler)
     caplog.handler.setLevel(logging.INFO)
 

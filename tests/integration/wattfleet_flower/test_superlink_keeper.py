@@ -1,4 +1,4 @@
-"""What keeps a SuperLink up to date, with a real coordinator."""
+"""The keeper that updates a SuperLink's certificate and SuperNodes, with a real coordinator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVERY_S = 2.0
 
 
 class Nodes:
-    """Flower's Control API, of which only the names of registered SuperNodes matter."""
+    """Flower's Control API, reduced to the names of registered SuperNodes."""
 
     def __init__(self) -> None:
         self.named: dict[bytes, str] = {}
@@ -57,7 +57,7 @@ class Nodes:
 
 
 class SuperLink:
-    """The parts of a SuperLink beside Flower's own."""
+    """The parts of a SuperLink that Wattfleet adds to Flower's own."""
 
     def __init__(self, address: str, fleet: CertifiedFleet, folder: Path, files: WatchedFiles | None = None) -> None:
         write_identity(folder, fleet.identity(Role.SUPERLINK, "superlink"))
@@ -105,7 +105,7 @@ async def test_nodes_follow_the_coordinator_and_stay_while_it_is_away(
     waits = [await asyncio.to_thread(superlink.keeper.check) for _ in range(5)]
     assert waits == sorted(waits) and EVERY_S < waits[0] and waits[-1] == 30
     assert list(superlink.nodes.named.values()) == ["nano-2"]
-    # A SuperLink that starts meanwhile uses the certificate that it has; one that never had any does not start.
+    # A SuperLink that starts now uses the certificate that it has; one that never had any does not start.
     assert "no coordinator answers" in await asyncio.to_thread(superlink.certificate.prepare)
     fresh = SuperLink(served.bound.address, fleet, tmp_path / "fresh")
     with pytest.raises(InvalidInputError, match="has no valid TLS certificate"):

@@ -1,4 +1,4 @@
-"""The options of `wattfleet-supernode`, and what it does with a Flower that it does not know."""
+"""The options of `wattfleet-supernode`, and its behaviour with an unknown version of Flower."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEAMS = ("http_request_response", "time", "subprocess")
 
 
 class Flower:
-    """Flower's own command, of which only the arguments matter."""
+    """Flower's own command, which only records its arguments."""
 
     def __init__(self) -> None:
         self.arguments: list[list[str]] = []

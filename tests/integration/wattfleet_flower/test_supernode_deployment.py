@@ -32,7 +32,7 @@ class Running:
     run_id: str = ""
 
     def rounds(self) -> list[dict[str, float]]:
-        """The rounds that are done."""
+        """The rounds that have ended."""
         if not self.result.exists():
             return []
         return [json.loads(line) for line in self.result.read_text().splitlines() if line.endswith("}")]

@@ -1,4 +1,4 @@
-"""How long PowerAware waits for replies, nodes, ready devices and watts."""
+"""How long PowerAware waits for replies, nodes, ready devices and power."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_node_without_an_identity_is_excluded_and_rarely_asked_again(warnings:
     assert {m.metadata.dst_node_id for m in grid.trainings()} == {B, D}
     assert warnings.about(f"node {A} is excluded") and "no reply within 120 s" in warnings.about(f"node {A}")[0]
     assert "the app raised" in warnings.about(f"node {C} is excluded")[0]
-    # Eleven minutes later it may be another app.
+    # Eleven minutes later, the node may run another app.
     grid.nodes[A] = Node("a")
     grid.clock.advance(660.0)
     run(grid, planner)

@@ -1,4 +1,4 @@
-"""Processes of messages that a fork server starts, compared with the same program started by itself."""
+"""Processes for messages that a fork server starts, compared with the same program started alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(sys.version_info < (3, 11), reason="Flower for Python 3.10 starts cold"),
 ]
 
-# Stands in for Flower's program of a ClientApp: it says what it finds, and does what it is told.
+# Stands in for Flower's program of a ClientApp: it reports its environment, and follows instructions.
 PROGRAM = """
 import json, os, random, signal, subprocess, sys
 started_with = sorted(sys.modules)
@@ -64,11 +64,11 @@ class Messages:
         self._count = 0
 
     def run(self, launcher: Launcher, imports: str = "", then: str = "") -> dict[str, Any]:
-        """What the program found when it was started for a message."""
+        """What the program reports when it is started for a message."""
         return self._found(lambda arguments: launcher([CLIENT_APP, *arguments]), imports, then)
 
     def run_alone(self) -> dict[str, Any]:
-        """What it finds when it is started by itself."""
+        """What the program reports when it is started alone."""
         return self._found(
             lambda arguments: subprocess.run([self._script, *arguments], env=self.environment, check=True), "", ""
         )
@@ -116,7 +116,7 @@ def started(messages: Messages, **options: Any) -> Iterator[Launcher]:
 
 
 def fork_servers() -> list[psutil.Process]:
-    """The fork servers that this process has started and that run."""
+    """The running fork servers that this process has started."""
     return [
         child
         for child in psutil.Process().children()
@@ -127,7 +127,7 @@ def fork_servers() -> list[psutil.Process]:
 def warm(
     messages: Messages, launcher: Launcher, module: str = "flwr.supernode.runtime.run_clientapp"
 ) -> dict[str, Any]:
-    """What the first program found that was started with a module imported."""
+    """What the first program reports that was started with a module already imported."""
     for _ in range(50):
         until(lambda: not launcher.prepare())
         found = messages.run(launcher)
@@ -204,7 +204,7 @@ def test_a_server_that_hangs_starts_nothing_later(
         server.send_signal(signal.SIGSTOP)
     found = messages.run(launcher)
     assert "flwr.supernode.runtime.run_clientapp" not in found["modules"], "started as Flower does"
-    for server in fork_servers():  # one that had been replaced was to end by itself
+    for server in fork_servers():  # a replaced fork server should end by itself
         server.send_signal(signal.SIGCONT)
     until(lambda: not fork_servers())
 

@@ -1,4 +1,4 @@
-"""No secret of a fleet is in what its processes print, log, store, export or show of themselves."""
+"""No process of a fleet prints, logs, stores, exports or otherwise exposes a secret."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    # As talkative as gRPC is without printing the messages themselves.
+    # The most verbose level of gRPC that does not print the messages themselves.
     "GRPC_VERBOSITY": "debug",
 }
 
@@ -69,7 +69,7 @@ class Fleet:
         """What commands printed: the command, its output, and the name of the secret that it was asked for."""
 
     def run(self, *words: str, line: str = "", asked_for: str = "", code: int | None = 0) -> str:
-        """Run a command in this process, and note what it prints; `code` is the expected one, None for any but 0."""
+        """Run a command here, and record its output; `code` is the expected exit code, None for any failure."""
         done = CliRunner().invoke(cli.wattfleet, list(words), input=line, env={"HOME": str(self.folder)})
         error = done.exception if isinstance(done.exception, WattfleetError) else None
         text = done.output if error is None else f"{done.output}{error}\n{error!r}"
@@ -95,7 +95,7 @@ class Fleet:
 
     @contextmanager
     def running(self, name: str, *words: str) -> Iterator[Path]:
-        """A service; its log is a file."""
+        """A service that logs to a file."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             process = self._start(output, *words)
@@ -120,7 +120,7 @@ class Fleet:
         return self.run("coordinator", *words, "--coordinator", address, **how)
 
     def invite(self, name: str, address: str, *words: str) -> str:
-        """The line of an invite, whose token is a secret of that name."""
+        """The line that an invite prints, whose token is a secret of that name."""
         printed = self.operate("invite", *words, address=address, asked_for=name)
         found = _LINE.search(printed)
         assert found is not None, printed
@@ -138,7 +138,7 @@ _AGENT = ("--device", "simulated:orin-nano", "--device-id", "nano-1", "--state-d
 
 
 def _enrol(fleet: Fleet, address: str) -> None:
-    """Enrol a board, a Flower app and a viewer, after everything that can go wrong did."""
+    """Enrol a board, a Flower app and a viewer, after all possible failures have occurred."""
     wrong_token, wrong_authority = new_token(), new_token()
     fleet.secrets.add_token("an unknown token", wrong_token)
     join = ("agent", "join", *_AGENT)
@@ -158,7 +158,7 @@ def _enrol(fleet: Fleet, address: str) -> None:
 
 
 def _train(fleet: Fleet, address: str) -> None:
-    """Start a run as its app does, and have another one claim it."""
+    """Start a run as its app does, and have another app claim it."""
     own, foreign = new_token(), new_token()
     fleet.secrets.add_token("the run's token", own)
     fleet.secrets.add_token("a foreign run's token", foreign)
@@ -199,7 +199,7 @@ def _look_at_everything(fleet: Fleet, address: str, metrics_address: str) -> Non
 
 
 def _provoke(fleet: Fleet, address: str) -> None:
-    """Have commands fail for what is wrong with their identities, and end the board's session."""
+    """Make commands fail because of their identities, and end the board's session."""
     key = fleet.folder / "viewer" / "key.pem"
     fleet.operate("drain", "nano-1", "--identity", "viewer", address=address, code=None)
     key.chmod(0o644)
@@ -223,7 +223,7 @@ def _settings(folder: Path, name: str, store: str) -> str:
 
 
 def _refuse_database(fleet: Fleet) -> None:
-    """A store that does not answer, and one given where everybody reads it."""
+    """Try a store that is unreachable, and one that is specified where everybody can read it."""
     fleet.secrets.add_text("the database's password", _DATABASE_PASSWORD)
     url = f"postgresql://wattfleet:{_DATABASE_PASSWORD}@127.0.0.1:9/fleet"
     serve = ("coordinator", "serve", "--site-budget-w", "100", "--address", "127.0.0.1:0")
@@ -269,7 +269,7 @@ def test_no_secret_is_where_others_may_read_it(fleet: Fleet) -> None:
 
 
 def _leaks(fleet: Fleet, watch: ProcessWatch) -> list[str]:
-    """Each place with a secret that does not belong there."""
+    """Each place with a secret that should not be there."""
     secrets = fleet.secrets
     found = [
         f"{secret} in the output of `{command}`"

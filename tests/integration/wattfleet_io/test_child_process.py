@@ -1,4 +1,4 @@
-"""Children whose parent was killed."""
+"""Child processes end when their parent is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with parent_connection() as parent:
 
 
 def ended(command: list[str], sent: bytes, reads_answers: bool) -> tuple[int, bytes]:
-    """The exit status and the error output of a child whose parent ends after it has sent something."""
+    """The exit status and the error output of a child whose parent ends after sending something."""
     with subprocess.Popen(
         [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as child:

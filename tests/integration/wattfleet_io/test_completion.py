@@ -1,4 +1,4 @@
-"""What each shell completes, asked of the shell itself."""
+"""The completions of each shell, as returned by the shell itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _wattfleet_completion wattfleet
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
-# compdef, _describe and compadd belong to the line editor; these print what they are given.
+# compdef, _describe and compadd belong to the line editor; these functions print their arguments.
 ZSH = """
 compdef() {{ :; }}
 _describe() {{ local array="$3"; print -l -- "${{(@P)array}}"; }}
@@ -44,7 +44,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 
 def completed(shell: str, folder: Path, *words: str) -> set[str]:
-    """The words that a shell offers for the last of some, whose quotes and descriptions are left out."""
+    """The words that a shell offers for the last word, without quotes and descriptions."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder)}
     script = folder / "script"
     source = subprocess.run(["wattfleet", "completion", shell], capture_output=True, check=True, env=environment)

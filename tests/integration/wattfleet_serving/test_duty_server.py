@@ -1,4 +1,4 @@
-"""`DutyServer` alone: batches, errors of single requests, shapes, clients that go away."""
+"""`DutyServer` alone: batches, errors of single requests, shapes, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model() -> Doubles:
 
 @pytest.fixture
 def server(model: Doubles, tmp_path) -> Iterator[DutyServer[int, int]]:
-    """Without an agent."""
+    """A server without an agent."""
     with DutyServer(model, largest_batch=4, agent_socket=str(tmp_path / "none.sock")) as server:
         yield server
         model.held.set()

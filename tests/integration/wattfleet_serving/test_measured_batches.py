@@ -1,4 +1,4 @@
-"""Batches that `DutyServer` repeats for the agent, which measures the device meanwhile."""
+"""Batches that `DutyServer` repeats for the agent while it measures the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wattfleet_serving import DutyServer
 
 
 class Model:
-    """Returns its inputs, at once or once it is not held any more; it may fail for batches of several."""
+    """Returns its inputs, immediately or once it is no longer held; it can fail for batches of more than one."""
 
     def __init__(self) -> None:
         self.batches: list[list[object]] = []
@@ -117,7 +117,7 @@ def test_a_server_that_goes_ends_what_is_measured(agent, model, tmp_path):
 
 
 def test_a_mode_is_measured_over_the_socket_while_requests_are_answered(agent, model, server, tmp_path):
-    """With a board in real time, whose power is 12 W; the power that has to settle takes a few seconds."""
+    """With a board in real time, whose power is 12 W; it takes a few seconds until the power has settled."""
     planning = Planning(tmp_path)
     planning._turns = agent.turns  # noqa: SLF001 - plans for this agent
     planning.rows.add("camera", Profile.of([Measurement(HALF, 20.0, 9e3, 1)], Task.INFERENCE))

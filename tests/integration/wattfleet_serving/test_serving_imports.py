@@ -1,4 +1,4 @@
-"""What the imports of an inference server load, in a Python of its own."""
+"""The modules that the imports of an inference server load, in a fresh Python process."""
 
 from __future__ import annotations
 

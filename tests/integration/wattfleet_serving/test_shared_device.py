@@ -1,4 +1,4 @@
-"""An inference server and a training beside it, on one device with a real agent socket."""
+"""An inference server beside a training, on one device with a real agent socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wattfleet_serving import DutyServer, share_device
 
 
 class OneDevice:
-    """Counts whether a batch of requests and a minibatch have ever computed at the same time."""
+    """Counts how often a batch of requests and a minibatch have computed at the same time."""
 
     def __init__(self, inference_s: float = 0.01) -> None:
         self.inference_s = inference_s
@@ -65,7 +65,7 @@ class Training:
 
 
 def latencies_of(server: DutyServer[int, int], seconds: float, per_s: float, seed: int = 0) -> list[float]:
-    """Random requests for a while; returns how long each took, s."""
+    """Send random requests for a while; returns the latency of each, in seconds."""
     chance, ends_s = random.Random(seed), time.monotonic() + seconds
     answers, latencies = [], []
 
@@ -122,7 +122,7 @@ def test_requests_gather_as_the_agent_has_chosen(agent):
         server.answer_blocking(0)
         agent.turns.plan_batching = lambda mode: Batching(batch=3, wait_ms=300)
         agent.turns.choose_batching()
-        time.sleep(0.1)  # the server hears of it
+        time.sleep(0.1)  # the server is told
         begun_s = time.monotonic()
         for answer in [server.submit(number) for number in (1, 2, 3)]:
             answer.result(10)
@@ -145,7 +145,7 @@ def test_batches_are_as_small_as_planned_until_requests_are_late(agent):
         held.set()
         agent.turns.plan_batching = lambda mode: Batching(batch=2)
         agent.turns.choose_batching()
-        time.sleep(0.1)  # the server hears of it
+        time.sleep(0.1)  # the server is told
         held.clear()
         answers = [server.submit(0)]
         until(lambda: batches == [[0]])
@@ -173,7 +173,7 @@ def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, devic
         latencies = latencies_of(server, seconds=1, per_s=20)
         assert device.minibatches == trained <= 4
         assert max(latencies) < 0.15
-        agent.set_duty(None)  # without a duty, it goes on
+        agent.set_duty(None)  # without a duty, it continues
         until(lambda: device.minibatches > trained)
         training.stop()
 
@@ -217,7 +217,7 @@ def test_without_an_agent_the_loader_is_what_it_was(tmp_path):
     both = share_device(until_deadline(profiled(Loader([1, 2, 3]))), agent_socket=str(tmp_path / "none.sock"))
     assert list(both) == [1, 2, 3] and len(both) == 3
     with pytest.raises(AttributeError):
-        shared.num_workers  # noqa: B018 - the question is whether it has one
+        shared.num_workers  # noqa: B018 - tests whether the attribute exists
 
 
 def test_the_mode_changes_while_nobody_has_the_device(agent, device):
@@ -263,7 +263,7 @@ def test_a_mode_that_would_break_the_duty_is_refused(agent, device):
 def test_a_device_rests_in_the_lowest_mode_that_keeps_the_duty_or_in_the_highest(agent, device):
     with DutyServer(device.answer, agent_socket=agent.socket) as server:
         until(lambda: agent.turns.servers == 1)
-        # Nothing is measured: the mode in force may be kept, and no lower one is known to do.
+        # Nothing is measured: the current mode may be kept, and no lower one is known to be sufficient.
         assert agent.turns.resting_mode(MODE, agent.board.modes) == MODE
         with pytest.raises(DutyNotKeptError):
             agent.device.apply(PARKED)

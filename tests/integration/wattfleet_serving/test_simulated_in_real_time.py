@@ -1,4 +1,4 @@
-"""A simulated board in real time behind an agent: apps take at least the time of its physics."""
+"""A simulated board in real time behind an agent: apps take at least the simulated time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_requests_are_answered_after_the_time_of_their_batch(agent, physics, bat
 
     def model(inputs: list[int]) -> list[int]:
         if not computed:
-            time.sleep(0.05)  # all others arrive meanwhile, and are one batch
+            time.sleep(0.05)  # all others arrive in the meantime, and form one batch
         computed.append(len(inputs))
         return inputs
 

@@ -1,4 +1,4 @@
-"""`wattfleet simulate` refuses what it cannot use: exit code 2, what is wrong and what to do, nothing written."""
+"""Input that `wattfleet simulate` refuses: exit code 2, the problem and its remedy, and nothing is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW = "4,1190400,306000000,665600000,462.3,10931\n"
 
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> str:
-    """What the command says when it refuses."""
+    """The command's message when it refuses."""
     monkeypatch.setattr("sys.argv", ["wattfleet", "simulate", "--out", str(out), *arguments])
     with pytest.raises(SystemExit) as exit_info:
         main()

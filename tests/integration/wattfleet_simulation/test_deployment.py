@@ -1,4 +1,4 @@
-"""The real deployment: Flower's SuperLink and SuperNodes, coordinator and agents as processes of their own."""
+"""The real deployment: Flower's SuperLink and SuperNodes, coordinator and agents as separate processes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from wattfleet_simulation import simulate
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(300)]
 
-# Helpers that Flower starts by name are found beside this Python, not by luck of the caller's PATH.
+# Programs that Flower starts by name must be found beside this Python, whatever the caller's PATH is.
 _BARE_PATH = "/usr/bin:/bin"
 WATTFLEET = str(Path(sys.executable).parent / "wattfleet")
 _MARK = "WATTFLEET_TEST_RUN"
 
 
 def processes_of(mark: str) -> list[str]:
-    """Command lines of the processes that carry the mark in their environment."""
+    """Command lines of the processes with the mark in their environment."""
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -45,7 +45,7 @@ def processes_of(mark: str) -> list[str]:
 
 
 def gone(mark: str) -> bool:
-    """Whether all marked processes end; those that were killed may take a moment."""
+    """Whether all marked processes end; killed ones may take a moment."""
     give_up_s = time.monotonic() + 10
     while processes_of(mark):
         if time.monotonic() > give_up_s:
@@ -91,17 +91,17 @@ def test_rounds_complete(tmp_path: Path) -> None:
     assert "agx-orin-0" in page and "simulated" in page
 
 
-# Short forms of the reason are in `test_in_process` and `tests/integration/deploy/test_run_rounds.py`.
+# The short forms are in `test_in_process` and `tests/integration/deploy/test_run_rounds.py`.
 @pytest.mark.slow
 def test_a_failing_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The budget never rises; the nodes are there within this time even on a busy machine.
+    # The budget never rises; the nodes connect within this time even on a busy machine.
     impatient = functools.partial(simulate.run_simulation, patience_s=60.0)
     monkeypatch.setattr(simulate, "run_simulation", impatient)
 
     def fails(out: Path, *arguments: str) -> tuple[int, str]:
-        """How the command ends in this process, and what it prints."""
+        """The command's exit code in this process, and its error output."""
         (_, *line), environment, _ = command(out, *arguments)
         monkeypatch.setattr(sys, "argv", ["wattfleet", *line])
         monkeypatch.setenv("PATH", environment["PATH"])
@@ -109,7 +109,7 @@ def test_a_failing_run_is_named(
             main()
         return int(end.value.code or 0), capsys.readouterr().err
 
-    # Enough by the boards' truth, not by the planner's quantiles: the plan, and so the Flower run, must fail.
+    # Enough by the boards' true power, but not by the planner's quantiles: the plan, and so the Flower run, must fail.
     _, refused = fails(tmp_path / "refused", "--site-budget-w", "1")
     least_w = refused.split("pass at least ")[1].split(" W")[0]
     mark = uuid.uuid4().hex
@@ -144,7 +144,7 @@ def speaks_tls(port: int, client: ssl.SSLContext) -> bool:
 
 
 def is_answered(channel: grpc.Channel) -> bool:
-    """Whether somebody on this channel may read the fleet."""
+    """Whether a client on this channel may read the fleet."""
     with channel:
         stub = view_pb2_grpc.ViewServiceStub(channel)
         try:
@@ -182,12 +182,12 @@ def require_protected_fleet(out: Path, mark: str, printed: str, environment: dic
     """Check a running simulation from outside.
 
     Args:
-        out: its --out.
-        mark: of its processes.
+        out: its --out folder.
+        mark: the mark of its processes.
         printed: the command that it printed for operators.
-        environment: without the identity of anybody.
+        environment: an environment without any identity.
     """
-    # The operator's command works as it was printed, from any folder; without the identity it is refused.
+    # The operator's command works as printed, from any folder; without the identity it is refused.
     own = {name: value for name, value in environment.items() if name != _MARK}
     words = [WATTFLEET, *printed.split()[1:], "--json"]
     operator = subprocess.run(words, env=own, cwd="/", capture_output=True, text=True, timeout=60)

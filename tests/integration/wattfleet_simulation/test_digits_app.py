@@ -1,4 +1,4 @@
-"""The demo's app learns with each of its networks, whatever the size of the minibatches."""
+"""The demo's app learns with each of its networks and with any minibatch size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wattfleet_simulation.digits_app.task import (
     train,
 )
 
-RATE = 0.05  # the app's own, for minibatches of 16
+RATE = 0.05  # the app's own rate, for minibatches of 16
 
 
 @pytest.mark.parametrize("network", NETWORKS)

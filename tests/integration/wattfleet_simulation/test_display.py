@@ -1,4 +1,4 @@
-"""What a simulation prints where there is no terminal."""
+"""The output of a simulation without a terminal."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_rounds_are_trained_beside_requests(tmp_path: Path, monkeypatch: pytest.
         strategy.start(grid, ArrayRecord([np.zeros(1_000, dtype=np.float32)]), num_rounds=ROUNDS)
         until(lambda: fleet.view.devices()[0].duty.requests > 2_000)
         last, (device,) = fleet.newest_run().rounds[-1], fleet.view.devices()
-    # Requests are those of the duty, and its figures are seen where those of real requests are.
+    # The duty's requests arrive, and its figures are shown in the same place as those of real requests.
     kept = kept_duty_from_message(device.duty)
     assert (kept.workload, kept.latency_ms, kept.servers) == ("mobilenetv3", 1500.0, 1)
     assert kept.missed_share < 0.05

@@ -1,4 +1,4 @@
-"""The whole path, reference to report, in seconds: everything real but the boards and the SuperLink."""
+"""The whole path from reference to report, in seconds: everything is real except the boards and the SuperLink."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def profiled_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, profiled_devices: Path) -> Path:
-    """A folder of the test's own, with the state of agents that have measured their boards."""
+    """A folder for the test, with the state of agents that have measured their boards."""
     for device_id in FLEET:
         shutil.copytree(profiled_devices / device_id, tmp_path / device_id)
     return tmp_path
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, profiled_devices: Path) -> Path:
 
 @pytest.fixture
 def fits_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predictors are fitted without a process for each fit; other tests here keep the processes."""
+    """Predictors are fitted without a process for each fit; other tests in this folder use the processes."""
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
 
 
@@ -77,7 +77,7 @@ def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: PowerAware | None = None) -> None:
-    # All nodes and devices are there, and have measured what is trained: nothing that is missing would come later.
+    # All nodes and devices are connected and have measured what is trained, so there is nothing to wait for.
     strategy = strategy or PowerAware(
         FedAvg(fraction_evaluate=0.0, min_available_nodes=3),
         fleet.addresses.address,
@@ -135,13 +135,13 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
             assert {decision.device_id for decision in one.plan.decisions} == set(FLEET)
             for seen in one.observations:
                 predicted = next(a for a in one.plan.assignments if a.device_id == seen.device_id)
-                # The length of the first round's training may be reported after the second is planned.
+                # The epoch length of the first round may be reported after the second round is planned.
                 assert predicted.length_assumed or one.round == 2
                 if not predicted.length_assumed:
                     assert seen.epoch_s == pytest.approx(predicted.epoch_s, rel=0.5)
                 assert seen.power_w == pytest.approx(predicted.power_w, rel=0.3)
-        # The Xavier and the Nano are several times slower than the Orin; the plan takes the quicker of them. All
-        # devices were planned with the same assumed length at first.
+        # The Xavier and the Nano are several times slower than the Orin; the plan uses the faster of the two. At first,
+        # all devices were planned with the same assumed length.
         fastest_s = {
             device_id: view.front.points[0].epoch_s / (view.workloads[0].minibatches_per_epoch or 100)
             for device_id, view in devices.items()
@@ -152,12 +152,12 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
         assert samples["wattfleet_rounds_planned_total",] == 2
         assert ("wattfleet_round_accuracy",) not in samples, "gauges of a run end with it"
 
-        # Nodes are asked for their device once; afterwards only the chosen ones hear of a round.
+        # Nodes are asked for their device once; afterwards only the selected ones receive messages of a round.
         identified = [message for message in grid.sent if "arrays" not in message.content]
         assert len(identified) == 3
         assert len(grid.sent) == 3 + 2 * 2
 
-        # The front that was reported is that of the predictor that the device keeps.
+        # The reported front is that of the predictor that the device keeps.
         agx_orin = devices["agx-orin-0"]
         front = front_from_message(agx_orin.front)
         kept = restore_predictor(read_artefact(only_workload(folder / "agx-orin-0") / PREDICTOR_DIRECTORY)).predict(

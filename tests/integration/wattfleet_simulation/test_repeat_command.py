@@ -1,4 +1,4 @@
-"""The command line that a report gives for repeating its simulation."""
+"""The command line in a report that repeats its simulation."""
 
 from __future__ import annotations
 

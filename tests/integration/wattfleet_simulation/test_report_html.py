@@ -1,4 +1,4 @@
-"""The page stands alone, says what the report says, and escapes what it is given."""
+"""The report's page is self-contained, agrees with the report, and escapes its input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wattfleet_simulation.report_duties import duties_of
 from wattfleet_simulation.report_duty_figures import duty_figures
 from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
 
-FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle watts
+FLEET = {  # By id: kind of board, seconds and power of the fastest epoch, idle power
     "agx-orin-0": ("agx-orin", 18.0, 48.0, 11.5),
     "agx-orin-1": ("agx-orin", 30.0, 47.0, 12.0),
     "orin-nano-0": ("orin-nano", 150.0, 17.6, 4.6),
@@ -73,7 +73,7 @@ def _device(board: str, epoch_s: float, power_w: float, idle_w: float) -> dict[s
 def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
     points = {device: devices[device]["front"][k] for device, k in zip(CHOSEN, (2, 1, 0), strict=True)}
     idle_w = sum(view["idle_w"] for device, view in devices.items() if device not in CHOSEN)
-    # Times within their interval, watts outside of it.
+    # Times are within their interval, and power is outside it.
     assignments = [
         {
             "device": device,
@@ -123,7 +123,7 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def report() -> dict[str, Any]:
-    """A run that went well: three devices of six in three rounds."""
+    """A successful run: three devices of six in three rounds."""
     devices = {device: _device(*values) for device, values in FLEET.items()}
     return {
         "provenance": "simulated",
@@ -186,13 +186,13 @@ def _page(report: dict[str, Any], folder: Path) -> str:
 
 
 def _text(page: str) -> str:
-    """What a reader sees, roughly: no scripts, no markup, single spaces."""
+    """Roughly the text that a reader sees: no scripts, no markup, single spaces."""
     body = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 def _rename(value: Any, old: str, new: str) -> Any:
-    """The value with a string replaced wherever it stands, keys included."""
+    """The value with a string replaced wherever it occurs, including keys."""
     if isinstance(value, dict):
         return {_rename(key, old, new): _rename(each, old, new) for key, each in value.items()}
     if isinstance(value, list):
@@ -203,7 +203,7 @@ def _rename(value: Any, old: str, new: str) -> Any:
 def test_page_asks_nothing_of_a_network(report: dict[str, Any], tmp_path: Path) -> None:
     page = _page(report, tmp_path)
     assert not re.search(r"https?:|\b(src|href|action|srcset|poster)\s*=|@import|url\(|\bfetch\(|XMLHttp", page)
-    # And what the library might try, the browser is told to refuse.
+    # The policy makes the browser block anything that the library might load.
     assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline';" in page
 
 

@@ -1,4 +1,4 @@
-"""Apps of several networks on the same boards, with a real coordinator and real agents: nothing is set up for them."""
+"""Apps of several networks on the same boards, with a real coordinator and real agents; no network is configured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fits_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Loader:
-    """A data loader as an app has one."""
+    """A data loader as in an app."""
 
     minibatches: int
     batch_size: int
@@ -53,7 +53,7 @@ class Loader:
 
 
 def app_of(loader_of: Callable[[int], Loader]) -> ClientApp:
-    """An app that trains one epoch of a device's own loader, in two lines more than without Wattfleet."""
+    """An app that trains one epoch of a device's own loader, with two lines more than without Wattfleet."""
     app = ClientApp(mods=[power_mode_mod])
 
     @app.train()
@@ -99,7 +99,7 @@ def workloads_of(fleet: RunningFleet) -> Mapping[tuple[str, str], view_pb2.Devic
 
 
 def errors(rounds: Sequence[view_pb2.RoundView], value: str) -> list[float]:
-    """By how much each observation differs from what was planned, as a share."""
+    """The relative deviation of each observation from the plan."""
     found = []
     for one in rounds:
         planned = {each.device_id: each for each in one.plan.assignments}
@@ -114,7 +114,7 @@ def watts_of(parts: Iterable[planning_pb2.Assignment]) -> float:
 
 @contextmanager
 def fresh_fleet(folder: Path) -> Iterator[RunningFleet]:
-    """Agents as a new user installs them: nothing is said of networks or minibatches, and nothing is measured."""
+    """Agents as a new user installs them: no networks or minibatches are configured, and nothing is measured."""
     with running_fleet(
         folder,
         FLEET,
@@ -129,7 +129,7 @@ def fresh_fleet(folder: Path) -> Iterator[RunningFleet]:
 
 
 def require_learned(fleet: RunningFleet, rounds: Sequence[view_pb2.RoundView], lengths: Sequence[int]) -> None:
-    """Check what the rounds of a workload have to show that was unknown before the first of them."""
+    """Check that the rounds of a workload learn what was unknown before the first of them."""
     first = rounds[0].plan.assignments
     assert [(part.profiled_modes, part.length_assumed) for part in first] == [(0, True)] * len(FLEET)
     assert [part.length_assumed for part in rounds[1].plan.assignments] == [False] * len(FLEET)
@@ -143,7 +143,7 @@ def require_learned(fleet: RunningFleet, rounds: Sequence[view_pb2.RoundView], l
     assert of_devices == list(lengths)
     settled = rounds[-3:]
     assert all(len(one.observations) == len(FLEET) for one in settled)
-    # How far the measurements are by then depends on how busy the machine is; 5 % is usual.
+    # How many measurements are done by then depends on how busy the machine is; 5 % is usual.
     assert float(np.median(np.abs(errors(settled, "epoch_s")))) <= 0.1
     assert float(np.median(np.abs(errors(settled, "power_w")))) <= 0.1
 
@@ -155,7 +155,7 @@ def test_a_second_network_trains_on_the_same_boards_without_another_installation
         before = {device: journal.read_bytes() for device, journal in journals.items()}
         require_learned(fleet, train(fleet, TEXT, "text", 20_000_000, 6, RUN_B), LENGTHS[::-1])
         assert {device: journal.read_bytes() for device, journal in journals.items()} == before
-        # Of the first network, nothing has to be learned again.
+        # For the first network, nothing has to be learned again.
         again = train(fleet, VISION, "vision", 1_000_000, 1, RUN_AGAIN)
         assert {part.profiled_modes for part in again[0].plan.assignments} == {MODES}
         assert max(map(abs, errors(again, "epoch_s"))) <= 0.15
@@ -168,7 +168,7 @@ def test_two_networks_share_the_boards_at_the_same_time(tmp_path: Path, caplog: 
         both = [*vision.result(), *text.result()]
         assert [one.workload for one in both] == ["vision"] * 3 + ["text"] * 3
         assert not any(one.failed_device_ids for one in both), "no device trains two networks at once"
-        # Which devices each run gets depends on how long the rounds of the other take.
+        # Which devices each run gets depends on how long the other run's rounds take.
         trained = {(part.device_id, one.workload) for one in both for part in one.plan.assignments}
         until(lambda: all(workloads_of(fleet)[each].profiled_modes for each in trained))
         known = workloads_of(fleet)

@@ -1,1 +1,1 @@
-"""Rounds whose trainings only take time."""
+"""A Flower app whose trainings only take time."""

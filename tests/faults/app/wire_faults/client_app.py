@@ -1,4 +1,4 @@
-"""The device's side: a training that only takes time, on a device without an agent."""
+"""The ClientApp: a training that only takes time, on a device without an agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Say which device this is, or wait and reply with the same arrays."""
+    """Report which device this is, or wait and reply with the same arrays."""
     if IDENTIFY_KEY in message.content[RECORD_KEY]:
         identity = ConfigRecord({DEVICE_ID_KEY: str(context.node_config[DEVICE_ID_KEY])})
         return Message(RecordDict({RECORD_KEY: identity}), reply_to=message)

@@ -1,4 +1,4 @@
-"""The server's side: notes when each round's messages were sent, and when it closed."""
+"""The ServerApp: records when each round's messages were sent, and when it ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NotingFedAvg(FedAvg):
         self._sent_s = 0.0
 
     def configure_train(self, *arguments: Any, **named: Any) -> Iterable[Message]:
-        """Note the time."""
+        """Record the time."""
         self._sent_s = time.time()
         return super().configure_train(*arguments, **named)
 
