@@ -20,7 +20,7 @@ if find_spec("sqlalchemy"):  # a Jetson has only the agent installed: `tests/age
     pytest_plugins.append("tests.fixtures.coordinator")
 
 _FEW_EXAMPLES = 40
-"""Of a property whose test names no number of its own; the slow form tries as many as Hypothesis itself does."""
+"""Examples of a property test that sets no number itself; the slow form tries 100, the default of Hypothesis."""
 
 # A busy machine is not a failure: no test asserts on elapsed time.
 settings.register_profile(

@@ -19,7 +19,7 @@ import tomllib
 from packaging.requirements import Requirement
 
 PROJECT: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-"""As it is now: what an editable installation has recorded may be older."""
+"""Read from the file, since the metadata of an editable installation may be older."""
 
 
 def base_packages() -> set[str]:

@@ -181,7 +181,7 @@ class FleetFolder:
 
 
 OWNERS = array_to_modes(SimulatedDevice(BOARD, seed=1).modes)[777]
-"""The mode that the boards were in before Wattfleet came."""
+"""The mode that the boards were in before Wattfleet started."""
 
 
 def run_coordinator(store: str, arguments: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from tests.faults.faults import DEVICES, PACE, Fault
 from tests.faults.fleet import ALLOWANCE_S, Fleet, Round, running, seconds_until
 
 DEADLINE_S = 2 * EPOCH_S + ALLOWANCE_S
-"""Of a round: twice its planned duration, and the allowance."""
+"""The deadline of a round: twice its planned duration plus the allowance."""
 
 _REPORTS = 5
 """Fronts and states that each device reports during a fault."""

@@ -23,7 +23,7 @@ WORKLOAD = "faults"
 BOARD = "agx-orin"
 IDLE_W = 5.0
 EPOCH_S = 1.0
-"""Of a training, so that a round is over soon."""
+"""Duration of an epoch, short so that rounds end soon."""
 
 
 @dataclass

@@ -30,7 +30,7 @@ from wattfleet_proto.v1 import session_pb2, view_pb2
 
 ARRAYS = ArrayRecord([np.zeros((2, 3)), np.ones(2)])
 ALLOWANCE_S = 1.0
-"""What a round gets beyond twice its planned duration."""
+"""Time that a round gets beyond twice its planned duration."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ SHORT_FORM = ("50 % loss", "half-open to the client", "partition", "forgotten co
 """The other faults are on PowerAware's link in `test_planning_link.py`."""
 
 _BUSY_S = 10.0
-"""What a busy machine may add to any time."""
+"""Time that a busy machine may add to any duration."""
 
 _REPORTS_AT_MOST = 4
 """In an outbox: the newest state and front, and the observations of two rounds."""

@@ -23,7 +23,7 @@ _BUSY_S = 10.0
 _DEVICES = 3
 
 _ASKED_S = 2.0
-"""For the answer whether the plan was trimmed, if replies are missing; five round trips over a slow link."""
+"""Time to ask whether the plan was trimmed if replies are missing: five round trips over a slow link."""
 
 
 @pytest.mark.parametrize("case", on_each_transport(short=SHORT_FORM), ids=name_of)

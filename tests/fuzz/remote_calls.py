@@ -19,7 +19,7 @@ from tests.fuzz.hostile_messages import HostileMessages, Known
 from tests.fuzz.hostile_values import Hostile
 
 UNTYPED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
-"""Statuses that say that the service itself has failed."""
+"""Statuses that mean that the service itself has failed."""
 
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _BROKEN_OFF = "Internal error from Core"

@@ -43,7 +43,7 @@ OF_THE_SERVER = {
     *("serve", "install", "uninstall", "store check", "store backup", "store restore"),
     *("reference sign", "reference keys init", "reference keys rotate", "reference keys show"),
 }
-"""What runs or keeps a coordinator, and what signs references with TUF."""
+"""Commands that run or maintain a coordinator, or sign references with TUF."""
 
 
 async def run_alone(commands: list[list[str]]) -> list[tuple[int, str]]:

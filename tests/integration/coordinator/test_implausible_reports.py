@@ -156,7 +156,7 @@ IMPLAUSIBLE_RESULTS = (
     (math.nan, 100.0),
     (1.0, -math.inf),
 )
-"""A loss, and a number of examples."""
+"""Pairs of a loss and a number of examples."""
 
 
 @pytest.mark.parametrize("policy", POLICIES)

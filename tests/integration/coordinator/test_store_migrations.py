@@ -31,7 +31,7 @@ from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 
 BEFORE_VERSIONS = Path(__file__).with_name("data") / "store_before_versions.sql"
-"""What the last version without versions wrote: two devices that were part of two rounds, and one that is new."""
+"""Written by the last release before schema versions: two devices that were part of two rounds, and one that is new."""
 
 NOW = datetime(2026, 5, 1, tzinfo=timezone.utc)
 VERSIONS = [each.revision for each in ScriptDirectory.from_config(migration_config()).walk_revisions()]

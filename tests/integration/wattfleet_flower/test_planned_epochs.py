@@ -12,7 +12,7 @@ from wattfleet_flower import planned_work, power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, TOOK_EPOCHS_KEY, WORK_KEY, AssignedWork, RoundAssignment
 
 MINIBATCHES = 100
-"""Of an epoch, as the agent knows them."""
+"""Minibatches per epoch, as known to the agent."""
 
 
 def observed_epoch_s(folder: Path, epochs: int) -> float:

@@ -18,7 +18,7 @@ from wattfleet.planning.policies import AllDevices
 from wattfleet_proto.device_state import DeviceState
 
 LIE = front((0.5, 45), (1, 30))
-"""What the Nano claims here; it takes 30 s."""
+"""The front that the Nano claims; it really takes 30 s."""
 
 
 def lying_fleet() -> Fleet:
