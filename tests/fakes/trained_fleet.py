@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
 import numpy as np
 
 from coordinator.settings import CoordinatorSettings
@@ -75,6 +77,12 @@ class Trained:
                 )
                 await agent.lease(agent.phase, agent.keeps_to, sample)
 
+    async def shown(self) -> None:
+        """Wait until the page, whose snapshots are taken at intervals, shows what the last device has reported."""
+        async with httpx.AsyncClient() as browser, asyncio.timeout(60):
+            while "6.3" not in (await browser.get(self.url, params={"text": [*DEVICES][-1]})).text:
+                await asyncio.sleep(0.05)
+
     async def plan(self, number: int) -> planning_pb2.PlanRoundResponse:
         nodes = [_NODE + k for k in range(len(DEVICES))]
         request = planning_pb2.PlanRoundRequest(run_id=RUN, round=number, node_ids=nodes, epochs=1.0)
@@ -141,4 +149,5 @@ async def trained(config: CoordinatorSettings) -> AsyncIterator[Trained]:
         await fleet.ready()
         await fleet.train(await fleet.plan(1), failing="orin-nano-2")
         await fleet.sense()
+        await fleet.shown()
         yield fleet

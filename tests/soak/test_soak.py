@@ -35,11 +35,10 @@ SPEED = 100.0
 STARTS_WITHIN_S = 600.0
 _MIB = 1024.0
 BOUNDS = {
-    # Within seconds, caches and the allocator's arenas still fill up; a leak of descriptors or threads shows
-    # immediately.
+    # Within seconds, caches, the allocator's arenas and pools of threads still fill up. The long form is stricter.
     "memory_kib": Bound(2 * _MIB, 0.02) if IS_LONG else Bound(16 * _MIB, 0.1),
     "descriptors": Bound(1.0 if IS_LONG else 4.0),
-    "threads": Bound(1.0 if IS_LONG else 4.0),
+    "threads": Bound(1.0 if IS_LONG else 8.0),
     "children": Bound(1.0),
     "files": Bound(2.0 if IS_LONG else 8.0),
     "disk_kib": Bound(256.0, 0.02) if IS_LONG else Bound(2 * _MIB),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -125,9 +126,11 @@ async def test_an_operator_finds_who_is_slow_hot_or_over_budget_and_what_a_run_c
         assert await listed(tab) == sorted(DEVICES)
 
         await tab.page.click("nav >> text=Runs")
+        await tab.page.wait_for_load_state()  # the text of a cell depends on the styles
         row = await tab.page.inner_text("#runs tbody tr")
         assert f"{fleet.training_j / 1e3:.1f} kJ\nof {fleet.observed} of {fleet.trainings} trainings" in row
         await tab.page.click("#runs tbody th a")
+        await tab.page.wait_for_load_state()
         assert (
             f"{fleet.training_j / 1e3:.1f} kJ\nfor {fleet.observed} of {fleet.trainings} trainings"
             in await tab.page.inner_text("#run .tiles")
@@ -182,6 +185,7 @@ async def test_profiling_is_shown_with_what_is_left(config: CoordinatorSettings)
             await agent.send(
                 state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=modes)
             )
+            await asyncio.sleep(1.0)  # the time of a mode, from which the rest is estimated
         await tab.page.goto(f"{fleet.url}/?state=profiling")
         row = await tab.page.inner_text("#devices tbody tr")
         assert "2 of 20" in row and "≤ " in row and "left" in row
