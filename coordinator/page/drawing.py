@@ -24,6 +24,7 @@ from coordinator.display.device_words import (
     profiling_left,
     troubles,
 )
+from coordinator.display.view_values import Values
 from coordinator.display.wording import age, moment, number, watts
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text
@@ -43,6 +44,10 @@ def _time_of(unix_s: float | None) -> str | Markup:
 
 def _mode_label(mode: Mapping[str, int] | None) -> str:
     return "-" if mode is None else PowerMode(**mode).label()
+
+
+def _left(device: Values) -> str:
+    return profiling_left(device) + (" left" if device["profiling_left_s"] else "")
 
 
 def _environment() -> Environment:
@@ -67,7 +72,7 @@ def _environment() -> Environment:
         since=lambda device: in_state_for(device, time.time()),
         troubles=lambda device: troubles(device, time.time()),
         ago=lambda unix_s: f"{age(time.time() - unix_s)} ago",
-        left=profiling_left,
+        left=_left,
         live=live_line,
         last_training=last_training,
         exceeded_allowed_watts=exceeded_allowed_watts,

@@ -79,8 +79,8 @@ class FrontPlot:
             in_force: the mode in which the device trains; None if it does not.
         """
         drawn = [*front, *presets]
-        epochs_s = [each["epoch_s"] for each in drawn]
-        first, span = math.log(min(epochs_s)), math.log(max(epochs_s) / min(epochs_s)) or 1.0
+        fastest_s, slowest_s = min(each["epoch_s"] for each in drawn), max(each["epoch_s"] for each in drawn)
+        first, span = math.log(fastest_s), math.log(slowest_s / fastest_s) or 1.0
         most_w: float = 1.1 * max(each["power_w"] for each in drawn)
 
         def x_of(log_s: float) -> float:
@@ -108,6 +108,6 @@ class FrontPlot:
         return cls(
             [point_of(each) for each in front],
             marks,
-            [(x_of(math.log(tick)), tick) for tick in round_log_values(min(epochs_s), max(epochs_s), _TICKS)],
+            [(x_of(math.log(tick)), tick) for tick in round_log_values(fastest_s, slowest_s, _TICKS)],
             [(y_of(watts), watts) for watts in round_values(most_w, _TICKS)],
         )
