@@ -248,7 +248,7 @@ def _step(options: argparse.Namespace) -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(images), labels).backward()  # type: ignore[no-untyped-call]
+        torch.nn.functional.cross_entropy(network(images), labels).backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimizer.step()
 
     return step

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -115,7 +115,10 @@ def _loss(method: str, limit: int, target: Target, all_cases: list[ChoiceCases])
     judged = np.isfinite(penalty_pct)
     excess_w = np.concatenate([cases.excess_w.ravel() for cases in all_cases])
     modes = np.concatenate([cases.modes_measured for cases in all_cases])
-    figures: Callable[[np.floating], float] = lambda value: round(float(value), 2)  # noqa: E731
+
+    def figures(value: np.floating) -> float:
+        return round(float(value), 2)
+
     return Loss(
         method,
         limit,

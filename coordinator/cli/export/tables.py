@@ -269,7 +269,7 @@ def frame(name: str, rows: Sequence[_Row]) -> pd.DataFrame:
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(types)
     return pd.DataFrame(
         {
-            column: pd.array(list(values), dtype=dtype)  # type: ignore[call-overload]
+            column: pd.array(list(values), dtype=dtype)  # type: ignore[call-overload]  # dtypes are named
             for (column, dtype), values in zip(types.items(), columns, strict=True)
         }
     )
@@ -284,6 +284,7 @@ def require_format(form: Format) -> None:
     if form != "parquet":
         return
     try:
+        # Imported only to find out whether they are installed.
         import pandas  # noqa: F401
         import pyarrow  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
     except ModuleNotFoundError as error:
