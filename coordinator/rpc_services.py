@@ -96,7 +96,14 @@ class RpcServices:
             metadata=serving.metadata,
             has_certificate=lambda device_id: identities.has_certificate(device_id, utc_now()),
         )
-        planning = RoundPlanning(repository, leases, orders, settings=settings.rounds, figures=serving.figures)
+        planning = RoundPlanning(
+            repository,
+            leases,
+            orders,
+            settings=settings.rounds,
+            figures=serving.figures,
+            profile_modes=settings.profiling.modes,
+        )
         self._planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
         self.viewer = ViewServicer(repository, state_times)
         reconnect_all = self.sessions.reconnect_all

@@ -28,6 +28,7 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
             "ResolveNodes",
             "BindNodes",
             "PlanRound",
+            "PlanMeasuring",
             "GetPlan",
             "FinishRound",
             "ReportUnplannedRound",

@@ -329,4 +329,9 @@ def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:
         longest_s=grant.longest_s,
         workload=workload,
         batch=0 if granted is None else granted.batch or 0,
+        measuring=(
+            None
+            if grant.measuring is None
+            else session_pb2.Measuring(modes=grant.measuring.modes, longest_s=grant.measuring.longest_s)
+        ),
     )

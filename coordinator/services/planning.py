@@ -131,6 +131,24 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             await self._planning.plan(request.run_id, request.round, request.node_ids, epochs_of_request(request))
         )
 
+    async def PlanMeasuring(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.PlanMeasuringRequest, context: Any
+    ) -> planning_pb2.PlanMeasuringResponse:
+        """Let devices measure with the watts that are left, before a round or beside one."""
+        self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
+        plan_id, plan, nodes = await self._planning.measure(
+            request.run_id,
+            request.node_ids,
+            request.epochs,
+            request.survey_s if request.HasField("survey_s") else None,
+        )
+        return planning_pb2.PlanMeasuringResponse(
+            plan_id=plan_id,
+            assignments=[assignment_to_message(each, nodes[each.device_id]) for each in plan.assignments],
+            waiting=plan.waiting,
+            not_ready=plan.not_ready,
+        )
+
     async def PredictNodes(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.PredictNodesRequest, context: Any
     ) -> planning_pb2.PredictNodesResponse:
@@ -167,6 +185,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         _log_implausible(request.plan_id, results, request.results)
         is_first = self._rounds.get(request.plan_id).wall_s is None
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
+        self._flower.end_measuring(run_of(request.plan_id))
         if is_first:
             log_finished(finished)
         self._orders.send_due()  # trainings that have not begun are cancelled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.errors import FleetReturningError, NoDevicesError
 from coordinator.repository.repository import FleetRepository
@@ -15,19 +15,24 @@ from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.state.measuring import MeasuringPlan
 from coordinator.state.node_predictions import NodePrediction, predict_nodes
 from coordinator.state.preview import Preview, RoundPreview, WhatIf
 from coordinator.state.records import RoundRecord, plan_id_of
 from coordinator.state.rounds.request import RoundRequest
 from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
 from wattfleet.modes import Workload
-from wattfleet.planning import EpochChoice
+from wattfleet.planning import EpochChoice, require_epochs
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _CONFIRM_POLLS, _CONFIRM_POLL_S = 100, 0.02
 _FRONTS_POLL_S = 0.02
+
+_MEASURING_ENDS_S = 10.0
+"""Seconds that a plan waits for devices that measure. An app that reports its minibatches ends after the current one.
+"""
 
 _STARTING_S = 30.0
 """Seconds after the start of a run in which its plans wait for fronts; later, devices without one are left out."""
@@ -44,6 +49,7 @@ class RoundPlanning:
         now_s: Callable[[], float] = time.monotonic,
         settings: RoundSettings = RoundSettings(),
         figures: ServiceFigures | None = None,
+        profile_modes: int = 50,
     ) -> None:
         """Plan for one fleet.
 
@@ -55,7 +61,9 @@ class RoundPlanning:
             settings: when a round is overdue. Flower servers wait the same multiple of its duration, and by default 90
                 s more.
             figures: records how long the computation of plans takes.
+            profile_modes: number of modes of a workload that each device should measure.
         """
+        self._profile_modes = profile_modes
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
@@ -97,6 +105,50 @@ class RoundPlanning:
         self._fleet.rounds.grants.pending.let_go(record.plan_id)
         self._orders.send_due()
         return record
+
+    async def measure(
+        self, run_id: str, node_ids: Sequence[int], epochs: float, survey_s: float | None
+    ) -> tuple[str, MeasuringPlan, Mapping[str, int]]:
+        """Let devices measure with the watts that are left.
+
+        Args:
+            run_id: the run.
+            node_ids: nodes that are connected and free.
+            epochs: local epochs of a training that goes on to its end.
+            survey_s: only devices that do not know the run's workload measure, each a few modes, and begin no further
+                measurement after these seconds; None for all devices, until they are stopped.
+
+        Returns:
+            The id that the grants name in place of a plan's, empty if no device measures now; the plan; and the node
+            of each device.
+
+        Raises:
+            FleetReturningError: some of the nodes' devices are still expected to reconnect.
+            InvalidInputError: the epochs are not above zero.
+            UnknownRecordError: the run does not exist.
+        """
+        require_epochs(epochs)
+        self._fleet.flower.run(run_id)
+        await self._await_fronts(run_id, node_ids)
+        async with self._lock:
+            self._require_connected(self._fleet, node_ids)
+            for _ in range(_ATTEMPTS):
+                request = self._fleet.flower.request_measuring(run_id, node_ids, epochs, self._profile_modes, survey_s)
+                plan = await asyncio.to_thread(request.planned)
+                if not plan.assignments:
+                    return "", plan, request.nodes
+                if not self._fleet.exceeds_budget(run_id, plan.assignments):
+                    break
+            else:
+                raise NoDevicesError("the fleet changes faster than measurements can be planned: try again")
+            self._fleet.flower.run(run_id)  # not deleted meanwhile
+            plan_id = self._fleet.rounds.grants.measure(run_id, plan.assignments, plan.measuring)
+            self._fleet.rounds.grants.pending.hold_back(plan_id)  # until it is stored
+            self._fleet.rounds.is_trim_due = True
+        await self._repository.save()
+        self._fleet.rounds.grants.pending.let_go(plan_id)
+        self._orders.send_due()
+        return plan_id, plan, request.nodes
 
     def run_started(self, run_id: str) -> None:
         """Make the plans of a run that has just started wait for the devices' fronts for its workload."""
@@ -160,6 +212,7 @@ class RoundPlanning:
         # The round is loaded already, unless plans of many runs were requested meanwhile.
         await self._repository.load_history(run_id)
         self._prepare(self._fleet, node_ids)
+        await self._stop_measuring(run_id, node_ids)
         await self._release(run_id, node_ids)
         for _ in range(_ATTEMPTS):
             with timed(self._figures.plan_s):
@@ -169,7 +222,7 @@ class RoundPlanning:
             # Another reference may have been pinned meanwhile, so that devices reconnect.
             self._require_connected(self._fleet, node_ids)
             # Grant nothing that now exceeds a budget: meanwhile, budgets may fall and devices begin to profile.
-            if not self._fleet.exceeds_budget(record):
+            if not self._fleet.exceeds_budget(run_id, record.plan.assignments):
                 break
         else:
             raise NoDevicesError("the fleet changes faster than a round can be planned: try again")
@@ -208,6 +261,19 @@ class RoundPlanning:
             if not any(map(self._orders.knows_workloads, unknown)):
                 return
             await asyncio.sleep(_FRONTS_POLL_S)
+
+    async def _stop_measuring(self, run_id: str, node_ids: Sequence[int]) -> None:
+        """Stop devices that measure, and wait until they can train in a round.
+
+        Devices whose app does not end its training in time are left out of the round.
+        """
+        measuring = self._fleet.flower.stop_measuring(run_id, node_ids)
+        self._orders.send_due()
+        for _ in range(round(_MEASURING_ENDS_S / _CONFIRM_POLL_S)):
+            if not measuring:
+                return
+            await asyncio.sleep(_CONFIRM_POLL_S)
+            measuring = self._fleet.flower.stop_measuring(run_id, node_ids)
 
     async def _release(self, run_id: str, node_ids: Sequence[int]) -> None:
         """End older grants of the nodes' devices to this run, and wait until the devices have confirmed it.

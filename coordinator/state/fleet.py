@@ -39,6 +39,7 @@ from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import (
     Allowance,
+    Assignment,
     InFlight,
     InTraining,
     Offer,
@@ -339,10 +340,10 @@ class Fleet:
             waiting = {each for each in never_sent if self._is_behind(each, exceeded)}
         self.rounds.grants.pending.reviewed(waiting)
 
-    def exceeds_budget(self, planned: RoundRecord) -> bool:
+    def exceeds_budget(self, run_id: str, assignments: Iterable[Assignment]) -> bool:
         """Whether a plan would now exceed a budget, because the fleet changed while it was planned."""
-        chosen = {assignment.device_id: assignment.power_limit_w for assignment in planned.plan.assignments}
-        workload = self.flower.workload_of(planned.run_id)
+        chosen = {assignment.device_id: assignment.power_limit_w for assignment in assignments}
+        workload = self.flower.workload_of(run_id)
         for device_id in chosen:
             device = self.agents.devices[device_id]
             if self.rounds.grants.may_train(device_id) or not self.draw.is_offered(device, workload):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from coordinator.errors import NoDevicesError, QuotaExceededError, UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.contention import Contention
+from coordinator.state.measuring import MeasuringRequest, survey_of, unmeasured_of
 from coordinator.state.names import require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.pairing import NodePairings, PairedDevices
@@ -287,16 +288,8 @@ class FlowerRuns:
         workload = self.run(run_id).workload.name
         paired = self.paired(node_ids)
         nodes = paired.nodes
-        ready = [
-            device
-            for device in self._agents.devices.values()
-            if device.state is DeviceState.READY
-            and device.device_id in nodes
-            and self._agents.is_connected(device.device_id)
-            and not self._rounds.grants.may_train(device.device_id)
-        ]
-        lengths = self._agents.usual_lengths()
-        found = [offer for device in ready if (offer := self._draw.offer_of(device, workload, lengths)) is not None]
+        ready = self._ready(nodes)
+        found = self._offers(ready, workload)
         if all(self._operator.overrides_of(offer.device_id).drained for offer in found):
             raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id, paired)}")
         share = self.contention.waiting.share_of(run_id, self._live())
@@ -325,6 +318,54 @@ class FlowerRuns:
             self._rounds.trim_count,
             not_offered,
         )
+
+    def request_measuring(
+        self, run_id: str, node_ids: Sequence[int], epochs: float, modes: int, survey_s: float | None
+    ) -> MeasuringRequest:
+        """Collect what decides which devices measure now, outside of the run's rounds.
+
+        Args:
+            run_id: the run.
+            node_ids: nodes that are connected and free.
+            epochs: local epochs of a training that goes on to its end.
+            modes: number of modes that each device should measure.
+            survey_s: only devices that do not know the run's workload measure, each a few modes, and begin no further
+                measurement after these seconds; None for all devices, until they are stopped.
+
+        Raises:
+            UnknownRecordError: the run does not exist.
+        """
+        workload = self.run(run_id).workload.name
+        nodes = self.paired(node_ids).nodes
+        offers = self._offers(self._ready(nodes), workload)
+        not_ready = nodes.keys() - {offer.device_id for offer in offers}
+        not_ready -= self._operator.exclusion_reasons(not_ready & self._agents.devices.keys(), workload).keys()
+        excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
+        offers = [offer for offer in offers if offer.device_id not in excluded]
+        if survey_s is None:
+            measuring = unmeasured_of(offers, modes)
+        else:
+            measuring = survey_of(offers, self._agents.devices, survey_s)
+        offers = [offer for offer in offers if offer.device_id in measuring]
+        elsewhere_w = self._draw.elsewhere_w(measuring.keys())
+        allowance = replace(self._operator.allowance, elsewhere_w=elsewhere_w)
+        return MeasuringRequest(epochs, offers, measuring, nodes, allowance, len(not_ready))
+
+    def _ready(self, nodes: Mapping[str, int]) -> list[DeviceRecord]:
+        """The devices with a node that are ready for another training."""
+        return [
+            device
+            for device in self._agents.devices.values()
+            if device.state is DeviceState.READY
+            and device.device_id in nodes
+            and self._agents.is_connected(device.device_id)
+            and not self._rounds.grants.may_train(device.device_id)
+        ]
+
+    def _offers(self, devices: Sequence[DeviceRecord], workload: str) -> list[Offer]:
+        """What some devices offer for a workload; devices without a front for it are left out."""
+        lengths = self._agents.usual_lengths()
+        return [offer for device in devices if (offer := self._draw.offer_of(device, workload, lengths)) is not None]
 
     def refused(self, run_id: str, node_ids: Sequence[int]) -> None:
         """Record that a run got no plan; it now waits if other runs hold devices or watts that it could use.
@@ -364,6 +405,40 @@ class FlowerRuns:
         self._rounds.is_trim_due |= self._rounds.trim_count != request.trim_count
         self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
+
+    def end_measuring(self, run_id: str) -> None:
+        """Stop the trainings that a run lets devices run in order to measure, because its round has ended."""
+        grants = self._rounds.grants
+        grants.stop_measuring([each for each, plan_id in grants.of_measuring() if run_of(plan_id) == run_id])
+
+    def stop_measuring(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
+        """Stop trainings that are run in order to measure, since a round may need their devices or watts.
+
+        Those of the run itself go on if it does not request their nodes: it waits for their updates.
+
+        Args:
+            run_id: the run that plans a round.
+            node_ids: the nodes that it requests.
+
+        Returns:
+            The connected devices that still measure, or whose app has not ended yet.
+        """
+        requested = self.paired(node_ids).nodes
+        stopped = {
+            device_id
+            for device_id, plan_id in self._rounds.grants.of_measuring()
+            if device_id in requested or run_of(plan_id) != run_id
+        }
+        self._rounds.grants.stop_measuring(stopped)
+        return {
+            device_id
+            for device_id in stopped
+            if self._agents.is_connected(device_id)
+            and (
+                self._rounds.grants.may_train(device_id)
+                or self._agents.devices[device_id].state is DeviceState.TRAINING
+            )
+        }
 
     def release(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
         """End the grants of the devices that a run's Flower server no longer waits for.

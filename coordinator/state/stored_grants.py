@@ -13,10 +13,12 @@ class GivenUpTraining:
     Attributes:
         device_id: the device.
         plan_id: the plan of the grant; None once the grant is over.
+        limit_w: watts of a grant to measure, which belongs to no round; None if the plan of a round states them.
     """
 
     device_id: str
     plan_id: str | None
+    limit_w: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class StoredGrants:
 
     Attributes:
         lifetime_s: the longest lifetime that a device may still rely on, in seconds; 0 if none is stored.
-        given_up: device id -> plan id of each training that continues after its round or run.
+        given_up: the trainings that continue after their round or run, and those that measure, by device id.
     """
 
     lifetime_s: float = 0.0
-    given_up: Mapping[str, str] = field(default_factory=dict)
+    given_up: Mapping[str, GivenUpTraining] = field(default_factory=dict)
 
 
 NOTHING_STORED = StoredGrants()
@@ -70,29 +72,29 @@ class UnstoredGrants:
         taken, self._waiting = self._waiting, []
         return taken
 
-    def note(self, device_ids: Iterable[str], plan_of_leftover_training: Callable[[str], str]) -> None:
+    def note(self, device_ids: Iterable[str], leftover: Callable[[str], GivenUpTraining | None]) -> None:
         """Schedule storing which trainings may outlast their round or run, which a restart may not load.
 
         Args:
             device_ids: the devices of the round or run, or more.
-            plan_of_leftover_training: returns the id of the plan whose round or run ended before a device's training;
-                empty for none.
+            leftover: returns a device's training that nobody waits for; None if there is none.
         """
         for device_id in device_ids:
-            plan_id = plan_of_leftover_training(device_id)
-            if plan_id and self._given_up.get(device_id) != plan_id:
-                self._given_up[device_id] = plan_id
-                self._waiting.append(GivenUpTraining(device_id, plan_id))
+            training = leftover(device_id)
+            if training is not None and self._given_up.get(device_id) != training:
+                self._given_up[device_id] = training
+                self._waiting.append(training)
 
-    def check(self, plan_of_leftover_training: Callable[[str], str], is_earlier_over: bool) -> None:
+    def check(self, leftover: Callable[[str], GivenUpTraining | None], is_earlier_over: bool) -> None:
         """Schedule storing which trainings are over, and the lifetime once no device relies on a longer one.
 
         Args:
-            plan_of_leftover_training: as above.
+            leftover: as above.
             is_earlier_over: every grant of an earlier process must have lapsed or was renewed since.
         """
-        for device_id, plan_id in list(self._given_up.items()):
-            if plan_of_leftover_training(device_id) != plan_id:
+        for device_id, stored in list(self._given_up.items()):
+            training = leftover(device_id)
+            if training is None or training.plan_id != stored.plan_id:
                 del self._given_up[device_id]
                 self._waiting.append(GivenUpTraining(device_id, None))
         if is_earlier_over and self.lifetime_s != self._own_lifetime_s:

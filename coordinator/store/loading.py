@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, select
 
 from coordinator.state.identity_records import CertificateRecord, InviteRecord
 from coordinator.state.records import DeviceOverrides, DeviceRecord, PublishedReference, RoundRecord, RunRecord
-from coordinator.state.stored_grants import StoredGrants
+from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
 from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store import identity_rows, rounds, rows
 from coordinator.store.tables import (
@@ -109,7 +109,10 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
         unplanned=rounds.unplanned(connection),
         grants=StoredGrants(
             connection.scalar(select(GrantLifetimeRow.lifetime_s)) or 0.0,
-            {row.device_id: row.plan_id for row in connection.execute(select(GivenUpTrainingRow.__table__))},
+            {
+                row.device_id: GivenUpTraining(row.device_id, row.plan_id, row.limit_w)
+                for row in connection.execute(select(GivenUpTrainingRow.__table__))
+            },
         ),
         invites=identity_rows.invites(connection),
         certificates=identity_rows.certificates(connection),

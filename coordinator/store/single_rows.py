@@ -31,7 +31,7 @@ def save_single_rows(connection: Connection, statements: Statements, records: Se
         elif isinstance(record, GrantLifetime):
             connection.execute(statements.grant_lifetime, [{"only": 1, "lifetime_s": record.lifetime_s}])
     given_up = [record for record in records if isinstance(record, GivenUpTraining)]
-    if found := [{"device_id": each.device_id, "plan_id": each.plan_id} for each in given_up if each.plan_id]:
+    if found := [vars(each) for each in given_up if each.plan_id]:
         connection.execute(statements.given_up, found)
     if gone := [{"gone": each.device_id} for each in given_up if each.plan_id is None]:
         connection.execute(statements.not_given_up, gone)

@@ -216,11 +216,13 @@ class ReferencePin(Base):
 
 
 class GivenUpTrainingRow(Base):
-    """A device whose grant continues after its round or run has ended."""
+    """A device whose grant continues after its round or run has ended, or that measures outside of rounds."""
 
     __tablename__ = "given_up_training"
     device_id: Mapped[str] = mapped_column(primary_key=True)
     plan_id: Mapped[str]
+    # Only of a grant to measure, which belongs to no round.
+    limit_w: Mapped[float | None]
     checksum: Mapped[int | None]
 
 

@@ -113,6 +113,10 @@ class ProductiveProfiler:
             self._held.enter_context(self._device.measuring())
             self._measure_next()
 
+    def begin_no_further(self) -> None:
+        """Complete the measurement in progress, and begin no other one."""
+        self._pending = self._pending[:1] if self._measurement is not None else []
+
     def minibatch_ended(self, times: StepTimes, ended_s: float | None = None) -> bool:
         """Record the end of a minibatch; when a measurement is complete, apply the next mode.
 

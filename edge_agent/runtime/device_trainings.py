@@ -166,7 +166,7 @@ class DeviceTrainings:
                             answers.put(local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring)))
                         else:
                             request = event
-                finished, observed = await self._finished(assignment, request.finish)
+                finished, observed = await self._finished(assignment, grant, request.finish)
             except _DEVICE_ERRORS as error:
                 # Park it at once: it must not draw its training power until it has recovered.
                 await run_uncancelled(self._give_up(DeviceFailed(str(error))))
@@ -280,7 +280,7 @@ class DeviceTrainings:
         return await shield_until_done(self._watch.minibatches_ended, times, report.paused, report.is_pass_over)
 
     async def _finished(
-        self, assignment: RoundAssignment, finish: local_pb2.FinishTraining
+        self, assignment: RoundAssignment, grant: Grant, finish: local_pb2.FinishTraining
     ) -> tuple[local_pb2.TrainingFinished, Observed | None]:
         """End the training and report the observation.
 
@@ -298,6 +298,8 @@ class DeviceTrainings:
         self._session.grants.ended()
         if observed is None:
             return local_pb2.TrainingFinished(), None
+        if grant.measuring is not None:  # no round waits for the observation
+            return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
         self._session.report_observation(
             session_pb2.Observation(
                 plan_id=assignment.plan_id,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 
-from edge_agent.session.held_grant import Grant, HeldGrant
+from edge_agent.session.held_grant import Grant, HeldGrant, Measuring
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
 from wattfleet_io.clock import boot_time_s
@@ -169,11 +169,22 @@ def _grant(message: session_pb2.Grant) -> Grant:
     """
     if len(message.plan_id) > MAX_PLAN_ID_CHARACTERS:  # every lease repeats it
         raise InvalidInputError(f"its plan's id has more than {MAX_PLAN_ID_CHARACTERS} characters")
-    if not (0 <= message.power_limit_w < math.inf and 0 <= message.longest_s < math.inf):
+    measuring = (
+        Measuring(message.measuring.modes, message.measuring.longest_s) if message.HasField("measuring") else None
+    )
+    longest_s = (message.longest_s, 0.0 if measuring is None else measuring.longest_s)
+    if not all(0 <= value < math.inf for value in (message.power_limit_w, *longest_s)):
         raise InvalidInputError("its power limit and longest training must be finite and at least 0")
     mode = mode_from_message(message.mode) if message.HasField("mode") else None
     if message.workload:
         require_workload_name(message.workload)
     return Grant(
-        message.id, message.plan_id, mode, message.power_limit_w, message.longest_s, message.workload, message.batch
+        message.id,
+        message.plan_id,
+        mode,
+        message.power_limit_w,
+        message.longest_s,
+        message.workload,
+        message.batch,
+        measuring,
     )

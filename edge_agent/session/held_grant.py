@@ -17,6 +17,19 @@ class NoGrantError(WattfleetError):
 
 
 @dataclass(frozen=True)
+class Measuring:
+    """The limits of the measurements in a training that is run in order to measure.
+
+    Attributes:
+        modes: the most modes to measure; 0 to learn only the facts of the app's loader.
+        longest_s: seconds after which no further measurement begins.
+    """
+
+    modes: int
+    longest_s: float
+
+
+@dataclass(frozen=True)
 class Grant:
     """The power that the device may draw beyond idling, for its training of one plan.
 
@@ -28,6 +41,7 @@ class Grant:
         longest_s: maximum duration of the training, s.
         workload: the workload's name; empty if the run does not name it.
         batch: batch size chosen by the plan, samples; 0 if the plan chose none.
+        measuring: limits of a training that is run in order to measure; None for a training of a round.
     """
 
     grant_id: int
@@ -37,6 +51,7 @@ class Grant:
     longest_s: float
     workload: str = ""
     batch: int = 0
+    measuring: Measuring | None = None
 
 
 class HeldGrant:

@@ -12,6 +12,7 @@ from edge_agent.devices.device import AppTraining, Device, PowerMeter
 from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.session.held_grant import Measuring
 from edge_agent.training.trained_workload import TrainedWorkload
 from edge_agent.training.training_power import MAX_SILENCE_S, MIN_SAMPLES, mean_power_w
 from edge_agent.workloads.step import StepTimes
@@ -27,6 +28,8 @@ _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 _MEASURING_SHARE = 0.5
 # A shorter part of a training after measurements shows too little of the assigned mode.
 _FEWEST_MINIBATCHES = 40
+# A measurement that has begun may go on for this multiple of the time in which measurements may begin.
+_LONGEST_FACTOR = 2.0
 # The observation starts again if the app waited longer than this for the agent before its first report, s.
 _NEGLIGIBLE_S = 0.1
 
@@ -73,6 +76,14 @@ class _Running:
     loader: _LoaderHandled | None = None
     measurements_ended: bool = False
     shared: Hashable = None
+    measuring: Measuring | None = None
+    began_s: float = 0.0
+    measured_before: int = 0
+
+    @property
+    def measured(self) -> int:
+        """Number of modes measured so far."""
+        return self.measured_before + (self.profiler.measured if self.profiler is not None else 0)
 
 
 class TrainingWatch:
@@ -113,7 +124,14 @@ class TrainingWatch:
         """Whether a training has started and not ended."""
         return self._running is not None
 
-    def start(self, trained: TrainedWorkload, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
+    def start(
+        self,
+        trained: TrainedWorkload,
+        mode: PowerMode,
+        epochs: float,
+        power_limit_w: float,
+        measuring: Measuring | None = None,
+    ) -> None:
         """Apply the mode and start to observe; an unfinished training is abandoned.
 
         Args:
@@ -121,6 +139,8 @@ class TrainingWatch:
             mode: the assigned mode.
             epochs: local epochs to train.
             power_limit_w: watts reserved for the device.
+            measuring: limits of the measurements in a training that is run in order to measure; None to measure during
+                the first part of a training.
 
         Raises:
             InvalidInputError: the device does not offer the mode, or the number of epochs is out of range.
@@ -141,8 +161,11 @@ class TrainingWatch:
             _Undisturbed(self._device.clock.now_s()),
             self._device.start_meter(),
             shared=self._sharing(),
+            measuring=measuring,
+            began_s=self._device.clock.now_s(),
         )
-        self._running.measurements_ended = self._running.shared is not None
+        is_for_facts = measuring is not None and measuring.modes == 0
+        self._running.measurements_ended = is_for_facts or self._running.shared is not None
 
     @property
     def mode(self) -> PowerMode:
@@ -212,7 +235,8 @@ class TrainingWatch:
         if running.profiler is None:
             asked_s = self._waiting_since_s(running)
             assigned = running.epochs * running.trained.minibatches_per_epoch
-            minibatches = assigned if running.trained.is_length_known else math.inf
+            is_limited = running.trained.is_length_known and running.measuring is None
+            minibatches = assigned if is_limited else math.inf
             running.profiler = running.trained.productive(running.power_limit_w, minibatches)
             if self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S:
                 # The app has waited for the agent instead of training.
@@ -296,15 +320,39 @@ class TrainingWatch:
         )
         assigned = running.epochs * running.trained.minibatches_per_epoch
         has_tried, in_own_mode = profiler.measured + profiler.discarded > 0, False
-        if running.trained.is_length_known and has_tried and running.reported >= _MEASURING_SHARE * assigned:
+        if running.measuring is not None:
+            self._measure_on(running, running.measuring)
+        elif running.trained.is_length_known and has_tried and running.reported >= _MEASURING_SHARE * assigned:
             self._end_measurements(running, profiler)
+        assert running.profiler is not None, "modes are measured"
+        if running.measurements_ended:
+            pass
         elif is_pass_over and running.passes < running.epochs:
-            in_own_mode = profiler.pass_ended()
+            in_own_mode = running.profiler.pass_ended()
         elif paused:
-            profiler.pause()
+            running.profiler.pause()
             in_own_mode = True
-        if running.undisturbed is None and (in_own_mode or not profiler.measuring):
+        if running.undisturbed is None and (in_own_mode or not running.profiler.measuring):
             running.undisturbed = _Undisturbed(self._device.clock.now_s(), running.reported)
+
+    def _measure_on(self, running: _Running, measuring: Measuring) -> None:
+        """Continue a training that is run in order to measure with the next modes, or end its measurements."""
+        profiler = running.profiler
+        assert profiler is not None, "modes are measured"
+        lasted_s = self._device.clock.now_s() - running.began_s
+        if running.measured >= measuring.modes or lasted_s >= _LONGEST_FACTOR * measuring.longest_s:
+            self._end_measurements(running, profiler)
+        elif lasted_s >= measuring.longest_s:
+            profiler.begin_no_further()
+        if profiler.measuring or running.measurements_ended:
+            return
+        profiler.pause()
+        if lasted_s < measuring.longest_s:
+            running.measured_before += profiler.measured
+            running.profiler = running.trained.productive(running.power_limit_w, math.inf)
+            running.profiler.begin()
+        if not running.profiler or not running.profiler.measuring:
+            running.measurements_ended = True
 
     def _end_measurements(self, running: _Running, profiler: ProductiveProfiler) -> None:
         """End the measurements: the rest is trained in the training's own mode."""
@@ -335,7 +383,8 @@ class TrainingWatch:
         with self._ending(running):
             try:
                 if running.profiler is not None:
-                    if running.trained.is_length_known and running.profiler.is_cut_off:
+                    is_whole = running.measuring is None and running.trained.is_length_known
+                    if is_whole and running.profiler.is_cut_off:
                         running.trained.training_was_too_short(epochs * per_epoch)
                     running.profiler.pause()
                 running.app.finish(max(1, round(epochs * per_epoch)))

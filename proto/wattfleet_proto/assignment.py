@@ -39,6 +39,9 @@ APP_WEIGHS_KEY = "app-weighs"
 """In a reply: whether the app's own weight counts only what was done."""
 
 
+MEASURED_KEY = "measured"
+"""In a reply: whether the training ended early, since it was run in order to measure; the reply holds no update."""
+
 TOOK_EPOCHS_KEY = "took-epochs"
 """In a reply: whether the app asked how many local epochs the plan has chosen; absent if the plan has chosen none."""
 
@@ -124,6 +127,7 @@ class RoundAssignment:
         device_id: the device.
         epochs: local epochs to train.
         deadline_s: seconds from the start of training after which it stops; None for no deadline.
+        measures: whether the training is run in order to measure, so that it ends when nothing is left to measure.
 
     Raises:
         InvalidInputError: the deadline is not above 0.
@@ -133,18 +137,20 @@ class RoundAssignment:
     device_id: str
     epochs: float
     deadline_s: float | None = None
+    measures: bool = False
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise InvalidInputError(f"{self.device_id}: the deadline must be above 0 s, got {self.deadline_s:g} s")
 
-    def to_record(self) -> dict[str, str | int | float]:
+    def to_record(self) -> dict[str, str | int | float | bool]:
         """Return the values of the ConfigRecord."""
         return {
             "plan-id": self.plan_id,
             DEVICE_ID_KEY: self.device_id,
             "epochs": self.epochs,
             **({} if self.deadline_s is None else {"deadline-s": self.deadline_s}),
+            **({"measures": True} if self.measures else {}),
         }
 
     @classmethod
@@ -160,6 +166,7 @@ class RoundAssignment:
                 device_id=str(record[DEVICE_ID_KEY]),
                 epochs=float(str(record["epochs"])),
                 deadline_s=float(str(record["deadline-s"])) if "deadline-s" in record else None,
+                measures=bool(record.get("measures", False)),
             )
         except (KeyError, ValueError) as error:
             raise InvalidInputError(

@@ -18,8 +18,8 @@ MAX_ID_CHARACTERS = 200
 MAX_ROUNDS = 1_000_000
 """Limit of a run's rounds, and of a round's number."""
 
-MAX_PLAN_ID_CHARACTERS = MAX_ID_CHARACTERS + len(f"/{MAX_ROUNDS}")
-"""Limit of a plan's id, which is its run's id and its round's number."""
+MAX_PLAN_ID_CHARACTERS = MAX_ID_CHARACTERS + len(f"/measuring-{2**62}")
+"""Limit of a plan's id, which is its run's id and its round's number, or the number of a grant to measure."""
 
 MAX_MANIFEST_BYTES = 100 * 1024
 """Limit of a reference predictor's manifest, which is sent in one message."""

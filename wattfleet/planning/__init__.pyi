@@ -4,6 +4,7 @@ from .curves import FrontTable as FrontTable
 from .curves import curves_of as curves_of
 from .epoch_choice import EpochChoice as EpochChoice
 from .epoch_choice import EpochOption as EpochOption
+from .epoch_choice import require_epochs as require_epochs
 from .headroom import Headroom as Headroom
 from .history import History as History
 from .history import Participation as Participation
@@ -13,6 +14,7 @@ from .longer_epochs import InTraining as InTraining
 from .longer_epochs import review_epochs as review_epochs
 from .makespan import Allocation as Allocation
 from .makespan import min_makespan as min_makespan
+from .measuring import plan_measuring as plan_measuring
 from .offers import SITE as SITE
 from .offers import Offer as Offer
 from .plan import assignment_at as assignment_at

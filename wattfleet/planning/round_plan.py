@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wattfleet.modes import PowerMode
 
@@ -44,6 +44,10 @@ class Assignment:
     def training_s(self, epoch_s: float) -> float:
         """Seconds of the whole training at `epoch_s` seconds per epoch, including the predicted warm-up."""
         return self.warmup_s + self.epochs * epoch_s
+
+    def with_limit(self, power_limit_w: float) -> Assignment:
+        """The same assignment with other watts allocated to it."""
+        return replace(self, power_limit_w=power_limit_w)
 
 
 @dataclass(frozen=True)

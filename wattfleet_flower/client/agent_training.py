@@ -26,6 +26,10 @@ class AgentUnreachableError(WattfleetError):
     """The device's agent cannot be reached or refused the training, so the power limit cannot be kept."""
 
 
+class MeasuredError(BaseException):
+    """Ends an app's training that was run in order to measure. No app catches it by catching all `Exception`s."""
+
+
 class AgentTraining:
     """One training on the agent's socket.
 
@@ -37,6 +41,7 @@ class AgentTraining:
         work: the batch size and epochs that the plan has chosen; None if it has chosen neither.
         taken_batch: the batch size that `planned_work` returned to the app; None if the app has not called it.
         has_taken_epochs: whether the app has passed its epochs to `planned_work`.
+        measures: whether it is run in order to measure, so that it ends when nothing is left to measure.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -51,7 +56,7 @@ class AgentTraining:
         self.optimizer_steps = 0
         self.work: AssignedWork | None = None
         self.taken_batch: int | None = None
-        self.has_taken_epochs = False
+        self.has_taken_epochs = self.measures = False
         self._protocol_minor = 0
         self._has_reported_loader = self._is_stopped = self._is_finished = False
         self._profiled = threading.Lock()
@@ -65,6 +70,7 @@ class AgentTraining:
         Raises:
             grpc.RpcError: the agent cannot be reached or refused.
         """
+        self.measures = assignment.measures
         self._requests.put(local_pb2.TrainRequest(start=assignment_to_start(assignment)))
         try:
             self._protocol_minor = self._answer().started.protocol_minor

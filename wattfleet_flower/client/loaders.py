@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining
+from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining, MeasuredError
 from wattfleet_io.batch_timing import BatchTimes, timed_batches
 from wattfleet_io.wrapped_loader import WrappedLoader, innermost, shares_device
 from wattfleet_proto.v1 import local_pb2
@@ -72,9 +72,14 @@ def measured(loader: Iterable[Batch], training: AgentTraining) -> Iterator[Batch
 
     Raises:
         grpc.RpcError: the agent is gone or could not apply a mode.
+        MeasuredError: the training is run in order to measure, and nothing is left to measure.
     """
     with training.profiling() as is_first:
-        if not is_first or not training.report([], paused=False):
+        if is_first and not training.report([], paused=False):
+            if training.measures:
+                raise MeasuredError
+            is_first = False
+        if not is_first:
             yield from loader
             return
         times: list[local_pb2.MinibatchTimes] = []
@@ -87,6 +92,8 @@ def measured(loader: Iterable[Batch], training: AgentTraining) -> Iterator[Batch
                 measuring = training.report(times, paused=False)
                 times.clear()
                 reported_s = time.perf_counter()
+                if training.measures and not measuring:
+                    raise MeasuredError
 
         is_pass_over = False
         try:

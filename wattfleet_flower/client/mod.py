@@ -9,7 +9,12 @@ import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining, AgentUnreachableError
+from wattfleet_flower.client.agent_training import (
+    CURRENT_TRAINING,
+    AgentTraining,
+    AgentUnreachableError,
+    MeasuredError,
+)
 from wattfleet_flower.client.automatic_profiling import automatic_profiling
 from wattfleet_flower.client.deadline import Deadline
 from wattfleet_flower.client.pairing import pairing_problem
@@ -19,6 +24,7 @@ from wattfleet_proto.assignment import (
     CUT_KEY,
     DEVICE_ID_KEY,
     IDENTIFY_KEY,
+    MEASURED_KEY,
     OBSERVED_EPOCH_S_KEY,
     OBSERVED_POWER_W_KEY,
     PAIRING_PROBLEM_KEY,
@@ -61,12 +67,15 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
         try:
             training.start(assignment)
             deadline = training.set_deadline(Deadline(assignment.epochs, assignment.deadline_s))
-            reply, is_out_of_memory = None, False
+            reply, is_out_of_memory, has_measured = None, False, False
             token = CURRENT_TRAINING.set(training)
             socket_token = CURRENT_SOCKET.set(socket)
             try:
                 with profiles:
                     reply = call_next(message, context)
+            except MeasuredError:
+                has_measured = True
+                reply = Message(RecordDict({RECORD_KEY: ConfigRecord({MEASURED_KEY: True})}), reply_to=message)
             except Exception as error:
                 is_out_of_memory = _is_out_of_memory(error)
                 raise
@@ -76,13 +85,15 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
                 failed = reply is None or reply.has_error()
                 ignores_epochs = work is not None and work.epochs is not None and not training.has_taken_epochs
                 # An app that has not asked for its epochs may have trained any number.
-                epochs_done = 0.0 if ignores_epochs else deadline.epochs_done
+                epochs_done = 0.0 if ignores_epochs or has_measured else deadline.epochs_done
                 finished = training.finish(failed, epochs_done, is_out_of_memory)
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")
             raise AgentUnreachableError(
                 f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {details}"
             ) from error
+    if has_measured:
+        return reply
     done = _done(deadline, finished)
     if work is not None and work.epochs is not None:
         done[TOOK_EPOCHS_KEY] = not ignores_epochs

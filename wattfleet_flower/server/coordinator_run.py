@@ -141,6 +141,28 @@ class CoordinatorRun:
         plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
         return plan
 
+    def plan_measuring(self, node_ids: Sequence[int], survey_s: float | None) -> planning_pb2.PlanMeasuringResponse:
+        """Request which nodes measure now, outside of rounds.
+
+        Args:
+            node_ids: nodes that are connected and free.
+            survey_s: seconds in which devices that do not know the workload begin measurements; None for all devices,
+                until the round ends.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused.
+        """
+        request = planning_pb2.PlanMeasuringRequest(
+            run_id=self._started.run_id,
+            node_ids=node_ids,
+            epochs=self._local_epochs.fewest,
+            run_token=self._token,
+            survey_s=survey_s,
+        )
+        plan: planning_pb2.PlanMeasuringResponse = self._planner.call("PlanMeasuring", request)
+        return plan
+
     def predictions(self, node_ids: Sequence[int]) -> list[NodePrediction]:
         """Request what is predicted of nodes for the next round.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from wattfleet_flower.server.late_replies import LateReplies
+from wattfleet_flower.server.measuring import Measurements
 from wattfleet_io.clock import Clock
 
 _SHORTEST_POLL_S = 0.1
@@ -90,22 +91,36 @@ class SelectedNodesGrid(_ForwardingGrid):
 class FreeNodesGrid(_ForwardingGrid):
     """A grid that lists only free nodes: those that no longer train for an earlier round."""
 
-    def __init__(self, grid: Grid, late: LateReplies, planned_round: int | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        late: LateReplies,
+        planned_round: int | None = None,
+        measurements: Measurements | None = None,
+        only: Collection[int] | None = None,
+    ) -> None:
         """List the free nodes of a grid.
 
         Args:
             grid: the grid.
             late: the run's late replies.
             planned_round: number of the round to plan; nodes that rest in it are left out. None lists them, too.
+            measurements: the run's nodes that train in order to measure; these are not free.
+            only: restricts the list to these nodes; None for all.
         """
         super().__init__(grid)
+        self._measurements = measurements
+        self._only = only
         self._late = late
         self._planned_round = planned_round
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are free now."""
         busy = self._late.busy_nodes(self._grid)
-        free = [node_id for node_id in self._grid.get_node_ids() if node_id not in busy]
+        if self._measurements is not None:
+            busy |= self._measurements.busy_nodes
+        listed = [each for each in self._grid.get_node_ids() if self._only is None or each in self._only]
+        free = [node_id for node_id in listed if node_id not in busy]
         return free if self._planned_round is None else self._late.without_resting(free, self._planned_round)
 
     def get_nodes(self) -> Iterable[Any]:
@@ -129,6 +144,7 @@ class WaitingGrid(_ForwardingGrid):
         extended_timeout: Timeout,
         clock: Clock,
         late: LateReplies | None = None,
+        measurements: Measurements | None = None,
     ) -> None:
         """Wait for a grid's replies.
 
@@ -138,8 +154,10 @@ class WaitingGrid(_ForwardingGrid):
             extended_timeout: gives the timeout once the first has passed and replies are missing.
             clock: measures the waiting.
             late: the run's late replies, and its quorum; None to wait for all replies.
+            measurements: the run's nodes that measure beside its rounds, which no round waits for.
         """
         super().__init__(grid)
+        self._measurements = measurements
         self._timeout = timeout
         self._extended_timeout = extended_timeout
         self._clock = clock
@@ -184,8 +202,11 @@ class WaitingGrid(_ForwardingGrid):
             self._clock.sleep_s(min(max(pause_s, pulling_s), left_s))
             pull_began_s = self._clock.now_s()
             late_ids = [] if self._late is None else self._late.message_ids
-            arrived = list(self.pull_messages([*missing, *late_ids]))
+            measuring_ids = [] if self._measurements is None else self._measurements.message_ids
+            arrived = list(self.pull_messages([*missing, *late_ids, *measuring_ids]))
             pulling_s = self._clock.now_s() - pull_began_s
+            if self._measurements is not None:
+                self._measurements.receive(arrived)
             if self._late is not None:
                 self._late.receive(arrived)
             asked = set(missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
 from wattfleet_flower.server.grids import FreeNodesGrid, SelectedNodesGrid, WaitingGrid
 from wattfleet_flower.server.late_replies import LateReplies
+from wattfleet_flower.server.measuring import SURVEY_S, Measurements
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction
 from wattfleet_flower.server.quorum import Quorum
@@ -65,6 +66,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         batches: BatchChoice | None = None,
         select: Select | None = None,
         quorum: Quorum | None = None,
+        survey_s: float | None = SURVEY_S,
+        measures_left_out: bool = True,
         allowance_s: float | None = ALLOWANCE_S,
         patience_s: float = PATIENCE_S,
         low_budget_patience_s: float = LOW_BUDGET_PATIENCE_S,
@@ -93,6 +96,11 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 nodes. None to let the plan use all connected nodes.
             quorum: how many replies end a round. The other devices go on training, and a later round uses their
                 updates. None to wait for all replies.
+            survey_s: before a round, devices that do not know the workload train for a short time, in order to measure
+                a few power modes and the length of their epoch. They begin no measurement after these seconds. None
+                plans the first round from predictions alone.
+            measures_left_out: whether devices that a round leaves out measure further modes with the watts that its
+                plan leaves, until the round ends.
             allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
                 its predicted duration instead. `start`'s own timeout still applies. It is the only limit if this is
                 None, or if a selected device does not know yet how many minibatches its epoch has.
@@ -144,6 +152,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             self._clock,
         )
         self._late = LateReplies(quorum, self._rounds, self._clock)
+        self._measurements = Measurements(self._rounds, survey_s, measures_left_out, allowance_s, self._clock)
         self._sent: SentRound | None = None
         self._evaluates_centrally = False
 
@@ -174,6 +183,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         self._evaluates_centrally = evaluate_fn is not None
         self._late.begin_run()
+        self._measurements.begin_run()
         with self._rounds.run(grid, num_rounds, initial_arrays):
             if isinstance(self.strategy, FedBuff):
                 self.summary()
@@ -181,7 +191,14 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                     self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
                 )
             return super().start(
-                WaitingGrid(grid, self._reply_timeout_s, self._extended_timeout_s, self._clock, self._late),
+                WaitingGrid(
+                    grid,
+                    self._reply_timeout_s,
+                    self._extended_timeout_s,
+                    self._clock,
+                    self._late,
+                    self._measurements,
+                ),
                 initial_arrays,
                 num_rounds,
                 timeout,
@@ -200,17 +217,37 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
         self._rounds.require_start(grid, arrays)
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
+        busy = self._measurements.wait_for_ends(grid)
         node_ids = self._late.without_resting(self._late.free_nodes(grid, node_ids), server_round)
-        free = FreeNodesGrid(grid, self._late, server_round)
+        node_ids = [node_id for node_id in node_ids if node_id not in busy]
+        written: list[Message] = []
+
+        def write(wanted: Sequence[int]) -> list[Message]:
+            """Have the strategy write its messages, once in a round, since some strategies change with each call."""
+            if not written:
+                listed = SelectedNodesGrid(grid, wanted)
+                with sampling_all(self.strategy):
+                    written.extend(self.strategy.configure_train(server_round, arrays, config, listed))
+            return written
+
+        self._measurements.survey(grid, node_ids, lambda: write(node_ids))
+        reached = {message.metadata.dst_node_id for message in written} or None
+        free = FreeNodesGrid(grid, self._late, server_round, self._measurements, reached)
+        node_ids = [node_id for node_id in node_ids if node_id not in self._measurements.busy_nodes]
         self._sent = sent = self._rounds.plan(free, server_round, node_ids, is_busy=self._late.is_any_late)
-        selected = SelectedNodesGrid(grid, sent.node_ids)
-        is_planned = isinstance(sent, PlannedRound)
-        with sampling_all(self.strategy) if is_planned else sampling_at_most(self.strategy, len(sent.node_ids)):
-            messages = self._rounds.with_assignments(
-                sent, self.strategy.configure_train(server_round, arrays, config, selected)
-            )
+        if isinstance(sent, PlannedRound):
+            left_out = [node_id for node_id in node_ids if node_id not in sent.node_ids]
+            beside = self._measurements.plan_beside(grid, server_round, left_out)
+            messages = write([*sent.node_ids, *(each.node_id for each in beside.assignments)])
+            self._measurements.send(grid, beside, messages)
+            messages = [each for each in messages if each.metadata.dst_node_id in sent.node_ids]
+        else:
+            selected = SelectedNodesGrid(grid, sent.node_ids)
+            with sampling_at_most(self.strategy, len(sent.node_ids)):
+                messages = list(self.strategy.configure_train(server_round, arrays, config, selected))
+        planned = self._rounds.with_assignments(sent, messages)
         self._late.begin_round(sent)
-        return messages
+        return planned
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -220,7 +257,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         if sent is not None:
             weighted_by_key = attribute(self.strategy, "weighted_by_key", "num-examples")
             own = self._rounds.finish(sent, replies, weighted_by_key, adds_metrics=True)
-            replies = self._late.with_late_updates(own, weighted_by_key)
+            replies = self._late.with_late_updates([*own, *self._measurements.take_updates()], weighted_by_key)
             self._late.begin_round(None)
         return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
 
@@ -232,7 +269,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Drained and excluded devices do not evaluate, since evaluation draws power, too. Nodes that still train do not
         evaluate, since a node handles one message at a time.
         """
-        node_ids = self._rounds.without_excluded(FreeNodesGrid(grid, self._late).get_node_ids())
+        self._measurements.wait_for_ends(grid)
+        free = FreeNodesGrid(grid, self._late, measurements=self._measurements)
+        node_ids = self._rounds.without_excluded(free.get_node_ids())
         if not node_ids:
             log(WARNING, "no evaluation after round %d: no node that may take part is connected and free", server_round)
             return []

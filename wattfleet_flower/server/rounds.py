@@ -196,6 +196,23 @@ class PlannedRounds:
                 )
             return PlannedRound(plan, number, self._clock.now_s())
 
+    @property
+    def usual_epochs(self) -> float:
+        """The local epochs where no plan has chosen them."""
+        return self._run.usual_epochs
+
+    def plan_measuring(
+        self, grid: Grid, node_ids: list[int], survey_s: float | None
+    ) -> planning_pb2.PlanMeasuringResponse:
+        """Request which nodes measure now; see `CoordinatorRun.plan_measuring`.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused.
+        """
+        self._planner.send_pending()
+        return self._run.plan_measuring(self._nodes.identified(grid, node_ids), survey_s)
+
     def predictions(self, grid: Grid) -> list[NodePrediction]:
         """Predict the next round of each connected node, as if it were selected; nothing is reserved.
 

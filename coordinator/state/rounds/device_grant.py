@@ -9,6 +9,19 @@ from wattfleet_proto.device_state import GrantPhase
 
 
 @dataclass(frozen=True, slots=True)
+class Measuring:
+    """The limits of the measurements in a training that is run in order to measure.
+
+    Attributes:
+        modes: the most modes to measure; 0 to learn only the facts of the app's loader.
+        longest_s: no measurement continues after this many seconds.
+    """
+
+    modes: int
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """A device's permission to draw more than idle power, for its training of one plan.
 
@@ -17,12 +30,14 @@ class Grant:
         plan_id: the plan; empty if the device is to stop a training without a plan.
         assignment: mode and power limit; None if the training has to stop or may not begin.
         longest_s: the training ends after this many seconds.
+        measuring: limits of a training that is run in order to measure; None for a training of a round.
     """
 
     grant_id: int
     plan_id: str
     assignment: Assignment | None
     longest_s: float
+    measuring: Measuring | None = None
 
     @property
     def limit_w(self) -> float:
@@ -43,7 +58,8 @@ class DeviceGrant:
         is_in_session: the grant was sent in the device's current session.
         is_on_its_way: this grant or an earlier one was sent in the current session and may still arrive.
         sent_s: when it was first sent.
-        is_given_up: nobody waits for the training any more. It counts until it is known to be over.
+        is_given_up: nobody waits for the training: its round or run has ended, or it is run in order to measure. It
+            counts until it is known to be over.
         is_rogue: the device acts on an unknown grant until it confirms this one.
         is_late: the round has ended without the training, and a later round uses its update.
         began_s: when the device was first known to train by the plan; None before, and if an earlier process of the

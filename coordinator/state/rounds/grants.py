@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.settings import GrantSettings
-from coordinator.state.records import RoundRecord, RunRecord, run_of
-from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.records import RoundRecord, RunRecord, plan_id_to_measure, run_of
+from coordinator.state.rounds.device_grant import DeviceGrant, Grant, Measuring
 from coordinator.state.rounds.pending_grants import PendingGrants
-from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants, UnstoredGrants
+from coordinator.state.stored_grants import NOTHING_STORED, GivenUpTraining, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
@@ -80,6 +80,9 @@ class Grants:
                     self._give_up(device_id, record.plan_id)
             elif record.wall_s is not None:
                 self._end_round(record)
+        for training in stored.given_up.values():
+            if training.limit_w is not None:
+                self._continue_stopping(training, training.limit_w)
         for device_id in self._grants:
             self.renew(device_id, started_s)
 
@@ -102,6 +105,10 @@ class Grants:
     def of_training(self) -> Iterator[str]:
         """The devices that may act on a grant."""
         return (device_id for device_id, each in self._grants.items() if not each.is_over)
+
+    def of_measuring(self) -> Iterator[tuple[str, str]]:
+        """The devices whose newest grant is one to measure, each with the id that the grant names as its plan."""
+        return ((device_id, each.plan_id) for device_id, each in self._grants.items() if each.grant.measuring)
 
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that a Flower server waits for, each with its device's id."""
@@ -165,30 +172,61 @@ class Grants:
             longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan, assignment))
             self._issue(device_id, record.plan_id, assignment, longest_s)
 
+    def measure(self, run_id: str, assignments: Sequence[Assignment], measuring: Mapping[str, Measuring]) -> str:
+        """Issue grants to measure; each training may also go on to its end.
+
+        Args:
+            run_id: the run whose app is trained.
+            assignments: mode and watts of each device, one or more.
+            measuring: the limits of its measurements, by device id.
+
+        Returns:
+            The id that the grants name in place of a round's plan.
+        """
+        plan_id = plan_id_to_measure(run_id, self._next_id)
+        for each in assignments:
+            device_id, longest_s = each.device_id, self._settings.longest_unknown_s
+            self._issue(device_id, plan_id, each, longest_s, measuring[device_id])
+            self._grants[device_id] = replace(self._grants[device_id], is_given_up=True)
+        self.unstored.note(measuring, self._leftover)
+        return plan_id
+
+    def stop_measuring(self, device_ids: Iterable[str]) -> None:
+        """Stop the trainings of some devices that are run in order to measure."""
+        for device_id in device_ids:
+            known = self._grants[device_id]
+            if known.grant.measuring is None or known.is_over:
+                continue
+            if known.is_first:
+                self._cancel(device_id)  # the device cannot have received it
+            elif known.assignment is not None:
+                self.stop(device_id)
+
     def stop(self, device_id: str) -> None:
         """Stop a device's training, or cancel it before it begins."""
         known = self._grants[device_id]
-        self._issue(device_id, known.plan_id, None, known.grant.longest_s)
+        self._issue(device_id, known.plan_id, None, known.grant.longest_s, known.grant.measuring)
 
     def end_round(self, record: RoundRecord) -> None:
         """Stop waiting for the devices of a finished round, except for late ones."""
         self._end_round(record)
-        self.unstored.note(record.nodes, self._plan_of_leftover_training)
+        self.unstored.note(record.nodes, self._leftover)
 
     def give_up_round(self, record: RoundRecord) -> None:
         """Stop waiting for the devices of an abandoned round."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
-        self.unstored.note(record.nodes, self._plan_of_leftover_training)
+        self.unstored.note(record.nodes, self._leftover)
 
     def give_up_runs(self, run_ids: Collection[str]) -> None:
-        """Stop waiting for the devices of finished runs."""
+        """Stop waiting for the devices of finished runs, and stop those that measure for them."""
+        self.stop_measuring([each for each, plan_id in self.of_measuring() if run_of(plan_id) in run_ids])
         given_up = [
             (device_id, known.plan_id) for device_id, known in self.in_flight() if run_of(known.plan_id) in run_ids
         ]
         for device_id, plan_id in given_up:
             self._give_up(device_id, plan_id)
-        self.unstored.note([device_id for device_id, _ in given_up], self._plan_of_leftover_training)
+        self.unstored.note([device_id for device_id, _ in given_up], self._leftover)
 
     def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Stop waiting for the given devices of a run, because its Flower server does not wait for them."""
@@ -262,7 +300,8 @@ class Grants:
         elif grant_id == known.grant.grant_id:
             self.pending.confirmed(device_id)
             self._grants[device_id] = known.confirmed(phase, now_s)
-            if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
+            is_unwanted = known.is_given_up and known.grant.measuring is None
+            if is_unwanted and phase is GrantPhase.WAITING and known.assignment is not None:
                 self.stop(device_id)
         else:
             self._grants[device_id] = known = known.not_in_force(plan_id, phase, now_s)
@@ -286,7 +325,7 @@ class Grants:
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self.pending.ended(device_id)
-        self.unstored.check(self._plan_of_leftover_training, now_s >= self._earlier_until_s)
+        self.unstored.check(self._leftover, now_s >= self._earlier_until_s)
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
@@ -330,12 +369,19 @@ class Grants:
         """Seconds after a device's last renewal by which it must be parked."""
         return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
 
-    def _plan_of_leftover_training(self, device_id: str) -> str:
-        """The id of the plan whose round or run ended before a device's training; empty if there is none."""
+    def _leftover(self, device_id: str) -> GivenUpTraining | None:
+        """A device's training that no round waits for; None if there is none."""
         known = self._grants.get(device_id)
         if known is None or known.is_over or not (known.is_given_up or known.is_late):
-            return ""
-        return known.plan_id
+            return None
+        return GivenUpTraining(device_id, known.plan_id, known.counted_w if known.grant.measuring else None)
+
+    def _continue_stopping(self, training: GivenUpTraining, limit_w: float) -> None:
+        """Stop a training that an earlier process let measure; it counts with its watts until it is over."""
+        assert training.plan_id is not None, "only trainings that are not over are stored"
+        self._issue(training.device_id, training.plan_id, None, 0.0, Measuring(0, 0.0))
+        issued = self._grants[training.device_id]
+        self._grants[training.device_id] = replace(issued, superseded_w=limit_w, is_given_up=True)
 
     def _end_round(self, record: RoundRecord) -> None:
         late = set(record.late)
@@ -352,8 +398,15 @@ class Grants:
         is_assumed = assignment is not None and assignment.is_length_assumed
         return max(longest_s, self._settings.longest_unknown_s) if is_assumed else longest_s
 
-    def _issue(self, device_id: str, plan_id: str, assignment: Assignment | None, longest_s: float) -> None:
-        grant = Grant(self._next_id, plan_id, assignment, longest_s)
+    def _issue(
+        self,
+        device_id: str,
+        plan_id: str,
+        assignment: Assignment | None,
+        longest_s: float,
+        measuring: Measuring | None = None,
+    ) -> None:
+        grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring)
         known = self._grants.get(device_id)
         self._grants[device_id] = DeviceGrant(grant) if known is None else known.followed_by(grant)
         self._next_id += 1
@@ -367,7 +420,11 @@ class Grants:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
         if known.is_first:
-            self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot have received it
-            self.pending.ended(device_id)
+            self._cancel(device_id)  # the device cannot have received it
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)
+
+    def _cancel(self, device_id: str) -> None:
+        """End a grant that its device has not received."""
+        self._grants[device_id] = replace(self._grants[device_id], phase=GrantPhase.OVER)
+        self.pending.ended(device_id)

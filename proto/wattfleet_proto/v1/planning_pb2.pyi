@@ -488,6 +488,78 @@ class PlanRoundResponse(_message.Message):
 Global___PlanRoundResponse: _TypeAlias = PlanRoundResponse  # noqa: Y015
 
 @_typing.final
+class PlanMeasuringRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
+    SURVEY_S_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    epochs: _builtins.float
+    """local epochs of a training that is not ended early"""
+    run_token: _builtins.str
+    survey_s: _builtins.float
+    """Only devices that do not know the run's workload measure, each a few modes, and begin no further measurement after
+    so many seconds. Absent: those that have measured fewer modes than the coordinator wants, until they are stopped.
+    """
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """nodes that are connected and free"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        node_ids: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _builtins.float = ...,
+        run_token: _builtins.str = ...,
+        survey_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_survey_s", b"_survey_s", "survey_s", b"survey_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_survey_s", b"_survey_s", "epochs", b"epochs", "node_ids", b"node_ids", "run_id", b"run_id", "run_token", b"run_token", "survey_s", b"survey_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__survey_s: _TypeAlias = _typing.Literal["survey_s"]  # noqa: Y015
+    _WhichOneofArgType__survey_s: _TypeAlias = _typing.Literal["_survey_s", b"_survey_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__survey_s) -> _WhichOneofReturnType__survey_s | None: ...
+
+Global___PlanMeasuringRequest: _TypeAlias = PlanMeasuringRequest  # noqa: Y015
+
+@_typing.final
+class PlanMeasuringResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    NOT_READY_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """empty: no device measures now"""
+    waiting: _builtins.int
+    """number of devices that should measure, but have to wait for watts"""
+    not_ready: _builtins.int
+    """number of devices that may soon be ready for a training"""
+    @_builtins.property
+    def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        assignments: _abc.Iterable[Global___Assignment] | None = ...,
+        waiting: _builtins.int = ...,
+        not_ready: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "not_ready", b"not_ready", "plan_id", b"plan_id", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanMeasuringResponse: _TypeAlias = PlanMeasuringResponse  # noqa: Y015
+
+@_typing.final
 class PredictNodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -56,6 +56,11 @@ class PlanningServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundResponse.FromString,
                 _registered_method=True)
+        self.PlanMeasuring = channel.unary_unary(
+                '/wattfleet.v1.PlanningService/PlanMeasuring',
+                request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanMeasuringRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanMeasuringResponse.FromString,
+                _registered_method=True)
         self.GetPlan = channel.unary_unary(
                 '/wattfleet.v1.PlanningService/GetPlan',
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.GetPlanRequest.SerializeToString,
@@ -116,6 +121,14 @@ class PlanningServiceServicer:
 
     def PlanRound(self, request, context):
         """Plans a round; a retried request returns the plan that was made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanMeasuring(self, request, context):
+        """Grants watts to devices that measure power modes while they train, before a round (a survey) or beside one. Their
+        trainings may end early and their updates need not be used. Any later PlanRound ends them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +195,11 @@ def add_PlanningServiceServicer_to_server(servicer, server):
                     servicer.PlanRound,
                     request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundResponse.SerializeToString,
+            ),
+            'PlanMeasuring': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanMeasuring,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanMeasuringRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanMeasuringResponse.SerializeToString,
             ),
             'GetPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPlan,
@@ -324,6 +342,33 @@ class PlanningService:
             '/wattfleet.v1.PlanningService/PlanRound',
             wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanMeasuring(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.PlanningService/PlanMeasuring',
+            wattfleet__proto_dot_v1_dot_planning__pb2.PlanMeasuringRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_planning__pb2.PlanMeasuringResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class PlanningServiceStub:
     """Binds Flower's nodes to devices: once, and again when a node's pairing has changed."""
     PlanRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]
     """Plans a round; a retried request returns the plan that was made."""
+    PlanMeasuring: _grpc.UnaryUnaryMultiCallable[_planning_pb2.PlanMeasuringRequest, _planning_pb2.PlanMeasuringResponse]
+    """Grants watts to devices that measure power modes while they train, before a round (a survey) or beside one. Their
+    trainings may end early and their updates need not be used. Any later PlanRound ends them.
+    """
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]
     """Looks up a plan as it is now: it may have been trimmed since it was made."""
     FinishRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]
@@ -68,6 +72,10 @@ class PlanningServiceAsyncStub(PlanningServiceStub):
     """Binds Flower's nodes to devices: once, and again when a node's pairing has changed."""
     PlanRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]  # type: ignore[assignment]
     """Plans a round; a retried request returns the plan that was made."""
+    PlanMeasuring: _aio.UnaryUnaryMultiCallable[_planning_pb2.PlanMeasuringRequest, _planning_pb2.PlanMeasuringResponse]  # type: ignore[assignment]
+    """Grants watts to devices that measure power modes while they train, before a round (a survey) or beside one. Their
+    trainings may end early and their updates need not be used. Any later PlanRound ends them.
+    """
     GetPlan: _aio.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]  # type: ignore[assignment]
     """Looks up a plan as it is now: it may have been trimmed since it was made."""
     FinishRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]  # type: ignore[assignment]
@@ -114,6 +122,16 @@ class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_planning_pb2.PlanRoundResponse, _abc.Awaitable[_planning_pb2.PlanRoundResponse]]:
         """Plans a round; a retried request returns the plan that was made."""
+
+    @_abc_1.abstractmethod
+    def PlanMeasuring(
+        self,
+        request: _planning_pb2.PlanMeasuringRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planning_pb2.PlanMeasuringResponse, _abc.Awaitable[_planning_pb2.PlanMeasuringResponse]]:
+        """Grants watts to devices that measure power modes while they train, before a round (a survey) or beside one. Their
+        trainings may end early and their updates need not be used. Any later PlanRound ends them.
+        """
 
     @_abc_1.abstractmethod
     def GetPlan(

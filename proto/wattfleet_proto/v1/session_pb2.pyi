@@ -586,6 +586,7 @@ class Grant(_message.Message):
     LONGEST_S_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    MEASURING_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     plan_id: _builtins.str
     power_limit_w: _builtins.float
@@ -599,6 +600,10 @@ class Grant(_message.Message):
     def mode(self) -> _power_pb2.PowerMode:
         """absent: nothing beyond idling; a training stops and keeps the work done"""
 
+    @_builtins.property
+    def measuring(self) -> Global___Measuring:
+        """the training is run in order to measure; absent: it is a round's"""
+
     def __init__(
         self,
         *,
@@ -609,14 +614,41 @@ class Grant(_message.Message):
         longest_s: _builtins.float = ...,
         workload: _builtins.str = ...,
         batch: _builtins.int = ...,
+        measuring: Global___Measuring | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measuring", b"measuring", "mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "id", b"id", "longest_s", b"longest_s", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "id", b"id", "longest_s", b"longest_s", "measuring", b"measuring", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grant: _TypeAlias = Grant  # noqa: Y015
+
+@_typing.final
+class Measuring(_message.Message):
+    """Limits of the measurements in a training that is run in order to measure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODES_FIELD_NUMBER: _builtins.int
+    LONGEST_S_FIELD_NUMBER: _builtins.int
+    modes: _builtins.int
+    """the most modes to measure; 0: only the loader's facts are wanted"""
+    longest_s: _builtins.float
+    """no measurement continues after so many seconds of the training"""
+    def __init__(
+        self,
+        *,
+        modes: _builtins.int = ...,
+        longest_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_s", b"longest_s", "modes", b"modes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measuring: _TypeAlias = Measuring  # noqa: Y015
 
 @_typing.final
 class WorkloadsAnnounced(_message.Message):
