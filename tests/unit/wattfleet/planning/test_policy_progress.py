@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.fakes.fronts import front
 from tests.fakes.runs import run
 from wattfleet.planning import Allowance, History, Offer, Participation, RoundPlan, Selection, curves_of, plan_round
 from wattfleet.planning.policies import Progress
+from wattfleet.prediction import normal_quantile
 
 PLENTY_W = 1_000.0
 
@@ -75,6 +77,52 @@ def test_every_device_is_selected_at_some_time_on_a_low_budget() -> None:
             server_round, {device_id: Participation(num_examples=100) for device_id in chosen(plan)}
         )
     assert set(history.last_selected) == {offer.device_id for offer in offers}
+
+
+@pytest.mark.parametrize("budget_w", [24.0, 34.0, 54.0, PLENTY_W])
+def test_every_device_trains_within_the_first_rounds(budget_w: float) -> None:
+    # Six times as slow as the others, and hungrier: by progress per second alone it would wait for fifty rounds.
+    offers = [*twins(5, (10, 12), (40, 4)), Offer("slow", front((60, 14), (90, 6)), 2.0)]
+    history, first, rounds = History(), {}, 0
+    for server_round in range(1, 9):
+        plan = plan_round(offers, Progress(), Allowance.of_site(budget_w), 1.0, server_round, history)
+        if server_round == 1:
+            rounds = math.ceil(len(offers) / len(chosen(plan))) + 2
+        for device_id in chosen(plan):
+            first.setdefault(device_id, server_round)
+        history = history.after(server_round, {device_id: Participation() for device_id in chosen(plan)})
+    assert first.keys() == {offer.device_id for offer in offers}
+    assert max(first.values()) <= rounds
+    due = first["slow"]
+    assert due > 1 or budget_w == PLENTY_W
+
+
+def test_a_device_that_is_excluded_by_a_rule_is_not_forced_to_train() -> None:
+    offers = [*twins(3, (10, 12)), Offer("slow", front((60, 14)), 2.0)]
+    history = run(offers[:3], Progress(), rounds=10, site_w=PLENTY_W)
+    without = Selection(exclude=("id:slow",))
+    plan = plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, 11, history, without)
+    assert "slow" not in chosen(plan)
+    plan = plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, 11, history)
+    [reason] = [decision.reason for decision in plan.decisions if decision.device_id == "slow"]
+    assert "it has not trained in this run yet" in reason
+
+
+def test_watts_that_are_left_go_to_devices_that_finish_within_the_round() -> None:
+    # The slow device is due and takes 60 s; the others need 1 W each to finish within that, and 40 W are there.
+    offers = [*twins(8, (10, 12), (55, 3)), Offer("slow", front((60, 14)), 2.0)]
+    history = run(offers[:8], Progress(), rounds=10, site_w=PLENTY_W)
+    plan = plan_round(offers, Progress(), Allowance.of_site(9 * 2.0 + 40.0), 1.0, 11, history)
+    assert len(chosen(plan)) == 9
+
+
+def test_of_two_devices_the_less_certain_one_is_tried() -> None:
+    # One of both can train. They are equally fast at the planning quantile, and one has hardly been measured.
+    certain = Offer("certain", front((30, 12), epoch_log_sd=0.02), 2.0)
+    median_s = 30 * math.exp(normal_quantile(0.9) * (0.02 - 0.5))
+    uncertain = Offer("uncertain", front((median_s, 12), epoch_log_sd=0.5), 2.0)
+    plan = plan_round([certain, uncertain], Progress(), Allowance.of_site(2.0 + 12.0), 1.0, 1)
+    assert chosen(plan) == ["uncertain"]
 
 
 def uneven() -> list[Offer]:
