@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,9 @@ from wattfleet.planning.round_plan import Assignment
 
 _USEFUL_SHARE = 0.5
 """Share of a device's modes that its watts should allow. With only the lowest ones, a predictor learns little."""
+
+
+_ROUNDING_MW = 0.1
 
 
 def plan_measuring(offers: Sequence[Offer], allowance: Allowance, epochs: float) -> list[Assignment]:
@@ -75,7 +79,9 @@ def _given(wanted_w: Values, order: Indices, curves: Curves, headroom: Headroom)
             give(k, wanted_w[k])
     for k in map(int, order):
         if given_w[k] >= 0:
-            more_w = min(float(curves.extra_w[curves.start[k]]) - given_w[k], room_w(k))
+            # In whole milliwatts, so that no sum exceeds a budget by rounding.
+            room = math.floor(room_w(k) * 1e3 - _ROUNDING_MW) / 1e3
+            more_w = min(float(curves.extra_w[curves.start[k]]) - given_w[k], room)
             if more_w > 0:
                 given_w[k] += more_w
                 give(k, more_w)
@@ -88,4 +94,4 @@ def _assignment(offer: Offer, curves: Curves, device: int, given_w: float, epoch
     step = first + int(np.flatnonzero(curves.extra_w[first:last] <= given_w + 1e-9)[0])
     planned = assignment_at(offer, curves, step, epochs)
     # The device may measure every mode within these watts, not only the one that it trains in.
-    return planned.with_limit(offer.idle_w + given_w)
+    return planned.with_limit(float(offer.idle_w + given_w))

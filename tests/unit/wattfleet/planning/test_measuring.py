@@ -31,17 +31,21 @@ def test_with_plenty_of_watts_every_device_may_measure_its_hungriest_mode() -> N
 
 def test_a_device_trains_in_its_fastest_mode_within_its_watts() -> None:
     [planned] = plan_measuring([offer("a")], Allowance.of_site(2.0 + 9.0), 1.0)
-    assert (planned.epoch_s, planned.power_w, planned.power_limit_w) == (20, 10, 11.0)
+    assert (planned.epoch_s, planned.power_w, planned.power_limit_w) == (20, 10, pytest.approx(11.0, abs=0.01))
 
 
 def test_devices_with_the_fewest_modes_come_first() -> None:
     # 4 W are half of a device's modes; 10 W are enough for two devices, and 2 W remain for the first.
     offers = [offer("a", 20), offer("b"), offer("c", 5)]
-    assert limits(offers, Allowance.of_site(3 * 2.0 + 10.0)) == {"b": 2.0 + 6.0, "c": 2.0 + 4.0}
+    assert limits(offers, Allowance.of_site(3 * 2.0 + 10.0)) == pytest.approx(
+        {"b": 2.0 + 6.0, "c": 2.0 + 4.0}, abs=0.01
+    )
 
 
 def test_without_watts_for_half_of_the_modes_the_lowest_ones_are_measured() -> None:
-    assert limits([offer("a"), offer("b")], Allowance.of_site(2 * 2.0 + 3.0)) == {"a": 2.0 + 3.0}
+    assert limits([offer("a"), offer("b")], Allowance.of_site(2 * 2.0 + 3.0)) == pytest.approx(
+        {"a": 2.0 + 3.0}, abs=0.01
+    )
     assert limits([offer("a"), offer("b")], Allowance.of_site(2 * 2.0 + 1.9)) == {}
 
 
@@ -49,7 +53,7 @@ def test_what_others_draw_is_not_given_away() -> None:
     supplies = Supplies((Supply("site"), Supply("rack", "site")))
     allowance = Allowance(supplies, {"site": 60.0, "rack": 10.0}, {"site": 30.0, "rack": 2.0})
     found = limits([offer("a"), offer("b", supply="rack")], allowance)
-    assert found == {"a": 18.0, "b": pytest.approx(10.0 - 2.0)}
+    assert found == {"a": 18.0, "b": pytest.approx(10.0 - 2.0, abs=0.01)}
 
 
 @given(st.integers(0, 10_000))
