@@ -1,0 +1,256 @@
+"""Devices that measure outside of rounds: which do, how their watts count, and that any round comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.writer import Writer
+from coordinator.services.orders import Orders, grant_to_message
+from coordinator.services.planning import PlanningServicer
+from coordinator.services.round_planning import RoundPlanning
+from coordinator.state.fleet import Fleet
+from coordinator.state.leases import Leases
+from coordinator.state.measuring import SURVEY_MODES, SURVEYED_OF_KIND
+from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
+from tests.fakes.obedient_devices import confirm_all, end_training, train
+from tests.fakes.plaintext_context import PlaintextContext
+from tests.fakes.recording_store import RecordingStore
+from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, restarted, small_fleet
+from wattfleet.budgets import InForce
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Workload
+from wattfleet.planning.policies import FastestK
+from wattfleet_proto.device_state import DeviceState, GrantPhase
+from wattfleet_proto.v1 import planning_pb2
+
+APP = Workload("digits")
+SITE_W = 100.0
+
+
+def fleet_of_app(site_budget_w: float = SITE_W, modes: int = 0, length: int | None = None) -> Fleet:
+    """A fleet whose devices have measured some modes of the run's workload."""
+    fleet = small_fleet(site_budget_w, FastestK(1))
+    fleet.flower.start_run(RUN, "FedAvg", 3, workload=APP)
+    for device_id, idle_w in (("orin", 5.0), ("nano", 3.0)):
+        front = fleet.agents.get(device_id).fronts[0].front
+        fleet.agents.report_front(device_id, front, idle_w, modes, "", APP, length)
+    return fleet
+
+
+def measure(fleet: Fleet, node_ids: Sequence[int] = NODES, survey_s: float | None = 20.0, modes: int = 50) -> list[str]:
+    """Let devices measure as the service does; returns their ids."""
+    plan = fleet.flower.request_measuring(RUN, node_ids, 1.0, modes, survey_s).planned()
+    if plan.assignments:
+        fleet.rounds.grants.measure(RUN, plan.assignments, plan.measuring)
+    return [each.device_id for each in plan.assignments]
+
+
+def reserved_w(fleet: Fleet) -> float:
+    return fleet.draw.reserved_w()["site"]
+
+
+def falls(fleet: Fleet, watts: float) -> None:
+    fleet.set_budget("site", InForce(watts, "override", False, "the operator"))
+
+
+# --- which devices measure ----------------------------------------------------------------------------------------
+
+
+def test_a_survey_takes_the_devices_that_do_not_know_the_workload() -> None:
+    fleet = fleet_of_app()
+    request = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0)
+    assert {each.modes for each in request.measuring.values()} == {SURVEY_MODES}
+    assert {each.longest_s for each in request.measuring.values()} == {20.0}
+    assert measure(fleet) == ["nano", "orin"]
+
+
+def test_a_device_that_knows_the_workload_is_not_surveyed() -> None:
+    assert measure(fleet_of_app(modes=5, length=80)) == []
+
+
+def test_a_device_that_only_lacks_the_length_reports_its_loader() -> None:
+    fleet = fleet_of_app(modes=5)
+    request = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0)
+    assert [each.modes for each in request.measuring.values()] == [0, 0]
+
+
+def test_of_many_devices_of_a_kind_only_some_measure() -> None:
+    fleet = fleet_of_app(site_budget_w=10_000.0)
+    for k in range(30):
+        fleet.agents.connect(f"more-{k}", "agx-orin", "simulated", 18_096)
+        fleet.agents.report_front(f"more-{k}", ORIN_FRONT, 5.0, 0, "", APP)
+        fleet.agents.report_state(f"more-{k}", DeviceState.READY, 0, "")
+        fleet.flower.bind_node(100 + k, f"more-{k}")
+    request = fleet.flower.request_measuring(RUN, [*NODES, *range(100, 130)], 1.0, 50, 20.0)
+    modes = [each.modes for each in request.measuring.values()]
+    assert len(modes) == 32 and sum(each > 0 for each in modes) == SURVEYED_OF_KIND
+
+
+def test_drained_devices_do_not_measure() -> None:
+    fleet = fleet_of_app()
+    fleet.operator.drain(["orin"])
+    assert measure(fleet) == ["nano"]
+
+
+def test_devices_that_may_soon_be_ready_are_counted() -> None:
+    fleet = fleet_of_app()
+    fleet.agents.report_state("orin", DeviceState.ENROLLED, 0, "")
+    assert fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).not_ready == 1
+    fleet.operator.drain(["orin"])
+    assert fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).not_ready == 0
+
+
+@pytest.mark.parametrize("survey_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_survey_has_a_usable_length(survey_s: float) -> None:
+    with pytest.raises(InvalidInputError, match="finite number of seconds above 0"):
+        measure(fleet_of_app(), survey_s=survey_s)
+
+
+def test_left_out_devices_measure_until_they_have_their_modes() -> None:
+    fleet = fleet_of_app(modes=49, length=80)
+    request = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, None)
+    assert {each.modes for each in request.measuring.values()} == {1}
+    assert measure(fleet_of_app(modes=50, length=80), survey_s=None) == []
+
+
+# --- their watts --------------------------------------------------------------------------------------------------
+
+
+def test_watts_of_measuring_devices_count_until_they_are_parked() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    assert reserved_w(fleet) == pytest.approx(50.0 + 15.0), "from the moment of the plan"
+    for device_id in ("orin", "nano"):
+        train(fleet, device_id)
+    assert reserved_w(fleet) == pytest.approx(50.0 + 15.0)
+    end_training(fleet, "orin")
+    assert reserved_w(fleet) == pytest.approx(5.0 + 15.0)
+
+
+def test_measuring_devices_and_a_round_share_the_budget() -> None:
+    fleet = fleet_of_app(70.0, modes=5, length=80)
+    planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
+    [chosen] = planned.nodes
+    [left_out] = {"orin", "nano"} - {chosen}
+    assert measure(fleet, survey_s=None) == [left_out]
+    assert reserved_w(fleet) <= 70.0
+
+
+def test_when_a_budget_falls_measuring_ends_first() -> None:
+    fleet = fleet_of_app(80.0, modes=5, length=80)
+    [chosen] = fleet.flower.plan(RUN, 1, NODES, 1.0).nodes
+    [left_out] = measure(fleet, survey_s=None)
+    for device_id in (chosen, left_out):
+        train(fleet, device_id)
+    limits = {device_id: fleet.rounds.grants.of(device_id).granted_w for device_id in (chosen, left_out)}  # type: ignore[union-attr]
+    falls(fleet, reserved_w(fleet) - 1.0)
+    orders = dict(fleet.take_orders())
+    assert orders.keys() == {left_out} and orders[left_out].assignment is None, "the round goes on as it is"
+    assert fleet.rounds.grants.of(chosen).granted_w == limits[chosen]  # type: ignore[union-attr]
+
+
+def test_a_round_takes_the_devices_and_watts_of_those_that_measure() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    for device_id in ("orin", "nano"):
+        train(fleet, device_id)
+    assert fleet.flower.stop_measuring(RUN, NODES) == {"orin", "nano"}
+    assert all(grant.assignment is None for grant in confirm_all(fleet).values())
+    assert fleet.flower.stop_measuring(RUN, NODES) == {"orin", "nano"}, "their apps have not ended yet"
+    for device_id in ("orin", "nano"):
+        end_training(fleet, device_id)
+    assert fleet.flower.stop_measuring(RUN, NODES) == set()
+    assert len(fleet.flower.plan(RUN, 1, NODES, 1.0).nodes) == 1
+
+
+def test_a_node_that_its_run_does_not_request_measures_on() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    train(fleet, "nano")
+    fleet.flower.stop_measuring(RUN, [ORIN_NODE])
+    confirm_all(fleet)
+    assert fleet.rounds.grants.of("nano").granted_w > 0  # type: ignore[union-attr]
+    fleet.flower.start_run("other", "FedAvg", 1, workload=APP)
+    assert fleet.flower.stop_measuring("other", []) == {"nano"}, "other runs need the watts"
+
+
+def test_a_grant_that_no_device_has_received_is_over_at_once() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    fleet.flower.stop_measuring(RUN, NODES)
+    assert reserved_w(fleet) == pytest.approx(5.0 + 3.0)
+
+
+@pytest.mark.parametrize("how", ["round", "run"])
+def test_measuring_ends_with_its_round_and_its_run(how: str) -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    train(fleet, "orin")
+    if how == "round":
+        fleet.flower.end_measuring(RUN)
+    else:
+        fleet.flower.finish_run(RUN, "")
+    assert fleet.take_orders()[0][1].assignment is None
+
+
+def test_no_round_waits_for_a_device_that_measures() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    train(fleet, "orin")
+    assert (fleet.rounds.in_flight(), fleet.rounds.grants.plans_in_flight()) == ([], set())
+
+
+def test_after_a_restart_the_watts_count_and_the_device_is_stopped() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    train(fleet, "orin")
+    records = [each for each in fleet.rounds.grants.unstored.take() if isinstance(each, GivenUpTraining)]
+    assert {each.device_id: each.limit_w for each in records} == {"orin": 50.0, "nano": 15.0}
+    stored = StoredGrants(120.0, {each.device_id: each for each in records})
+    again = restarted(fleet, stored=stored)
+    assert reserved_w(again) == pytest.approx(50.0 + 15.0)
+    grant = fleet.rounds.grants.of("orin")
+    assert grant is not None
+    again.agents.connect("orin", "agx-orin", "simulated", 18_096)
+    again.rounds.grants.session_began("orin", 0.0)
+    again.rounds.grants.confirm("orin", grant.grant.grant_id, grant.plan_id, GrantPhase.TRAINING)
+    assert reserved_w(again) == pytest.approx(50.0 + 15.0)
+    again.trim()
+    assert [(each, order.assignment) for each, order in again.take_orders()] == [("orin", None)]
+    again.rounds.grants.confirm("orin", again.rounds.grants.of("orin").grant.grant_id, grant.plan_id, GrantPhase.OVER)  # type: ignore[union-attr]
+    assert reserved_w(again) == pytest.approx(5.0 + 15.0)
+    again.check_grants()
+    assert GivenUpTraining("orin", None) in again.rounds.grants.unstored.take()
+
+
+def test_the_grant_states_its_limits() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    [order] = [grant for device_id, grant in fleet.take_orders() if device_id == "orin"]
+    message = grant_to_message(order, APP.name)
+    assert (message.measuring.modes, message.measuring.longest_s) == (SURVEY_MODES, 20.0)
+    assert not grant_to_message(replace(order, measuring=None)).HasField("measuring")
+
+
+# --- the service --------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_sent_before_it_is_stored() -> None:
+    fleet, store = fleet_of_app(), RecordingStore()
+    writer = Writer(store)
+    repository, orders = FleetRepository(fleet, writer), Orders(fleet)
+    planning = RoundPlanning(repository, Leases(0.0), orders, lambda: 0.0)
+    service = PlanningServicer(repository, planning, orders)
+    request = planning_pb2.PlanMeasuringRequest(run_id=RUN, node_ids=NODES, epochs=1.0, survey_s=20.0)
+    answer = await service.PlanMeasuring(request, PlaintextContext())
+    assert {each.node_id for each in answer.assignments} == {ORIN_NODE, NANO_NODE}
+    assert answer.plan_id.startswith(f"{RUN}/measuring-") and (answer.waiting, answer.not_ready) == (0, 0)
+    stored = [each for saved in store.transactions for each in saved if isinstance(each, GivenUpTraining)]
+    assert {each.device_id for each in stored} == {"orin", "nano"}
+    again = await service.PlanMeasuring(request, PlaintextContext())
+    assert (again.plan_id, again.not_ready) == ("", 2), "they measure already"
+    await writer.close()
