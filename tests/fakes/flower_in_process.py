@@ -221,6 +221,9 @@ class PlannerStub:
         enough_replies: number of replies that end a round, in every plan; 0 for all.
         of_assumed_length: devices that do not know yet how many minibatches their epoch has.
         calls: the requests, in order.
+        surveys: devices to grant a survey at the next requests for one, as far as they were requested.
+        beside: devices to let measure beside the next rounds, likewise.
+        measured: number of modes that each device has measured.
         before_predictions: whether its protocol is 2.0, which neither predicts nodes nor states uncertainties.
     """
 
@@ -238,6 +241,9 @@ class PlannerStub:
     of_assumed_length: Collection[str] = ()
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
+    surveys: list[Sequence[str]] = field(default_factory=list)
+    beside: list[Sequence[str]] = field(default_factory=list)
+    measured: dict[str, int] = field(default_factory=dict)
     before_get_plan: bool = False
     before_predictions: bool = False
 
@@ -270,6 +276,8 @@ class PlannerStub:
             if method == "PlanRound":
                 plan = self.plans[f"{request.run_id}/{request.round}"] = self._plan(request)
                 return plan
+            if method == "PlanMeasuring":
+                return self._measuring(request)
             if method == "PredictNodes":
                 if self.before_predictions:
                     raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
@@ -310,6 +318,16 @@ class PlannerStub:
             enough_replies=self.enough_replies,
         )
 
+    def _measuring(self, request: planning_pb2.PlanMeasuringRequest) -> planning_pb2.PlanMeasuringResponse:
+        waiting = self.surveys if request.HasField("survey_s") else self.beside
+        wanted = waiting.pop(0) if waiting else ()
+        chosen = [node_id for node_id in request.node_ids if self.nodes[node_id] in wanted]
+        return planning_pb2.PlanMeasuringResponse(
+            plan_id=f"{request.run_id}/measuring-{len(self.calls)}" if chosen else "",
+            assignments=[self._assignment(node_id) for node_id in chosen],
+            waiting=sum(map(len, waiting)),
+        )
+
     def _assignment(self, node_id: int) -> planning_pb2.Assignment:
         predicted = {} if self.before_predictions else {"epoch_log_sd": 0.1, "power_log_sd": 0.2, "batch": 16}
         return planning_pb2.Assignment(
@@ -320,7 +338,7 @@ class PlannerStub:
             power_w=8.0,
             power_limit_w=10.0 + node_id % 7,
             warmup_s=3.0,
-            profiled_modes=12,
+            profiled_modes=self.measured.get(self.nodes[node_id], 12),
             length_assumed=self.nodes[node_id] in self.of_assumed_length,
             **predicted,  # type: ignore[arg-type]
         )

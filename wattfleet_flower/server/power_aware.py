@@ -27,6 +27,7 @@ from wattfleet_flower.server.measuring import SURVEY_S, Measurements
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction
 from wattfleet_flower.server.quorum import Quorum
+from wattfleet_flower.server.replies import keep_common_metrics
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
 from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most, trains_nothing
 from wattfleet_flower.server.selection import Select
@@ -257,7 +258,10 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         if sent is not None:
             weighted_by_key = attribute(self.strategy, "weighted_by_key", "num-examples")
             own = self._rounds.finish(sent, replies, weighted_by_key, adds_metrics=True)
-            replies = self._late.with_late_updates([*own, *self._measurements.take_updates()], weighted_by_key)
+            if updates := self._measurements.take_updates():
+                own = [*own, *updates]
+                keep_common_metrics(own)
+            replies = self._late.with_late_updates(own, weighted_by_key)
             self._late.begin_round(None)
         return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
 
