@@ -40,6 +40,8 @@ MAX_MEMBERS = 64
 # Weight of the assumed covariance, in workloads.
 _ASSUMED_WORKLOADS = 4.0
 _ITERATIONS = 60
+# Share of the variance between workloads that a workload has of its own on each board.
+_BOARD_SHARE = 0.1
 # Information on a parameter that is known to about 1 %.
 _KNOWN = 1e4
 _ANY_BOARD = Hardware(2048, 256, 15)
@@ -96,15 +98,24 @@ class Population:
         """The population with one more member, the last."""
         return replace(self, members=(*self.members, member))
 
-    def time_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
-        """The prior of the log time parameters of a workload on a board; None is an unknown board."""
+    def time_prior(self, facts: WorkloadFacts, hardware: Hardware | None, elsewhere: Sequence[Member] = ()) -> Prior:
+        """The prior of the log time parameters of a workload on a board.
+
+        Args:
+            facts: known facts of the workload.
+            hardware: the board; None if it is unknown.
+            elsewhere: the same workload on other boards.
+        """
         shift, sd = known_shift(facts)
-        mean, covariance = self._time.workload(facts.task, hardware)
+        known = [(each.hardware, each.time, known_shift(each.facts)[0]) for each in elsewhere]
+        mean, covariance = self._time.workload(facts.task, hardware, known)
         return Prior.correlated(mean + shift, covariance + np.diag(sd**2))
 
-    def power_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
-        """The prior of the log power parameters of a workload on a board; None is an unknown board."""
-        return Prior.correlated(*self._power.workload(facts.task, hardware))
+    def power_prior(self, facts: WorkloadFacts, hardware: Hardware | None, elsewhere: Sequence[Member] = ()) -> Prior:
+        """The prior of the log power parameters of a workload on a board; arguments as in `time_prior`."""
+        none = np.zeros(len(POWER_SPREADS.board))
+        known = [(each.hardware, each.power, none) for each in elsewhere]
+        return Prior.correlated(*self._power.workload(facts.task, hardware, known))
 
     def surfaces(self, task: Task, hardware: Hardware | None) -> tuple[Surface, Surface]:
         """The mean residuals of time and power over the members with this task, on this board if there are any."""
@@ -173,16 +184,45 @@ class _Effects:
     spreads: Spreads
     shift: HardwareShift
 
-    def workload(self, task: Task, hardware: Hardware | None) -> tuple[Values, Values]:
-        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board; None if it is unknown."""
-        board = hardware or self.boards[0]
-        design = _design(len(self.between), self.boards, task, board)
-        covariance = self.between + design @ self.covariance @ design.T
+    def workload(
+        self, task: Task, hardware: Hardware | None, elsewhere: Sequence[tuple[Hardware, Estimate, Values]] = ()
+    ) -> tuple[Values, Values]:
+        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board.
+
+        What makes a workload differ from others is mostly its own, and the same on all boards: the work of a step. So
+        its parameters on other boards are jointly normal with those on this one, and condition them.
+
+        Args:
+            task: the workload's task.
+            hardware: the board; None if it is unknown.
+            elsewhere: boards on which the workload was measured, with its parameters there and the shift by its facts.
+        """
+        board, k = hardware or self.boards[0], len(self.between)
+        design = _design(k, self.boards, task, board)
+        mean = design @ self.mean + self.shift(self.boards[0], board)
+        covariance = self.between + self._own_of_board(hardware) + design @ self.covariance @ design.T
+        if not elsewhere:
+            return mean, covariance
+        designs = np.vstack([_design(k, self.boards, task, each) for each, _, _ in elsewhere])
+        means = designs @ self.mean + np.concatenate([self.shift(self.boards[0], each) for each, _, _ in elsewhere])
+        common = (1 - _BOARD_SHARE) * self.between
+        joint = designs @ self.covariance @ designs.T + np.tile(common, (len(elsewhere), len(elsewhere)))
+        information, values = np.zeros_like(joint), np.zeros(len(joint))
+        for k_from, (other, estimate, shift) in zip(range(0, len(joint), k), elsewhere, strict=True):
+            block = slice(k_from, k_from + k)
+            joint[block, block] += _BOARD_SHARE * self.between + self._own_of_board(other)
+            information[block, block] = estimate.information
+            values[block] = estimate.mean - shift
+        across = np.tile(common, (1, len(elsewhere))) + design @ self.covariance @ designs.T
+        # The posterior of the parameters elsewhere, also where the information is singular; then what follows from it.
+        gain = across @ np.linalg.inv(np.eye(len(joint)) + information @ joint)
+        return mean + gain @ information @ (values - means), covariance - gain @ information @ across.T
+
+    def _own_of_board(self, hardware: Hardware | None) -> Values:
+        """`[k, k]` covariance of what a board that no member was measured on may have of its own."""
         if hardware is None:
-            covariance = covariance + self.spreads.unknown_board
-        elif board not in self.boards:
-            covariance = covariance + np.diag(self.spreads.board**2)
-        return design @ self.mean + self.shift(self.boards[0], board), covariance
+            return self.spreads.unknown_board
+        return np.zeros_like(self.between) if hardware in self.boards else np.diag(self.spreads.board**2)
 
 
 def _design(k: int, boards: Sequence[Hardware], task: Task, hardware: Hardware) -> Values:

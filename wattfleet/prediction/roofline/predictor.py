@@ -31,7 +31,7 @@ from wattfleet.prediction.roofline.hypothesis import (
 )
 from wattfleet.prediction.roofline.members import learned_member
 from wattfleet.prediction.roofline.physics import BASE_BATCH, settings_of
-from wattfleet.prediction.roofline.population import Population, population_of
+from wattfleet.prediction.roofline.population import Member, Population, population_of
 from wattfleet.prediction.roofline.priors import (
     TYPICAL_WORKERS,
     general_power_prior,
@@ -64,6 +64,7 @@ class RooflinePredictor:
         hardware: the board that it describes; None if it is unknown.
         population: the workloads from which a transfer learns its prior; None uses this workload alone.
         units: other units' measurements of the workload to transfer to; not saved.
+        elsewhere: measurements of this workload on other kinds of board, each with its board; not saved.
     """
 
     name: ClassVar[str] = "roofline"
@@ -74,6 +75,7 @@ class RooflinePredictor:
     hardware: Hardware | None = None
     population: Population | None = None
     units: tuple[Profile, ...] = ()
+    elsewhere: tuple[tuple[Hardware, Profile], ...] = ()
 
     @property
     def likeliest(self) -> Hypothesis:
@@ -175,6 +177,17 @@ class RooflinePredictor:
         """
         return replace(self, units=tuple(each for each in units if len(each)))
 
+    def with_elsewhere(self, elsewhere: Sequence[tuple[Hardware, Profile]]) -> RooflinePredictor:
+        """Add measurements of the workload to transfer to on other kinds of board.
+
+        What the workload has of its own is mostly the same on all boards. What a board has of its own is known from the
+        population. As in `with_units`, the transfer also considers that these rows may contain no information.
+
+        Args:
+            elsewhere: the measured rows, each with the board that they were measured on.
+        """
+        return replace(self, elsewhere=tuple((board, each) for board, each in elsewhere if len(each)))
+
     def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
         """Predict modes, measured or not.
 
@@ -239,6 +252,18 @@ def _weighted_hypotheses(
             surfaces = population.surfaces(known.task, board)
             alone = Assumptions(*priors, surfaces, known.loader_workers)
             weight = probability / len(references)
+            if reference.elsewhere:
+                with suppress(InvalidInputError):
+                    members = [
+                        _member_elsewhere(population, where, profile, known) for where, profile in reference.elsewhere
+                    ]
+                    priors = (
+                        population.time_prior(known, board, members),
+                        population.power_prior(known, board, members),
+                    )
+                    assumed.append((weight * _WRONG_UNIT_PROBABILITY, alone))
+                    weight *= 1 - _WRONG_UNIT_PROBABILITY
+                    alone = Assumptions(*priors, surfaces, known.loader_workers)
             if reference.units:
                 others = unit_rows(reference.units, facts.batch or BASE_BATCH)
                 # Rows that no plausible parameters explain carry no information about this device.
@@ -260,3 +285,15 @@ def _weighted_hypotheses(
     probable = [k for k in np.argsort(-weights, kind="stable").tolist() if weights[k] >= _MIN_PROBABILITY]
     total = float(weights[probable].sum())
     return tuple(with_power(rows, assumed[k][1], times[k], float(weights[k]) / total) for k in probable)
+
+
+def _member_elsewhere(population: Population, board: Hardware, profile: Profile, facts: WorkloadFacts) -> Member:
+    """A workload's parameters on another board, estimated from its rows there.
+
+    Raises:
+        InvalidInputError: no plausible parameters explain the rows.
+    """
+    rows = unit_rows([profile], facts.batch or BASE_BATCH)
+    priors = population.time_prior(facts, board), population.power_prior(facts, board)
+    assumed = Assumptions(*priors, population.surfaces(facts.task, board), facts.loader_workers)
+    return learned_member(with_power(rows, assumed, fit_time(rows, assumed), 1.0), facts, board)
