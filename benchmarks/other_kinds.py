@@ -90,7 +90,8 @@ def measured_cases(data: Path, seed: int) -> Iterator[Case]:
     """Both boards of ResNet-18, each helped by the other."""
     rng = np.random.default_rng(seed)
     artefact = load(_REFERENCE)
-    profiles = {kind: read_profile(data / f"{kind.replace('-', '_')}_resnet18.csv") for kind in ("agx-orin", "orin-nano")}
+    files = {"agx-orin": "agx_orin_resnet18.csv", "orin-nano": "orin_nano_resnet18.csv"}
+    profiles = {kind: read_profile(data / name) for kind, name in files.items()}
     for kind, other in (("orin-nano", "agx-orin"), ("agx-orin", "orin-nano")):
         target, elsewhere = profiles[kind], profiles[other]
         reference = restore_predictor(artefact)

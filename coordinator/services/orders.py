@@ -178,7 +178,7 @@ class Orders:
         self._announce_soon(self._know_workloads)
 
     def modes_measured(self, device: DeviceRecord, workload: str, measured: tuple[Measurement, ...]) -> None:
-        """Schedule passing on a device's measured modes of a workload to devices of its kind that have measured fewer.
+        """Schedule passing on a device's measured modes of a workload to devices that have measured fewer.
 
         Args:
             device: the device.
@@ -208,7 +208,7 @@ class Orders:
         device = self._fleet.agents.devices.get(device_id)
         if device is None:
             return False
-        names = {name for kind, name in shared if kind == (device.board, device.provenance) and name in live}
+        names = {name for kind, name in shared if kind.provenance == device.provenance and name in live}
         if not names:
             return False
         experienced = {each.name for each in device.fronts if each.profiled_modes >= self._shared.most}
@@ -278,7 +278,9 @@ class Orders:
 
     def _with_measured(self, device_id: str, kind: Kind, workloads: Sequence[Workload]) -> session_pb2.SessionResponse:
         measured = [
-            session_pb2.MeasuredUnit(workload=workload.name, modes=map(measured_to_message, unit))
+            session_pb2.MeasuredUnit(
+                workload=workload.name, modes=map(measured_to_message, unit.measured), board=unit.board
+            )
             for workload in workloads
             for unit in self._shared.of_others(device_id, kind, workload.name)
         ]

@@ -1,12 +1,12 @@
-"""The measured modes that devices of one kind learn from each other."""
+"""The measured modes that devices learn from each other: those of their kind, and of other kinds of board."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from wattfleet.modes import Measurement
-from wattfleet_proto.session_limits import MAX_UNITS
+from wattfleet.modes import MeasuredUnit, Measurement
+from wattfleet_proto.session_limits import MAX_OTHER_KINDS, MAX_UNITS
 
 _MOST_GROUPS = 256
 """The most workloads per kind of board whose measurements are kept."""
@@ -77,8 +77,20 @@ class SharedModes:
         """Whether modes of a device are kept."""
         return any(device_id in units for (of, _), units in self._groups.items() if of == kind)
 
-    def of_others(self, device_id: str, kind: Kind, workload: str) -> Sequence[Measured]:
-        """The measurements of a workload by other devices of a kind, those with the most modes first."""
+    def of_others(self, device_id: str, kind: Kind, workload: str) -> Sequence[MeasuredUnit]:
+        """The measurements of a workload by a few other devices of the kind, and by one of each of a few other kinds.
+
+        Those with the most modes come first.
+        """
         units = self._groups.get((kind, workload), {})
-        others = [measured for other, measured in units.items() if other != device_id]
-        return sorted(others, key=len, reverse=True)[:MAX_UNITS]
+        others = [MeasuredUnit("", measured) for other, measured in units.items() if other != device_id]
+        elsewhere = [
+            MeasuredUnit(of.board, max(group.values(), key=len))
+            for (of, name), group in self._groups.items()
+            if name == workload and of != kind and of.provenance == kind.provenance
+        ]
+        return [*_most_modes(others, MAX_UNITS), *_most_modes(elsewhere, MAX_OTHER_KINDS)]
+
+
+def _most_modes(units: Sequence[MeasuredUnit], most: int) -> list[MeasuredUnit]:
+    return sorted(units, key=lambda unit: len(unit.measured), reverse=True)[:most]

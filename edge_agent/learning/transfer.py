@@ -10,7 +10,7 @@ from pathlib import Path
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, FittedWorkload, Measurement, Profile, Task, WorkloadFacts
+from wattfleet.modes import BOARDS, FittedWorkload, MeasuredUnit, Profile, Task, WorkloadFacts
 from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     Artefact,
@@ -44,7 +44,7 @@ class Transfer:
         minibatches_per_epoch: minibatches of one pass over the device's data.
         reported: what the app or its data loader has reported of the workload.
         others: predictors of other workloads of the same device, which adapt the references to the board.
-        units: measurements of the workload by a few other devices of the same kind, per device.
+        units: what a few other devices, of the same kind and of others, have measured of the workload.
         batches: batch sizes that a plan may choose; empty if the app always trains with its own.
     """
 
@@ -53,7 +53,7 @@ class Transfer:
     minibatches_per_epoch: int
     reported: WorkloadFacts = WorkloadFacts()
     others: tuple[Artefact, ...] = ()
-    units: tuple[tuple[Measurement, ...], ...] = ()
+    units: tuple[MeasuredUnit, ...] = ()
     batches: tuple[int, ...] = ()
 
     @property
@@ -121,7 +121,14 @@ class Transfer:
                 continue
             if isinstance(known, RooflinePredictor):
                 prior = prior.with_workload(known, other.details.facts or WorkloadFacts())
-        return prior.with_units([Profile.of(each) for each in self.units])
+        own = self.header.board_kind
+        alike = [Profile.of(each.measured) for each in self.units if each.board in ("", own)]
+        elsewhere = [
+            (BOARDS[each.board].hardware, Profile.of(each.measured))
+            for each in self.units
+            if each.board != own and each.board in BOARDS  # of an unknown board, the data sheet is not known
+        ]
+        return prior.with_units(alike).with_elsewhere(elsewhere)
 
     def fitted(self, profile: Profile, priors: Sequence[Predictor]) -> Predictor:
         """Fit the device's predictor to its measurements.

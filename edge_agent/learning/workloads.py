@@ -16,7 +16,7 @@ from edge_agent.profiling.stored_profile import read_predictor
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.settings import WorkloadSettings
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import Measurement, Workload
+from wattfleet.modes import MeasuredUnit, Workload
 from wattfleet.prediction import Artefact
 from wattfleet_proto.session_limits import MAX_SHARED_MODES
 
@@ -27,7 +27,7 @@ _TELLING_MODES = 3
 # Each further workload makes a fit slower and improves it less.
 _MOST_OTHERS = 4
 
-Units = tuple[tuple[Measurement, ...], ...]
+Units = tuple[MeasuredUnit, ...]
 """Measurements of a workload by a few other devices, per device."""
 
 OpenLearner = Callable[[KnownWorkload, Path], OnlineLearner]
@@ -109,7 +109,7 @@ class Workloads:
 
         Args:
             workload: the workload as the coordinator describes it.
-            units: measurements of other devices of the same kind; None for nothing new. If this device has measured
+            units: what other devices have measured; None for nothing new. If this device has measured
                 enough modes itself, they do not cause another fit.
 
         Raises:

@@ -85,7 +85,7 @@ class Readiness:
 
         Args:
             workload: the workload as the coordinator describes it.
-            units: measurements of other devices of this kind; None for nothing new.
+            units: what other devices have measured; None for nothing new.
             is_training: whether the device is training. If so, others' measurements are used only by the fit after the
                 training, as a fit now would disturb the measurements in progress.
 

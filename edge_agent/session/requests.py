@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from edge_agent.workloads.loading import SHIPPED
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, Workload
+from wattfleet.modes import MeasuredUnit, Workload
 from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import measured_from_messages, workload_from_message
-from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
-from wattfleet_proto.session_limits import MAX_UNITS, PROFILE_MODES
+from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS, MAX_REASON_LENGTH
+from wattfleet_proto.session_limits import MAX_OTHER_KINDS, MAX_UNITS, PROFILE_MODES
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 
 _MOST_ANNOUNCED = 32
+_MOST_UNITS = MAX_UNITS + MAX_OTHER_KINDS
 """Maximum of workloads read from one announcement."""
 
 _MOST_ORDERS = 32
@@ -34,11 +35,11 @@ class Announced:
 
     Attributes:
         workload: the workload as the coordinator describes it.
-        units: measurements of a few other devices of this kind, per device; None for nothing new.
+        units: what a few other devices of this kind and of other kinds have measured; None for nothing new.
     """
 
     workload: Workload
-    units: tuple[tuple[Measurement, ...], ...] | None = None
+    units: tuple[MeasuredUnit, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,14 @@ class CoordinatorRequests:
             self._changed.set()
 
 
-def _measured(message: session_pb2.WorkloadsAnnounced) -> dict[str, list[tuple[Measurement, ...]]]:
+def _measured(message: session_pb2.WorkloadsAnnounced) -> dict[str, list[MeasuredUnit]]:
     """Return other devices' measurements by workload; log and leave out those that are invalid."""
-    found: dict[str, list[tuple[Measurement, ...]]] = {}
-    for each in message.measured[: _MOST_ANNOUNCED * MAX_UNITS]:
+    found: dict[str, list[MeasuredUnit]] = {}
+    for each in message.measured[: _MOST_ANNOUNCED * _MOST_UNITS]:
         units = found.setdefault(each.workload, [])
-        if len(units) < MAX_UNITS:
+        if len(units) < _MOST_UNITS:
             try:
-                units.append(measured_from_messages(each.modes))
+                units.append(MeasuredUnit(each.board[:MAX_ID_CHARACTERS], measured_from_messages(each.modes)))
             except InvalidInputError as error:
                 _log.error("the coordinator sent invalid measurements of another device: %s", _shown(error))
     return found

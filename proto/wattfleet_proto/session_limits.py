@@ -15,5 +15,8 @@ MAX_SHARED_MODES = 16
 MAX_UNITS = 4
 """Other devices of its kind that a device learns from at most: each makes its fits take longer."""
 
+MAX_OTHER_KINDS = 2
+"""Other kinds of board from each of which a device learns a workload, by one device of that kind."""
+
 MAX_REFERENCES_IN_FORCE = 4
 """Reference predictors that a device transfers from: each makes its fits take longer."""

@@ -13,6 +13,7 @@ from .power_mode import array_to_modes as array_to_modes
 from .power_mode import modes_to_array as modes_to_array
 from .power_mode import nearest_mode as nearest_mode
 from .profile import BatchArray as BatchArray
+from .profile import MeasuredUnit as MeasuredUnit
 from .profile import Measurement as Measurement
 from .profile import Profile as Profile
 from .profile import require_one_training as require_one_training

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,18 @@ class Measurement:
     minibatch_ms: float
     power_mw: float
     batch: int | None = None
+
+
+class MeasuredUnit(NamedTuple):
+    """What another device has measured of a workload.
+
+    Attributes:
+        board: its kind of board; empty for the same kind as the device that learns from it.
+        measured: its measurements.
+    """
+
+    board: str
+    measured: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)

@@ -682,13 +682,16 @@ Global___WorkloadsAnnounced: _TypeAlias = WorkloadsAnnounced  # noqa: Y015
 
 @_typing.final
 class MeasuredUnit(_message.Message):
-    """What another device of the same kind has measured of a workload."""
+    """What another device has measured of a workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
     MODES_FIELD_NUMBER: _builtins.int
+    BOARD_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
+    board: _builtins.str
+    """its kind of board; empty: that of the device that the message is sent to"""
     @_builtins.property
     def modes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredMode]: ...
     def __init__(
@@ -696,10 +699,11 @@ class MeasuredUnit(_message.Message):
         *,
         workload: _builtins.str = ...,
         modes: _abc.Iterable[Global___MeasuredMode] | None = ...,
+        board: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["modes", b"modes", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["board", b"board", "modes", b"modes", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

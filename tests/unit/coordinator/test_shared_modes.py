@@ -1,4 +1,4 @@
-"""Measured modes that devices of one kind share: the coordinator stores them and forwards them in time."""
+"""Measured modes that devices share: the coordinator keeps them and forwards them in time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coordinator.services.orders import Orders, ResponseStream
 from coordinator.state.fleet import Fleet
 from coordinator.state.shared_modes import Kind, SharedModes
 from tests.fakes.small_fleet import ORIN_FRONT, RUN
-from wattfleet.modes import Measurement, PowerMode, Workload
+from wattfleet.modes import MeasuredUnit, Measurement, PowerMode, Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices
 from wattfleet_proto.convert import measured_from_messages
@@ -29,9 +29,18 @@ def test_a_device_learns_from_others_of_its_kind_and_never_from_itself() -> None
     shared = SharedModes(16)
     for device_id, kind, workload in [("a", ORIN, "digits"), ("b", ORIN, "text"), ("c", NANO, "digits")]:
         assert shared.report(device_id, kind, workload, rows(3))
-    assert shared.of_others("d", ORIN, "digits") == [rows(3)]
-    assert shared.of_others("a", ORIN, "digits") == []
+    assert shared.of_others("d", ORIN, "digits") == [unit(3), MeasuredUnit("orin-nano", rows(3))]
+    assert shared.of_others("a", ORIN, "digits") == [MeasuredUnit("orin-nano", rows(3))]
     assert shared.of_others("d", ORIN._replace(provenance="hardware"), "digits") == []
+
+
+def test_a_device_learns_from_the_most_experienced_device_of_a_few_other_kinds() -> None:
+    shared = SharedModes(16)
+    for board, counts in {"orin-nano": (2, 7), "orin-nx": (5,), "xavier-agx": (1,)}.items():
+        for number, count in enumerate(counts):
+            shared.report(f"{board}-{number}", Kind(board, "simulated"), "digits", rows(count))
+    told = shared.of_others("orin", ORIN, "digits")
+    assert [(each.board, len(each.measured)) for each in told] == [("orin-nano", 7), ("orin-nx", 5)]
 
 
 def test_those_who_have_measured_most_are_kept() -> None:
@@ -39,8 +48,8 @@ def test_those_who_have_measured_most_are_kept() -> None:
     counts = [1, 5, 2, 8, 3, 7, 4, 20]
     for number, count in enumerate(counts):
         shared.report(f"orin-{number}", ORIN, "digits", rows(count))
-    assert [len(unit) for unit in shared.of_others("new", ORIN, "digits")] == [8, 8, 7, 5]
-    assert [len(unit) for unit in shared.of_others("orin-3", ORIN, "digits")] == [8, 7, 5, 4]
+    assert [len(each.measured) for each in shared.of_others("new", ORIN, "digits")] == [8, 8, 7, 5]
+    assert [len(each.measured) for each in shared.of_others("orin-3", ORIN, "digits")] == [8, 7, 5, 4]
 
 
 def test_what_changes_nothing_for_others_is_not_passed_on() -> None:
@@ -55,7 +64,7 @@ def test_what_changes_nothing_for_others_is_not_passed_on() -> None:
     assert not shared.report("a", ORIN, "text", rows(0))
     assert shared.report("a", ORIN, "text", rows(2))
     assert not shared.report("a", ORIN, "text", rows(2, minibatch_ms=90.0)), "other values, but no more modes"
-    assert shared.of_others("new", ORIN, "text") == [rows(2, minibatch_ms=90.0)]
+    assert shared.of_others("new", ORIN, "text") == [MeasuredUnit("", rows(2, minibatch_ms=90.0))]
     assert not SharedModes(0).report("a", ORIN, "digits", rows(4))
 
 
@@ -66,8 +75,13 @@ def test_only_so_many_workloads_are_kept_and_those_without_runs_go() -> None:
     assert not shared.report("a", ORIN, "one more", rows(1))
     shared.keep({"workload-3"})
     assert shared.report("a", ORIN, "one more", rows(1))
-    assert shared.of_others("b", ORIN, "workload-3") == [rows(1)]
+    assert shared.of_others("b", ORIN, "workload-3") == [unit(1)]
     assert shared.of_others("b", ORIN, "workload-4") == []
+
+
+def unit(count: int) -> MeasuredUnit:
+    """What another device of the same kind has measured."""
+    return MeasuredUnit("", rows(count))
 
 
 class Sharing:
@@ -76,7 +90,7 @@ class Sharing:
     def __init__(self, share_modes: int = 16) -> None:
         self.fleet = Fleet(Allowance.of_site(100.0), AllDevices())
         self.orders = Orders(self.fleet, shared=SharedModes(share_modes), share_after_s=0.0)
-        self.told: dict[str, list[list[tuple[Measurement, ...]]]] = {}
+        self.told: dict[str, list[list[MeasuredUnit]]] = {}
         self.fleet.flower.start_run(RUN, "FedAvg", 3, workload=DIGITS)
 
     def connect(self, device_id: str, board: str = "agx-orin", learns_from_others: bool = True) -> None:
@@ -88,14 +102,16 @@ class Sharing:
         record = self.fleet.agents.report_front(device_id, ORIN_FRONT, 5.0, count, "", DIGITS, 100)
         self.orders.modes_measured(record, DIGITS.name, rows(count))
 
-    async def until_told(self, device_id: str, units: list[tuple[Measurement, ...]]) -> None:
+    async def until_told(self, device_id: str, units: list[MeasuredUnit]) -> None:
         async with asyncio.timeout(10.0):
             while units not in self.told[device_id]:
                 await asyncio.sleep(0.001)
 
     async def _write(self, device_id: str, response: session_pb2.SessionResponse) -> None:
         if response.HasField("announced"):
-            units = [measured_from_messages(unit.modes) for unit in response.announced.measured]
+            units = [
+                MeasuredUnit(each.board, measured_from_messages(each.modes)) for each in response.announced.measured
+            ]
             self.told[device_id].append(units)
 
 
@@ -106,12 +122,13 @@ async def test_devices_are_told_what_others_measured_while_they_have_less() -> N
     sharing.connect("nano", "orin-nano")
     sharing.connect("old", learns_from_others=False)
     sharing.measured("experienced", 20)
-    await sharing.until_told("a", [rows(16)])
+    await sharing.until_told("a", [unit(16)])
+    await sharing.until_told("nano", [MeasuredUnit("agx-orin", rows(16))])
     sharing.measured("a", 3)
-    await sharing.until_told("b", [rows(16), rows(3)])
-    assert [sharing.told[each] for each in ("experienced", "nano", "old")] == [[[]], [[]], [[]]]
+    await sharing.until_told("b", [unit(16), unit(3)])
+    assert [sharing.told[each] for each in ("experienced", "old")] == [[[]], [[]]]
     sharing.connect("late")
-    await sharing.until_told("late", [rows(16), rows(3)])
+    await sharing.until_told("late", [unit(16), unit(3)])
     assert len(sharing.told["late"]) == 1, "with the announcement of the workload"
     await sharing.orders.close()
 

@@ -40,8 +40,6 @@ MAX_MEMBERS = 64
 # Weight of the assumed covariance, in workloads.
 _ASSUMED_WORKLOADS = 4.0
 _ITERATIONS = 60
-# Share of the variance between workloads that a workload has of its own on each board.
-_BOARD_SHARE = 0.1
 # Information on a parameter that is known to about 1 %.
 _KNOWN = 1e4
 _ANY_BOARD = Hardware(2048, 256, 15)
@@ -108,14 +106,14 @@ class Population:
         """
         shift, sd = known_shift(facts)
         known = [(each.hardware, each.time, known_shift(each.facts)[0]) for each in elsewhere]
-        mean, covariance = self._time.workload(facts.task, hardware, known)
+        mean, covariance = self.time_effects.workload(facts.task, hardware, known)
         return Prior.correlated(mean + shift, covariance + np.diag(sd**2))
 
     def power_prior(self, facts: WorkloadFacts, hardware: Hardware | None, elsewhere: Sequence[Member] = ()) -> Prior:
         """The prior of the log power parameters of a workload on a board; arguments as in `time_prior`."""
         none = np.zeros(len(POWER_SPREADS.board))
         known = [(each.hardware, each.power, none) for each in elsewhere]
-        return Prior.correlated(*self._power.workload(facts.task, hardware, known))
+        return Prior.correlated(*self.power_effects.workload(facts.task, hardware, known))
 
     def surfaces(self, task: Task, hardware: Hardware | None) -> tuple[Surface, Surface]:
         """The mean residuals of time and power over the members with this task, on this board if there are any."""
@@ -126,12 +124,14 @@ class Population:
         return _mean_surface([each.time.surface for each in same]), _mean_surface([each.power.surface for each in same])
 
     @cached_property
-    def _time(self) -> _Effects:
+    def time_effects(self) -> Effects:
+        """The effects of task and board on the log time parameters."""
         shifts = [known_shift(each.facts)[0] for each in self.members]
         return _fit_effects(self.members, [each.time for each in self.members], shifts, TIME_SPREADS, time_shift)
 
     @cached_property
-    def _power(self) -> _Effects:
+    def power_effects(self) -> Effects:
+        """The effects of task and board on the log power parameters."""
         none = np.zeros(len(POWER_SPREADS.board))
         return _fit_effects(
             self.members, [each.power for each in self.members], [none] * len(self.members), POWER_SPREADS, power_shift
@@ -164,7 +164,7 @@ def power_shift(of: Hardware, to: Hardware) -> Values:
 
 
 @dataclass(frozen=True)
-class _Effects:
+class Effects:
     """The fitted effects of task and board on one quantity's `k` log parameters, and their spread between workloads.
 
     Attributes:
@@ -205,12 +205,13 @@ class _Effects:
             return mean, covariance
         designs = np.vstack([_design(k, self.boards, task, each) for each, _, _ in elsewhere])
         means = designs @ self.mean + np.concatenate([self.shift(self.boards[0], each) for each, _, _ in elsewhere])
-        common = (1 - _BOARD_SHARE) * self.between
+        own = self.spreads.share_of_board * self.between
+        common = self.between - own
         joint = designs @ self.covariance @ designs.T + np.tile(common, (len(elsewhere), len(elsewhere)))
         information, values = np.zeros_like(joint), np.zeros(len(joint))
         for k_from, (other, estimate, shift) in zip(range(0, len(joint), k), elsewhere, strict=True):
             block = slice(k_from, k_from + k)
-            joint[block, block] += _BOARD_SHARE * self.between + self._own_of_board(other)
+            joint[block, block] += own + self._own_of_board(other)
             information[block, block] = estimate.information
             values[block] = estimate.mean - shift
         across = np.tile(common, (1, len(elsewhere))) + design @ self.covariance @ designs.T
@@ -237,7 +238,7 @@ def _fit_effects(
     shifts: Sequence[Values],
     spreads: Spreads,
     hardware_shift: HardwareShift,
-) -> _Effects:
+) -> Effects:
     """Estimate the effects and the covariance between workloads from the members' estimates."""
     boards = tuple(dict.fromkeys(each.hardware for each in members))
     k = len(spreads.task)
@@ -269,7 +270,7 @@ def _fit_effects(
             deviation = posterior @ (estimate.information @ value + precision @ expected) - expected
             scatter = scatter + np.outer(deviation, deviation) + posterior
         between = scatter / (_ASSUMED_WORKLOADS + len(members))
-    return _Effects(boards, mean, np.asarray(covariance), between, spreads, hardware_shift)
+    return Effects(boards, mean, np.asarray(covariance), between, spreads, hardware_shift)
 
 
 def _mean_surface(surfaces: Sequence[Surface]) -> Surface:

@@ -50,6 +50,8 @@ _MIN_PROBABILITY = 0.03
 # Prior probability that another unit's measurements carry no information about this device: the other unit's meter may
 # be wrong, or it may train something else.
 _WRONG_UNIT_PROBABILITY = 0.4
+# The same for rows on another kind of board: a whole board is less likely to be wrong than its single meter.
+_WRONG_KIND_PROBABILITY = 0.1
 # Rows that are predicted at once, which bounds the memory.
 _CHUNK = 20_000
 
@@ -261,8 +263,8 @@ def _weighted_hypotheses(
                         population.time_prior(known, board, members),
                         population.power_prior(known, board, members),
                     )
-                    assumed.append((weight * _WRONG_UNIT_PROBABILITY, alone))
-                    weight *= 1 - _WRONG_UNIT_PROBABILITY
+                    assumed.append((weight * _WRONG_KIND_PROBABILITY, alone))
+                    weight *= 1 - _WRONG_KIND_PROBABILITY
                     alone = Assumptions(*priors, surfaces, known.loader_workers)
             if reference.units:
                 others = unit_rows(reference.units, facts.batch or BASE_BATCH)

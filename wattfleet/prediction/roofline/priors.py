@@ -73,6 +73,8 @@ class Spreads:
         board: `[k]` of the difference between two boards, beyond what their data sheets say.
         unknown_board: `[k, k]` covariance of the difference from a board without a data sheet.
         anywhere: the distribution of a typical training's parameters.
+        share_of_board: share of the variance between workloads that a workload has of its own on each board. A step is
+            much the same work on all boards; what it draws depends more on the board.
     """
 
     workload: Values
@@ -80,6 +82,7 @@ class Spreads:
     board: Values
     unknown_board: Values
     anywhere: Prior
+    share_of_board: float
 
 
 def _time_spreads() -> Spreads:
@@ -96,6 +99,7 @@ def _time_spreads() -> Spreads:
         # Another kind of computer may be many times as fast.
         unknown_board=np.diag((2 * board) ** 2) + 1.5**2 * np.outer(scales, scales),
         anywhere=general_time_prior(_TYPICAL_STEP_MS, WorkloadFacts()),
+        share_of_board=0.1,
     )
 
 
@@ -109,6 +113,7 @@ def _power_spreads() -> Spreads:
         board=board,
         unknown_board=np.diag((2 * board) ** 2) + np.outer(scales, scales),
         anywhere=general_power_prior(),
+        share_of_board=0.5,
     )
 
 
