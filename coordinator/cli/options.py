@@ -45,29 +45,29 @@ def _connection_options() -> Iterator[click.Parameter]:
         param_decls=["--coordinator"],
         type=str,
         envvar=COORDINATOR_VARIABLE,
-        show_envvar=True,
         help=f"Connect to the coordinator at this host:port. Default: the identity's, or else {_DEFAULT_ADDRESS}.",
         expose_value=False,
         callback=_note,
+        rich_help_panel="Connection",
     )
     yield TyperOption(
         param_decls=["--identity"],
         type=click.Path(path_type=Path),
         envvar=IDENTITY_VARIABLE,
-        show_envvar=True,
         help="Connect with the key and the certificate in this folder. Default: ./wattfleet-identity/operator or"
         " ~/.config/wattfleet/identity, if there is one.",
         expose_value=False,
         callback=_note,
+        rich_help_panel="Connection",
     )
     yield TyperOption(
         param_decls=["--insecure"],
         is_flag=True,
         envvar=INSECURE_VARIABLE,
-        show_envvar=True,
         help="Connect in plaintext if there is no identity, even to another machine. Default: no.",
         expose_value=False,
         callback=_note,
+        rich_help_panel="Connection",
     )
 
 

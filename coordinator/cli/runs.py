@@ -21,9 +21,7 @@ _SHOWN = 20
 
 
 def runs(
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, help=f"Show at most this many runs, the newest. Default: {_SHOWN}.")
-    ] = _SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many runs, the newest.")] = _SHOWN,
     watch: WatchOption = False,
     json_: JsonOption = False,
 ) -> None:

@@ -41,9 +41,7 @@ def profile(
         str | None,
         typer.Option(help="Train this workload that agents ship, such as resnet18. Default: the one named --workload."),
     ] = None,
-    modes: Annotated[
-        int, typer.Option(help=f"Measure at most this many modes on each device. Default: {_PROFILE_MODES}.")
-    ] = _PROFILE_MODES,
+    modes: Annotated[int, typer.Option(help="Measure at most this many modes on each device.")] = _PROFILE_MODES,
     json_: JsonOption = False,
 ) -> None:
     """Order devices to measure a workload now, ahead of its first run. They use their full power meanwhile."""
