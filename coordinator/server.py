@@ -16,7 +16,9 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.fleet_in_service import FleetInService
 from coordinator.identity.callers import certificate_of
+from coordinator.identity.first_operator import folder_of
 from coordinator.listeners import Listeners, exposed_plaintext, page_address, public_addresses
+from coordinator.lock_file import note_address
 from coordinator.metrics.server import metrics_served
 from coordinator.preparation import Preparation
 from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
@@ -30,7 +32,8 @@ from coordinator.store.errors import NotOwnerError
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_identity.http_access import HttpAccess
-from wattfleet_io.addresses import split_address
+from wattfleet_identity.identity_folder import note_coordinator
+from wattfleet_io.addresses import reachable_here, split_address
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import run_until_first
@@ -91,12 +94,26 @@ async def serve(
         if stop is None:
             stop = asyncio.Event()
             stop_on_signals(stop, settings.server.stop_limit_s)
+        _note_address(preparation, reachable_here(bound.get("operators", bound["main"])))
         enrolment, operators, plaintext = (bound.get(name) for name in ("enrolment", "operators", "plaintext"))
         on_ready(BoundAddresses(bound["main"], metrics_address, enrolment, operators, plaintext, page))
         await run_until_first(_until_stopped(preparation, serving, services, stop))
         await services.healthy.enter_graceful_shutdown()
         if serving.writer.ownership_lost.is_set():
             raise NotOwnerError("another coordinator has taken the store over; this one stops")
+
+
+def _note_address(preparation: Preparation, address: str) -> None:
+    """Note where operators are served, so that their commands on this machine find it."""
+    location, credentials = preparation.location, preparation.credentials
+    database = location if isinstance(location, Path) else Path(location.database or "")
+    try:
+        if isinstance(location, Path) or location.drivername == "sqlite":
+            note_address(database, address)
+        if credentials is not None:
+            note_coordinator(folder_of(credentials.folder.folder), address)
+    except (OSError, InvalidInputError) as error:
+        _log.warning("commands on this machine need --coordinator %s, which could not be noted: %s", address, error)
 
 
 def _serve_metrics(preparation: Preparation, serving: FleetInService, held: AsyncExitStack) -> str:

@@ -22,7 +22,7 @@ class _Formatter(click.HelpFormatter):
         """Write paragraphs."""
         super().write_text(text.replace("-", self._NO_BREAK))
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = _TERMS, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = _TERMS, col_spacing: int = 2) -> None:
         """Write terms and their texts side by side; the text of a long term begins below it."""
         super().write_dl([(term, text.replace("-", self._NO_BREAK)) for term, text in rows], col_max, col_spacing)
 

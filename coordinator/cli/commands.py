@@ -110,8 +110,8 @@ for command in (devices, device, nodes, workloads, profile, tag, drain, forget):
     app.command(command.__name__, cls=ClientCommand, rich_help_panel=_FLEET)(command)
 app.add_typer(budget_commands, name="budget", rich_help_panel=_FLEET)
 app.add_typer(reference_commands, name="reference", rich_help_panel=_FLEET)
-for command in (runs, rounds, round_, plan, delete, export):
-    app.command(command.__name__.rstrip("_"), cls=ClientCommand, rich_help_panel=_RUNS)(command)
+for run_command in (runs, rounds, round_, plan, delete, export):
+    app.command(run_command.__name__.rstrip("_"), cls=ClientCommand, rich_help_panel=_RUNS)(run_command)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
     name = identity_command.__name__.replace("_", "-")
     app.command(name, cls=ClientCommand, rich_help_panel=_IDENTITIES)(identity_command)

@@ -34,12 +34,12 @@ def group() -> None:
 
 _LOOK, _MEASURE, _FLEET = "Look at the device", "Measure and choose modes", "Take part in a fleet"
 
-for command in (doctor, modes, status, watch):
-    app.command(rich_help_panel=_LOOK)(command)
-for command in (profile, fit, front, choose, explain, apply, restore):
-    app.command(rich_help_panel=_MEASURE)(command)
+for looking in (doctor, modes, status, watch):
+    app.command(rich_help_panel=_LOOK)(looking)
+for measuring in (profile, fit, front, choose, explain, apply, restore):
+    app.command(rich_help_panel=_MEASURE)(measuring)
 app.command(cls=InviteCommand, rich_help_panel=_FLEET)(join)
 app.command(cls=RunCommand, rich_help_panel=_FLEET)(run)
-for command in (install, uninstall, trust_references):
-    app.command(rich_help_panel=_FLEET)(command)
+for joined in (install, uninstall, trust_references):
+    app.command(rich_help_panel=_FLEET)(joined)
 app.add_typer(duty, name="duty", rich_help_panel=_FLEET)

@@ -32,7 +32,7 @@ from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
 from wattfleet_flower.server.summary import log_summary
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
-from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder
+from wattfleet_identity.endpoint import Endpoint, named_folder, user_folder
 from wattfleet_io.clock import Clock, SystemClock
 from wattfleet_io.connection_variables import COORDINATOR_VARIABLE
 from wattfleet_proto.metric_names import CLIENT_METRICS_PREFIX
@@ -106,7 +106,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 Drained and excluded devices never train.
             coordinator_patience_s: with "wait", seconds after which the run ends with an error; None to wait forever.
             identity: the folder with the key and the certificate from `wattfleet join`; None for the folder in the
-                environment variable WATTFLEET_IDENTITY, or else `~/.config/wattfleet/identity` if it exists.
+                environment variable WATTFLEET_IDENTITY, or else that of `wattfleet join`,
+                `~/.config/wattfleet/identity`, if it exists.
             insecure: whether to connect to another machine in plaintext if there is no identity.
             clock: measures the waiting; None for the system's clock.
 
@@ -282,7 +283,7 @@ def _endpoint(address: str | None, identity: str | Path | None, is_insecure: boo
     """The coordinator, and how to connect to it; without an address, that of the environment variable."""
     named = None if identity is None else Path(identity).expanduser()
     endpoint = Endpoint.of(
-        address or os.environ.get(COORDINATOR_VARIABLE), named_folder(named, USER_FOLDER), is_insecure
+        address or os.environ.get(COORDINATOR_VARIABLE), named_folder(named, user_folder()), is_insecure
     )
     if endpoint.warning is not None:
         log(WARNING, "%s", endpoint.warning)

@@ -61,14 +61,25 @@ def with_origin(error: click.BadParameter) -> click.BadParameter:
     return click.BadParameter(f"{error.message.rstrip('.')} (in {_path()}).", error.ctx, error.param)
 
 
+def config_folder() -> Path:
+    """Return the folder of the user's settings and identity: `wattfleet` in XDG_CONFIG_HOME, or else in ~/.config."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(folder):  # the standard ignores relative paths
+        folder = os.path.expanduser("~/.config")
+    return Path(folder, "wattfleet")
+
+
+def in_home(path: Path) -> str:
+    """Return a path for people, with `~` for the user's home."""
+    home, text = os.path.expanduser("~"), str(path)
+    return f"~{text.removeprefix(home)}" if text.startswith(f"{home}/") else text
+
+
 def _path() -> Path | None:
     named = os.environ.get(FILE_VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(folder):  # the standard ignores relative paths
-        folder = os.path.expanduser("~/.config")
-    return Path(folder, "wattfleet", "config.toml")
+    return config_folder() / "config.toml"
 
 
 def _content(path: Path) -> dict[str, Any]:
