@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from coordinator.display.view_values import state_word
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import energy_text
+from wattfleet_io.tables import FittingTable, columns, numbers, texts
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 from wattfleet_simulation.report_figures import percent
 from wattfleet_simulation.run import Snapshot
@@ -105,13 +105,10 @@ def _picture(snapshot: Snapshot) -> RenderableType:
     head = Text.assemble(
         ("Wattfleet ", "bold"), ("simulated fleet  ", "dim"), (snapshot.phase, "bold"), f"  {snapshot.elapsed_s:.0f} s"
     )
-    fleet = Table(box=None, pad_edge=False)
-    for name in ("device", "state", "modes profiled"):
-        fleet.add_column(name)
-    fleet.add_column("doing", no_wrap=True, overflow="ellipsis")
+    fleet = FittingTable(columns("device", "state", "modes profiled", texts("doing")))
     for device in snapshot.devices:
         word = state_word(device.state)
-        fleet.add_row(
+        fleet.add(
             device.device_id,
             Text(word, style=_STATE_STYLE[word]),
             f"{device.profiled_modes} of {device.mode_count}",
@@ -134,18 +131,10 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
     provenance = " and ".join(dict.fromkeys(device["provenance"] for device in run["devices"].values()))
     sizes = " or ".join(map(str, run["batch_sizes"]))
     title = f"Run {run['run']}: {run['network']} network, minibatches of {sizes}. Devices ({provenance})"
-    devices = Table(title=title, title_justify="left")
-    for name, justify in (
-        ("device", "left"),
-        ("modes profiled", "right"),
-        ("time MAPE %", "right"),
-        ("power MAPE %", "right"),
-        ("idle W", "right"),
-        ("rounds", "right"),
-    ):
-        devices.add_column(name, justify="right" if justify == "right" else "left")
+    figures = ("modes profiled", "time MAPE %", "power MAPE %", "idle W", "rounds")
+    devices = FittingTable(columns("device", *map(numbers, figures)), title=title, has_lines=True)
     for device_id, device in run["devices"].items():
-        devices.add_row(
+        devices.add(
             device_id,
             f"{device['modes_profiled']} of {device['mode_space']}",
             f"{device['time_mape_pct']:.1f}",
@@ -153,17 +142,15 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             f"{device['idle_w']:.1f}",
             str(sum(device_id in one["selected"] for one in run["rounds"])),
         )
-    rounds = Table(
-        title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory", title_justify="left"
+    seen = ("epoch s\nplan", "epoch s\nseen", "watts\nplan", "watts\nseen")
+    rounds = FittingTable(
+        columns("round", "device", "mode", *map(numbers, seen)),
+        title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory",
+        has_lines=True,
     )
-    rounds.add_column("round")
-    for name in ("device", "mode"):
-        rounds.add_column(name, no_wrap=True)
-    for name in ("epoch s\nplan", "epoch s\nseen", "watts\nplan", "watts\nseen"):
-        rounds.add_column(name, justify="right")
     for one in run["rounds"]:
         for k, part in enumerate(one["assignments"]):
-            rounds.add_row(
+            rounds.add(
                 str(one["round"]) if k == 0 else "",
                 part["device"],
                 PowerMode(**part["mode"]).label(),
@@ -172,7 +159,7 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
                 _number(part["predicted_power_w"]),
                 _number(part["observed_power_w"]),
             )
-        rounds.add_row(
+        rounds.add(
             "",
             f"site, of {one['site_budget_w']:g} W",
             f"accuracy {one['accuracy']:.1%}",
@@ -180,21 +167,19 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             _number(one["planned_site_w"]),
             _number(one["observed_site_w"]),
             style="bold",
-            end_section=True,
+            ends_section=True,
         )
     return [devices, rounds, _comparison(run["comparison"])]
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _comparison(rows: Sequence[Mapping[str, Any]]) -> FittingTable:
     """Return the table that compares this run with the alternatives, as means of a round."""
     title = "Mean of a round; the rows below the first are calculated from the boards' true values"
-    table = Table(title=title, title_justify="left")
-    table.add_column("setup")
-    for name in ("seconds", "site W", "kJ", "over\nbudget"):
-        table.add_column(name, justify="right")
+    figures = ("seconds", "site W", "kJ", "over\nbudget")
+    table = FittingTable(columns(texts("setup"), *map(numbers, figures)), title=title, has_lines=True)
     for row in rows:
         joules, share = row["training_j"], row["over_budget_share"]
-        table.add_row(
+        table.add(
             row["name"],
             _number(row["duration_s"]),
             _number(row["site_w"]),
@@ -207,14 +192,11 @@ def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
 def duty_table(duties: Mapping[str, Any]) -> RenderableType:
     """Return the table of how the boards kept their duties, printed at the end."""
     title = "Simulated requests; 95% ms: latency while training; training: planned / observed seconds"
-    table = Table(title=title, title_justify="left")
-    for name in ("device", "duty"):
-        table.add_column(name, no_wrap=True)
-    for name in ("requests", "in time\n%", "95% ms", "training"):
-        table.add_column(name, justify="right")
+    figures = ("requests", "in time\n%", "95% ms", "training")
+    table = FittingTable(columns("device", "duty", *map(numbers, figures)), title=title, has_lines=True)
     for device_id, duty in duties.items():
         share, ratio = duty["in_time_share"], duty["training_of_plan"]
-        table.add_row(
+        table.add(
             device_id,
             duty["duty"],
             f"{duty['requests']:,}",

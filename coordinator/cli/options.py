@@ -108,7 +108,7 @@ def _coordinator_of(folder: Path | None) -> tuple[str, str]:
     from wattfleet_identity.identity_folder import read_identity
 
     identity = None if folder is None else read_identity(folder)
-    if identity is not None and identity.coordinator:
+    if folder is not None and identity is not None and identity.coordinator:
         return identity.coordinator, f"the address in {in_home(folder)}"
     found = (each.address() for each in local_coordinators())
     return next(filter(None, found), (_DEFAULT_ADDRESS, "the default address"))

@@ -47,17 +47,27 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
 
     found: Sequence[dict[str, Any]] = content["runs"]
     if not found:
         return Text(NO_RUNS)
-    table = columns(("run", "state"), ("rounds", "time", "energy", "failed"), ("started",))
-    table.add_column("workload", overflow="fold")
+    table = FittingTable(
+        columns(
+            "run",
+            "state",
+            numbers("rounds"),
+            numbers("time", rank=3),
+            numbers("energy", rank=2),
+            numbers("failed", rank=4),
+            Column("started", rank=1),
+            texts("workload"),
+        )
+    )
     for each in found:
         state = "failed" if each["error"] else "finished" if each["finished"] else "running"
         style = {"failed": "bold red", "running": "bold green"}.get(state, "")
-        table.add_row(
+        table.add(
             Text(each["run_id"]),
             Text(state, style=style),
             f"{each['rounds_done']:,} of {each['rounds_asked_for']:,}",
