@@ -49,7 +49,7 @@ def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
     return False
 
 
-def guard_of(address: str, identity_folder: Path, is_insecure: bool) -> HttpAccess | None:
+def access_of(address: str, identity_folder: Path, is_insecure: bool) -> HttpAccess | None:
     """Return who may read from other machines over TLS; None if TLS is not used. Arguments and errors as above.
 
     A renewed certificate is used from the next connection on. An agent does not know which certificates are revoked, so

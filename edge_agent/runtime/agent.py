@@ -145,7 +145,7 @@ async def _run_with_device(
         serving.begin()
     socket, group = settings.device.socket, settings.device.socket_group
     async with AsyncExitStack() as served:
-        served.enter_context(metrics.served())
+        await served.enter_async_context(metrics.served())
         await served.enter_async_context(serve_socket(socket, trainings, servicer, group))
         works: dict[str, Coroutine[Any, Any, Any]] = {}
         if serving is not None:

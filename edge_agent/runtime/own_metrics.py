@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from edge_agent.devices.device import Device
@@ -31,7 +31,7 @@ class OwnMetrics:
     turns: DeviceTurns
     reporter: StateReporter
 
-    def served(self) -> AbstractContextManager[str | None]:
+    def served(self) -> AbstractAsyncContextManager[str | None]:
         """Serve the metrics within this context. Yields their URL, or None if the settings name no address.
 
         Raises:
