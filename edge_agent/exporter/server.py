@@ -27,7 +27,11 @@ _LIMITS = HttpLimits(connections=16)
 
 @asynccontextmanager
 async def metrics_served(
-    settings: AgentSettings, address: str, device: DeviceFacts, figures: Callable[[], AgentFigures]
+    settings: AgentSettings,
+    address: str,
+    device: DeviceFacts,
+    figures: Callable[[], AgentFigures],
+    is_revoked: Callable[[str], bool],
 ) -> AsyncIterator[str]:
     """Serve `/metrics` from a thread within this context; yield its URL.
 
@@ -35,14 +39,15 @@ async def metrics_served(
         settings: the agent's settings.
         address: host:port to listen on; port 0 uses a free one.
         device: the device that the agent serves.
-        figures: returns what the agent knows now; called in the thread of a request.
+        figures: returns what the agent knows now; called in the server's thread.
+        is_revoked: returns whether the certificate with a serial number was revoked; called in that thread, too.
 
     Raises:
         InvalidInputError: the address is in use or does not exist, or would be served as plaintext although that is not
             allowed.
     """
     folder, insecure = settings.identity_folder, settings.session.insecure
-    access = access_of(address, folder, insecure)
+    access = access_of(address, folder, insecure, is_revoked)
     registry = CollectorRegistry()
 
     def expires_at() -> datetime | None:

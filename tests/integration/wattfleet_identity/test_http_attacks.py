@@ -1,15 +1,17 @@
-"""Real processes with few file descriptors, whose HTTP addresses are attacked: they go on with their work."""
+"""The HTTP addresses of real processes: attacks on them, with few file descriptors, and viewers who are revoked."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import resource
 import ssl
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import grpc
@@ -24,10 +26,11 @@ from tests.fakes.http_attacks import client_hello, connect
 from tests.fakes.polling import until
 from tests.fakes.process_fleet import BOARD, FleetFolder, ForkedProcess
 from tests.fakes.served import Agent, hello_of
+from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_identity.channels import open_async_channel
-from wattfleet_identity.identity_folder import read_identity, write_identity
+from wattfleet_identity.identity_folder import Identity, read_identity, write_identity
 from wattfleet_io.addresses import split_address
-from wattfleet_proto.v1 import session_pb2_grpc
+from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, session_pb2_grpc
 
 DESCRIPTORS = 128
 IDLE, HANDSHAKES, UNFINISHED, SLOW = 60, 40, 30, 10
@@ -78,6 +81,15 @@ class Site:
                 await agent.goodbye()
 
         asyncio.run(hello())
+
+    def ask_as_operator(self, method: str, request: object) -> Any:
+        """Call a method of the coordinator's identity service."""
+
+        async def ask() -> Any:
+            async with open_async_channel(self.coordinator.address, self.fleet.operator) as channel:
+                return await getattr(identity_pb2_grpc.IdentityServiceStub(channel), method)(request)
+
+        return asyncio.run(ask())
 
     def connect_an_app(self) -> None:
         """Connect an app to the agent."""
@@ -151,6 +163,46 @@ def test_agents_viewers_and_apps_are_served_during_an_attack(site: Site, server:
         for use in uses:
             use()
     assert "too many open files" not in (site.coordinator.log.read_text() + site.agent.log.read_text()).lower()
+
+
+def enrolled_viewer(site: Site, folder: Path) -> ssl.SSLContext:
+    """Prometheus's certificate, as `wattfleet coordinator certificate` gets it."""
+    key_pem = new_key()
+    request = identity_pb2.IssueCertificateRequest(
+        request_pem=request_certificate(key_pem), role="viewer", name="prometheus"
+    )
+    answer = site.ask_as_operator("IssueCertificate", request)
+    write_identity(folder, Identity(key_pem, answer.certificate_pem, answer.trusted_pem))
+    context = ssl.create_default_context(cadata=answer.trusted_pem.decode())
+    context.check_hostname = False
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    return context
+
+
+def test_a_viewer_who_is_revoked_reads_nothing_more_over_open_connections(site: Site, tmp_path: Path) -> None:
+    viewer = enrolled_viewer(site, tmp_path / "prometheus")
+    with ExitStack() as opened:
+
+        def connection_to(port: int) -> http.client.HTTPSConnection:
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=WITHIN_S, context=viewer)
+            connection.connect()
+            return opened.enter_context(closing(connection))
+
+        def status(connection: http.client.HTTPSConnection) -> int:
+            connection.request("GET", "/metrics")
+            with connection.getresponse() as answer:
+                text = answer.read()
+            assert answer.status != 403 or b"the certificate of viewer prometheus was revoked" in text
+            return answer.status
+
+        shaken = {server: connection_to(port) for server, port in site.ports.items()}
+        before = {server: connection_to(port) for server, port in site.ports.items()}
+        assert {server: status(each) for server, each in before.items()} == {
+            "page": 404, "metrics": 200, "exporter": 200,
+        }  # fmt: skip
+        site.ask_as_operator("RevokeCertificates", identity_pb2.RevokeCertificatesRequest(name_or_serial="prometheus"))
+        until(lambda: status(connection_to(site.ports["exporter"])) == 403)  # the board hears of it within moments
+        assert {status(each) for each in shaken.values()} == {403}
 
 
 @pytest.mark.slow
