@@ -32,6 +32,7 @@ from coordinator.store.errors import NotOwnerError
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_identity.http_access import HttpAccess
+from wattfleet_identity.http_server import HttpLimits
 from wattfleet_identity.identity_folder import note_coordinator
 from wattfleet_io.addresses import reachable_here, split_address
 from wattfleet_io.atomic_files import replace_file
@@ -77,13 +78,13 @@ async def serve(
     preparation = Preparation.of(settings)
     async with AsyncExitStack() as held:
         serving = await FleetInService.opened(preparation, held)
-        metrics_address = _serve_metrics(preparation, serving, held)
+        metrics_address = await _serve_metrics(preparation, serving, held)
         bound: dict[str, str] = {}
         services = RpcServices(preparation, serving, lambda: public_addresses(settings, bound))
         audit = AuditLog(serving.repository, certificate_of)
         quotas = PeerQuotas(settings.peers)
         idle_s = settings.server.idle_connection_s
-        page = _serve_page(preparation, services, held)
+        page = await _serve_page(preparation, services, held)
         latencies = RpcLatencies(serving.figures)
         servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
         # After the sessions have ended, and before the writer is closed, so that their ends are still stored.
@@ -116,10 +117,9 @@ def _note_address(preparation: Preparation, address: str) -> None:
         _log.warning("commands on this machine need --coordinator %s, which could not be noted: %s", address, error)
 
 
-def _serve_metrics(preparation: Preparation, serving: FleetInService, held: AsyncExitStack) -> str:
+async def _serve_metrics(preparation: Preparation, serving: FleetInService, held: AsyncExitStack) -> str:
     """Serve `/metrics` until `held` is left; returns its host:port."""
     host, port = preparation.metrics_address
-    guard = _guard(preparation, host)
     settings = preparation.settings
     exposed = exposed_plaintext(settings, preparation.credentials is not None)
     served = metrics_served(
@@ -127,15 +127,15 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
         host,
         port,
         settings.server,
-        guard,
+        _http_access(preparation, host),
         len(exposed),
         serving.figures,
         lambda: preparation.expiries(utc_now()),
     )
-    return f"{host}:{held.enter_context(served)}"
+    return f"{host}:{await held.enter_async_context(served)}"
 
 
-def _guard(preparation: Preparation, host: str) -> HttpAccess | None:
+def _http_access(preparation: Preparation, host: str) -> HttpAccess | None:
     """The access control of an HTTP address: only peers with a certificate if other machines can reach it."""
     credentials, access = preparation.credentials, preparation.access
     if credentials is None or access is None or is_loopback(host):
@@ -143,7 +143,7 @@ def _guard(preparation: Preparation, host: str) -> HttpAccess | None:
     return HttpAccess(lambda: credentials.folder.server_tls, access.certificates)
 
 
-def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExitStack) -> str | None:
+async def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExitStack) -> str | None:
     """Serve the web page until `held` is left; returns its host:port, or None if there is no page.
 
     Raises:
@@ -155,26 +155,21 @@ def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExit
         return None
     # Imported here, because a coordinator without a page does not need it.
     from coordinator.page.queries import Queries
-    from coordinator.page.server import PageServer
+    from coordinator.page.server import page_served
 
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
     queries = Queries(services.viewer, services.operator, services.identity, loop)
-    guard, has_authority = _guard(preparation, host), preparation.credentials is not None
+    limits = HttpLimits(settings.server.max_http_connections, settings.server.http_timeout_s)
+    access, has_authority = _http_access(preparation, host), preparation.credentials is not None
+    served = page_served(queries, host, port, limits, access, has_authority)
     try:
-        page = PageServer(queries, host, port, guard, has_authority)
+        return f"{host}:{await held.enter_async_context(served)}"
     except InvalidInputError as error:
         if settings.server.page_address is not None:
             raise
         _log.warning("%s. This coordinator serves without a page", error)
         return None
-
-    async def stopped() -> None:
-        page.close()
-        await asyncio.to_thread(page.join)
-
-    held.push_async_callback(stopped)
-    return page.address
 
 
 def _until_stopped(

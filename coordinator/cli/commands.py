@@ -66,7 +66,6 @@ def serve(ctx: typer.Context) -> None:
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is not a directory")
     start_logging(settings.log.format, settings.log.level)
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # the store logs its own migrations
 
     def on_ready(bound: BoundAddresses) -> None:
         security = "plaintext" if bound.enrolment_address is None else "mutual TLS"

@@ -24,11 +24,18 @@ class ServerSettings(Group):
         option="--page-address",
         unset="on loopback, at the port after that of --metrics-address",
     )
-    max_metrics_connections: int = setting(
-        16, "Limit on open connections to /metrics. A further one closes the oldest that has sent no request.", ge=1
+    max_http_connections: int = setting(
+        128,
+        "Limit on open connections to the page, and the same to /metrics; half of them for one host. A further one "
+        "closes one that has sent no request. With a low limit on open files, an eighth of that counts instead.",
+        ge=2,
     )
-    metrics_timeout_s: float = setting(
-        10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
+    http_timeout_s: float = setting(
+        10.0,
+        "Close a connection to the page or to /metrics if the other side takes longer for the TLS handshake, for a "
+        "request, or to accept what is sent to it.",
+        unit="s",
+        gt=0,
     )
     metrics_devices: Names = setting(
         (),

@@ -87,6 +87,10 @@ class CoordinatorProcess:
         content: dict[str, Any] = json.loads(self._announced.read_text())
         return content
 
+    @property
+    def pid(self) -> int:
+        return self._started.pid
+
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         self._end(signal.SIGKILL)
