@@ -130,7 +130,7 @@ def test_a_run_that_the_coordinator_does_not_know_any_more_ends_with_the_reason(
     assert grid.trainings() == []
 
 
-def test_nodes_that_a_restored_coordinator_does_not_know_are_bound_again_without_asking_them() -> None:
+def test_nodes_that_a_restored_coordinator_does_not_know_are_bound_again() -> None:
     grid, planner = GridOfNodes(fleet()), PlannerStub()
 
     def restored(number: int, arrays: ArrayRecord) -> MetricRecord:
