@@ -62,7 +62,7 @@ class BoundAddresses:
 async def serve(
     settings: CoordinatorSettings, on_ready: Callable[[BoundAddresses], None], stop: asyncio.Event | None = None
 ) -> None:
-    """Serve until `stop` is set, or until SIGINT or SIGTERM if it is None.
+    """Serve until `stop` is set, or until a signal if it is None.
 
     Args:
         settings: all settings.

@@ -14,6 +14,7 @@ from wattfleet.modes import PowerMode
 from wattfleet_io.console import energy_text
 from wattfleet_io.tables import FittingTable, columns, numbers, texts
 from wattfleet_proto.v1 import planning_pb2, view_pb2
+from wattfleet_simulation.forecast import left_text
 from wattfleet_simulation.report_figures import percent
 from wattfleet_simulation.run import Snapshot
 
@@ -64,7 +65,7 @@ class LineDisplay:
         stamp = f"[{snapshot.elapsed_s:6.1f} s]"
         if snapshot.phase != self._phase:
             self._phase = snapshot.phase
-            self._print(f"{stamp} {snapshot.phase}")
+            self._print(f"{stamp} {snapshot.phase}{_left(snapshot)}")
         if snapshot.run_number != self._run_number:
             self._run_number = snapshot.run_number
             self._rounds_done = self._rounds_planned = 0
@@ -76,16 +77,30 @@ class LineDisplay:
                 self._print(f"{stamp} {device.device_id}: ready, {device.mode_count:,} modes{idle}")
         for view in snapshot.rounds[self._rounds_planned :]:
             chosen = ", ".join(map(_measured, view.plan.assignments))
-            self._print(f"{stamp} round {view.round}: {'; '.join(filter(None, (chosen, _watts(view))))}")
+            planned = "; ".join(filter(None, (chosen, _watts(view))))
+            self._print(f"{stamp} {_round(view, snapshot)}: {planned}")
             self._rounds_planned += 1
         for view in snapshot.rounds[self._rounds_done :]:
             if "accuracy" not in view.metrics:
                 break
-            self._print(f"{stamp} round {view.round} done: {_watts(view)}, accuracy {view.metrics['accuracy']:.1%}")
+            self._print(
+                f"{stamp} {_round(view, snapshot)} done: {_watts(view)}, accuracy {view.metrics['accuracy']:.1%}"
+                f"{_left(snapshot)}"
+            )
             self._rounds_done += 1
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _round(view: view_pb2.RoundView, snapshot: Snapshot) -> str:
+    """A round with its number, and how many there are."""
+    return f"round {view.round}" + (f" of {snapshot.rounds_in_run}" if snapshot.rounds_in_run else "")
+
+
+def _left(snapshot: Snapshot) -> str:
+    """The time that is left, to append to a line; empty if it is unknown."""
+    return "" if snapshot.left_s is None else f"; {left_text(snapshot.left_s)}"
 
 
 def _measured(assignment: planning_pb2.Assignment) -> str:
@@ -103,7 +118,10 @@ def _watts(view: view_pb2.RoundView) -> str:
 
 def _picture(snapshot: Snapshot) -> RenderableType:
     head = Text.assemble(
-        ("Wattfleet ", "bold"), ("simulated fleet  ", "dim"), (snapshot.phase, "bold"), f"  {snapshot.elapsed_s:.0f} s"
+        ("Wattfleet ", "bold"),
+        ("simulated fleet  ", "dim"),
+        (snapshot.phase, "bold"),
+        f"  {snapshot.elapsed_s:.0f} s{_left(snapshot)}",
     )
     fleet = FittingTable(columns("device", "state", "modes profiled", texts("doing")))
     for device in snapshot.devices:
@@ -116,14 +134,14 @@ def _picture(snapshot: Snapshot) -> RenderableType:
         )
     parts: list[RenderableType] = [head, Text(), fleet]
     if snapshot.rounds:
-        parts += [Text(), *(_round_line(view) for view in snapshot.rounds)]
+        parts += [Text(), *(_round_line(view, snapshot) for view in snapshot.rounds)]
     return Group(*parts)
 
 
-def _round_line(view: view_pb2.RoundView) -> Text:
+def _round_line(view: view_pb2.RoundView, snapshot: Snapshot) -> Text:
     chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
     accuracy = f"  accuracy {view.metrics['accuracy']:.1%}" if "accuracy" in view.metrics else ""
-    return Text.assemble((f"round {view.round}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))
+    return Text.assemble((f"{_round(view, snapshot)}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))
 
 
 def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:

@@ -29,6 +29,8 @@ MAX_INVITES = 1_000
 MAX_CERTIFICATES = 100_000
 AUDIT_KEEP = timedelta(days=400)
 MAX_AUDIT_ENTRIES = 1_000_000
+FORGOTTEN = "the device was forgotten"
+"""The reason for which the certificates of a forgotten device are revoked."""
 _MAX_EARLY_RENEWALS = 4
 _EARLY = 0.9  # share of its validity that is left
 
@@ -267,7 +269,7 @@ class Identities:
     def forget(self, device_ids: Collection[str], now: datetime) -> list[CertificateRecord]:
         """Revoke the certificates of forgotten devices, and return them."""
         owned = [self._certificates[each] for name in device_ids for each in self._of_name.get((Role.DEVICE, name), ())]
-        return self._revoke([each for each in owned if self._counts(each, now)], "the device was forgotten", now)
+        return self._revoke([each for each in owned if self._counts(each, now)], FORGOTTEN, now)
 
     def expire(self, now: datetime) -> ExpiredIdentities:
         """Drop the invites and certificates that have expired."""

@@ -124,9 +124,14 @@ class PlannedRounds:
             self._finish("")
 
     def require_start(self, grid: Grid, arrays: ArrayRecord) -> None:
-        """Start the run if `start` was not called, because the app or another strategy configures rounds directly."""
+        """Start the run if `start` was not called, because the app or another strategy configures rounds directly.
+
+        A run that has finished is started again, because the app configures further rounds.
+        """
         if not self._run.is_started:
             self._start(str(grid.run.run_id), 0, self._workload(grid, arrays))
+        elif self._run.is_finished:
+            self._run.start_again()
 
     def _workload(self, grid: Grid, arrays: ArrayRecord) -> Workload:
         """The workload of the run, with the batch sizes that its plans may choose."""
@@ -413,7 +418,6 @@ class PlannedRounds:
         """Request a plan until there is one: devices may not be ready yet, or the budget may still be too low."""
         refusal = None
         began_s = logged_s = -float("inf")
-        is_run_known = True
         while True:
             try:
                 self._planner.send_pending()
@@ -422,11 +426,6 @@ class PlannedRounds:
                     known = selected_nodes(self._select, number, self._run.predictions(known))
                 return self._run.plan(number, known)
             except RefusedError as refused:
-                if refused.code is grpc.StatusCode.NOT_FOUND and is_run_known:
-                    # The coordinator's store has been replaced since the run began.
-                    is_run_known = False
-                    self._run.start_again()
-                    continue
                 timeout_s, poll_s = self._wait_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()
                 if refused.code is not refusal:
