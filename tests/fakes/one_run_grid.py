@@ -1,4 +1,4 @@
-"""The common part of all fakes of Flower's grid: it belongs to one run, and takes messages as Flower's own grid does."""
+"""The common part of all fakes of Flower's grid: it belongs to one run, and takes messages as Flower's own does."""
 
 from __future__ import annotations
 
