@@ -217,6 +217,14 @@ class FlowerDeployment:
             raise PartFailedError(f"flwr run did not start the app: {json.dumps(answer)}")
         return str(answer["run-id"])
 
+    def stop(self, run_id: str) -> None:
+        """Stop a run, as a user does.
+
+        Raises:
+            PartFailedError: Flower refused.
+        """
+        self._flwr(["stop", run_id, _CONNECTION, "--format", "json"])
+
     def status(self, run_id: str) -> str:
         """Return the run's status, such as `running` or `finished:completed`."""
         answer = self._flwr(["list", _CONNECTION, "--run-id", run_id, "--format", "json"])

@@ -252,5 +252,9 @@ class AppRun:
         return self.seen().run.finished
 
     def app_process(self, device_id: str) -> psutil.Process:
-        """The process that trains on a device, or that trained last."""
-        return psutil.Process(self.notes("trains", device=device_id)[-1]["pid"])
+        """The process that handles a message on a device, or that handled the last one."""
+        [*_, last] = sorted(
+            [*self.notes("asked", device=device_id), *self.notes("trains", device=device_id)],
+            key=lambda note: float(note["at_s"]),
+        )
+        return psutil.Process(last["pid"])

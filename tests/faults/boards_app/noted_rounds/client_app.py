@@ -34,8 +34,10 @@ app = ClientApp(mods=[noting_mod, power_mode_mod])
 def train(message: Message, context: Context) -> Message:
     """Wait, and reply with the same arrays."""
     _note(context, "trains")
+    is_first = context.node_config[DEVICE_ID_KEY] == context.run_config["first"]
+    training_s = float(context.run_config["first-train-s" if is_first else "train-s"])
     for _ in until_deadline([None] * _MINIBATCHES):
-        time.sleep(float(context.run_config["train-s"]) / _MINIBATCHES)
+        time.sleep(training_s / _MINIBATCHES)
     [arrays] = message.content.array_records.values()
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
     return Message(content, reply_to=message)
