@@ -28,6 +28,7 @@ from wattfleet_simulation.processes import Part, Parts, program
 
 COORDINATOR, SUPERLINK = "coordinator", "superlink"
 _WITHIN_S = 240.0
+_RETURNED = "has accepted this SuperNode again"
 _OPTIONS = """
 [sessions]
 lease_s = 2
@@ -141,6 +142,16 @@ class RealFleet:
         process.terminate()
         process.wait(60.0)
 
+    def forget_nodes(self) -> None:
+        """Restart the SuperLink, so that all SuperNodes get new node ids, and wait until they are back."""
+        before = {each: self.log(supernode(each)).count(_RETURNED) for each in self.device_ids}
+        self.kill(SUPERLINK)
+        self.start(SUPERLINK)
+        self.until(
+            lambda: all(self.log(supernode(each)).count(_RETURNED) > count for each, count in before.items()),
+            "all SuperNodes are back",
+        )
+
     def pause(self, name: str) -> None:
         """Make a process hang, with SIGSTOP."""
         os.kill(self.processes[name].process.pid, signal.SIGSTOP)
@@ -179,7 +190,7 @@ class RealFleet:
         began_s = time.monotonic()
         while not condition():
             if time.monotonic() - began_s > within_s:
-                logs = "\n".join(f"--- {name}: {self.log(name)[-1500:]}" for name in self.processes)
+                logs = "\n".join(f"--- {name}: {self.log(name)[-700:]}" for name in self.processes)
                 raise AssertionError(f"within {within_s:g} s, not so: {what}\n{logs}")
             time.sleep(0.05)
         return time.monotonic() - began_s

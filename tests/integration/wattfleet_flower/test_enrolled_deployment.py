@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -43,6 +43,7 @@ class Deployment:
     coordinator: str
     superlink: str
     log: Path
+    processes: dict[str, Part] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -79,6 +80,15 @@ class Deployment:
         self.done("wattfleet", "agent", "join", *words, line=self.invite("--device", device_id))
         return state / "supernode"
 
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again after it has ended."""
+        command = ["--identity", str(self.folder / "superlink"), "--check-s", "0.5", "--host", HOST]
+        port = self.superlink.partition(":")[2]
+        command += ["--port", port, "--disable-runtime-dependency-installation"]
+        self.processes["superlink"] = self.parts.start(
+            "superlink", [program("wattfleet-superlink"), *command], self.environment
+        )
+
     def start_supernode(self, name: str, *options: str, program_name: str = "wattfleet-supernode") -> Part:
         [port] = free_ports(1)
         command = [program(program_name), "--host", HOST, "--port", str(port), *options]
@@ -109,9 +119,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         made.done(
             "wattfleet", "join", "--identity", str(identity), line=made.invite("--role", "superlink", "--name", "s")
         )
-        command = ["wattfleet-superlink", "--identity", str(identity), "--check-s", "0.5"]
-        options = ["--host", HOST, "--port", str(superlink_port), "--disable-runtime-dependency-installation"]
-        parts.start("superlink", [program(command[0]), *command[1:], *options], made.environment)
+        made.start_superlink()
         yield made
 
 
@@ -124,7 +132,6 @@ def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment)
     connect = ("wattfleet", "flower", "connect", "--identity", operator, "--coordinator", deployment.coordinator)
     deployment.done(*connect)
     until("the SuperNode is connected", lambda: "SuperNode ID: " in supernode.log.read_text())
-    [node] = [each for each, status in deployment.nodes().items() if status == "online"]
 
     # A round of the user's app runs.
     result = deployment.folder / "rounds.jsonl"
@@ -133,6 +140,15 @@ def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment)
     deployment.done("flwr", "run", str(APP), "wattfleet", "--format", "json", *options)
     until("two rounds run", lambda: result.exists() and len(result.read_text().splitlines()) == 2)
     assert [len(json.loads(line)["nodes"]) for line in result.read_text().splitlines()] == [1, 1]
+
+    # A SuperLink that was killed and started again knows no SuperNode. The SuperNode returns by itself.
+    superlink = deployment.processes["superlink"].process
+    superlink.kill()
+    superlink.wait()
+    deployment.start_superlink()
+    until("the SuperNode is back", lambda: "has accepted this SuperNode again" in supernode.log.read_text())
+    assert "revoked" not in supernode.log.read_text()
+    [node] = [each for each, status in deployment.nodes().items() if status == "online"]
 
     # Revoking the board's certificate unregisters its SuperNode, which ends.
     deployment.done("wattfleet", "coordinator", "revoke", "nano-1", "--coordinator", deployment.coordinator)

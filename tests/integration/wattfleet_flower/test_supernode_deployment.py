@@ -27,6 +27,7 @@ class Running:
     """A SuperLink with one SuperNode that runs rounds."""
 
     deployment: FlowerDeployment
+    superlink: Part
     supernode: Part
     result: Path
     run_id: str = ""
@@ -54,10 +55,13 @@ def _command(process: psutil.Process) -> list[str]:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     with Parts(tmp_path / "logs") as parts:
-        deployment = FlowerDeployment(parts, tmp_path / "home", [Node("a", 0, tmp_path / "none.sock")])
-        [supernode] = deployment.start()
+        node = Node("a", 0, tmp_path / "none.sock")
+        deployment = FlowerDeployment(parts, tmp_path / "home", [node])
+        superlink = deployment.start_superlink()
+        deployment.connect()
+        supernode = deployment.start_supernode(node)
         result = tmp_path / "rounds.jsonl"
-        running = Running(deployment, supernode, result)
+        running = Running(deployment, superlink, supernode, result)
         until(lambda: len(running.fork_servers()) == 1)
         config = {"rounds": 8, "devices": 1, "waiting": "wattfleet", "result": str(result)}
         running.run_id = deployment.submit(APP, config)
@@ -76,8 +80,14 @@ def test_rounds_go_on_when_the_fork_server_is_killed(running: Running) -> None:
     assert len(warnings) == 1 and "the fork server has ended" in warnings[0]
 
 
-def test_nothing_is_left_when_the_supernode_is_terminated(running: Running) -> None:
+def test_a_supernode_returns_after_a_restart_and_leaves_nothing_when_stopped(
+    running: Running,
+) -> None:
     until(lambda: len(running.rounds()) >= 2)
+    running.superlink.process.kill()
+    running.superlink.process.wait()
+    running.deployment.start_superlink()
+    until(lambda: "has accepted this SuperNode again" in running.supernode.log.read_text(), within_s=120.0)
     servers = running.fork_servers()
     others = psutil.Process(running.supernode.process.pid).children(recursive=True)
     temporary = [Path(path) for path in re.findall(r"\S*/wattfleet-supernode-\w+", " ".join(servers[0].cmdline()))]
