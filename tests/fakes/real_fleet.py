@@ -183,7 +183,7 @@ class RealFleet:
         """Start a run of the app in `tests/faults/boards_app`."""
         notes = self._folder / f"notes-{time.monotonic_ns()}.jsonl"
         values = {"coordinator": self._address, "devices": len(self.device_ids), "notes": str(notes), **config}
-        return AppRun(self, self.flower.submit(app, values), notes)
+        return AppRun(self.flower.submit(app, values), notes, self.view)
 
     def until(self, condition: Callable[[], object], what: str, within_s: float = _WITHIN_S) -> float:
         """Wait until a condition holds, on a machine that may be busy; returns the seconds that this took."""
@@ -240,10 +240,10 @@ class AppRun:
         run_id: Flower's id.
     """
 
-    def __init__(self, fleet: RealFleet, run_id: str, notes: Path) -> None:
+    def __init__(self, run_id: str, notes: Path, view: CoordinatorView) -> None:
         self.run_id = run_id
-        self._fleet = fleet
         self._notes = notes
+        self._view = view
 
     def notes(self, what: str, **values: Any) -> list[dict[str, Any]]:
         """The notes of one kind, such as `sent`, whose values are the given ones."""
@@ -255,7 +255,7 @@ class AppRun:
     def seen(self) -> RunSeen:
         """The run as the coordinator shows it; an empty run while the coordinator is away."""
         try:
-            return self._fleet.view.run(self.run_id)
+            return self._view.run(self.run_id)
         except CoordinatorUnreachableError:
             return RunSeen()
 

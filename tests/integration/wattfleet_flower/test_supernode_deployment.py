@@ -80,14 +80,22 @@ def test_rounds_go_on_when_the_fork_server_is_killed(running: Running) -> None:
     assert len(warnings) == 1 and "the fork server has ended" in warnings[0]
 
 
-def test_a_supernode_returns_after_a_restart_and_leaves_nothing_when_stopped(
-    running: Running,
-) -> None:
+# The short form, of an enrolled device, is in `test_enrolled_deployment.py`.
+@pytest.mark.slow
+def test_a_plain_supernode_returns_to_a_superlink_that_was_restarted(running: Running) -> None:
     until(lambda: len(running.rounds()) >= 2)
     running.superlink.process.kill()
     running.superlink.process.wait()
     running.deployment.start_superlink()
     until(lambda: "has accepted this SuperNode again" in running.supernode.log.read_text(), within_s=120.0)
+    before = len(running.rounds())
+    config = {"rounds": 2, "devices": 1, "waiting": "wattfleet", "result": str(running.result)}
+    running.deployment.submit(APP, config)
+    until(lambda: len(running.rounds()) == before + 2, within_s=120.0)
+
+
+def test_nothing_is_left_when_the_supernode_is_terminated(running: Running) -> None:
+    until(lambda: len(running.rounds()) >= 2)
     servers = running.fork_servers()
     others = psutil.Process(running.supernode.process.pid).children(recursive=True)
     temporary = [Path(path) for path in re.findall(r"\S*/wattfleet-supernode-\w+", " ".join(servers[0].cmdline()))]
