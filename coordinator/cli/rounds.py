@@ -13,7 +13,7 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.run_names import NO_RUNS, RUN_HELP, run_id_of
+from coordinator.cli.run_names import NO_RUNS, RUN_HELP, RUN_STYLES, run_id_of
 from coordinator.display.wording import number
 from wattfleet_io.console import count_of, duration_text, energy_text, rounds_text
 from wattfleet_proto.metric_names import metric_order
@@ -55,17 +55,16 @@ def _table(content: dict[str, Any]) -> RenderableType:
 
     if content["run_id"] is None:
         return Text(NO_RUNS)
-    done = "finished" if content["finished"] else "running"
     asked_for = count_of(content["rounds_asked_for"], "round")
     lines: list[RenderableType] = [
         Text(
             f"run {content['run_id']}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
-            f" {done}",
+            f" {content['state']}",
             style="bold",
         ),
     ]
     if content["error"]:
-        lines.append(Text(content["error"], style="red"))
+        lines.append(Text(content["error"], style=RUN_STYLES[content["state"]]))
     if not content["rounds"]:
         next_step = "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` previews the next one"
         return Group(*lines, Text(f"no rounds yet{next_step}"))

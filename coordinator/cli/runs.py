@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
-from coordinator.cli.run_names import NO_RUNS
+from coordinator.cli.run_names import NO_RUNS, RUN_STYLES
 from coordinator.display.wording import moment_of
 from wattfleet_io.console import count_of, duration_text, energy_text
 
@@ -65,11 +65,9 @@ def _table(content: dict[str, Any]) -> RenderableType:
         )
     )
     for each in found:
-        state = "failed" if each["error"] else "finished" if each["finished"] else "running"
-        style = {"failed": "bold red", "running": "bold green"}.get(state, "")
         table.add(
             Text(each["run_id"]),
-            Text(state, style=style),
+            Text(each["state"], style=RUN_STYLES.get(each["state"], "")),
             f"{each['rounds_done']:,} of {each['rounds_asked_for']:,}",
             duration_text(each["wall_s"] or None),
             energy_text(each["training_j"]),
@@ -82,7 +80,9 @@ def _table(content: dict[str, Any]) -> RenderableType:
         older = count_of(content["older"], "older run")
         parts.append(Text(f"{older} not shown: --limit {len(found) + content['older']} shows all", style="dim"))
     parts += [
-        Text(f"run {each['run_id']}: {each['error']}", style="red", overflow="fold") for each in found if each["error"]
+        Text(f"run {each['run_id']}: {each['error']}", style=RUN_STYLES[each["state"]], overflow="fold")
+        for each in found
+        if each["error"]
     ]
     parts.append(
         Text("next: `rounds --run RUN`, then `round RUN N`; the beginning of a run's id is enough", style="dim")

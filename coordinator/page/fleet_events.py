@@ -68,8 +68,8 @@ class EventLog:
                 if run_id not in self._runs:
                     self._note(at_unix_s, run_id, run_link(run_id), f"began with {run['strategy']}", False)
                 if ended[run_id] and not self._runs.get(run_id):
-                    why = f"ended: {run['error']}" if run["error"] else "finished"
-                    self._note(at_unix_s, run_id, run_link(run_id), why, bool(run["error"]))
+                    why = f"failed: {run['error']}" if run["state"] == "failed" else run["error"] or "finished"
+                    self._note(at_unix_s, run_id, run_link(run_id), why, run["state"] == "failed")
         self._states, self._runs = states, ended
 
     def _note(self, at_unix_s: float, subject: str, path: str, text: str, is_bad: bool) -> None:

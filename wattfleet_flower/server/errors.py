@@ -57,6 +57,10 @@ class LostRunError(PlanningError):
         )
 
 
+class SuperLinkError(WattfleetError):
+    """Flower's SuperLink has answered with errors for too long."""
+
+
 class NoUpdatesError(WattfleetError):
     """No node sent an update that could be aggregated before the timeout."""
 

@@ -12,7 +12,7 @@ from wattfleet_flower.server.errors import PlanningError
 from wattfleet_flower.server.identification import RepeatedIdentification, binding_in, identify_request
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_io.clock import Clock
-from wattfleet_io.console import plain_text
+from wattfleet_io.console import count_of, plain_text
 from wattfleet_proto.v1 import planning_pb2
 
 POLL_S = 1.0
@@ -223,6 +223,8 @@ class Nodes:
         ]
         if not node_ids:
             return []
+        count = count_of(len(node_ids), "node")
+        log(INFO, "Requesting device ids from %s; waiting up to %g s for the answers", count, self._timeout_s)
         messages = [identify_request(node_id) for node_id in node_ids]
         replies = list(grid.send_and_receive(messages, timeout=self._timeout_s))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}

@@ -21,7 +21,7 @@ from wattfleet_flower.server.batch_choice import BatchChoice
 from wattfleet_flower.server.combinations import require_combinable
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
-from wattfleet_flower.server.grids import FreeNodesGrid, SelectedNodesGrid, WaitingGrid
+from wattfleet_flower.server.grids import FreeNodesGrid, SelectedNodesGrid, WaitingGrid, steady
 from wattfleet_flower.server.late_replies import LateReplies
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction
@@ -163,6 +163,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Raises:
             PlanningError: a round cannot be planned, even after waiting, or the coordinator is away and the run must
                 not go on without it. The text gives the reason.
+            SuperLinkError: Flower's SuperLink has answered with errors for too long.
             TwoStrategiesError: another power-aware strategy runs.
             InvalidInputError: no valid workload name can be derived from the app.
         """
@@ -175,6 +176,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         self._evaluates_centrally = evaluate_fn is not None
         self._late.begin_run()
+        grid = steady(grid, self._clock)
         with self._rounds.run(grid, num_rounds, initial_arrays):
             if isinstance(self.strategy, FedBuff):
                 self.summary()
@@ -199,6 +201,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._late.begin_round(None)
         if trains_nothing(self.strategy):
             return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
+        grid = steady(grid, self._clock)  # an app may call this method without `start`
         self._rounds.require_start(grid, arrays)
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
         node_ids = self._late.without_resting(self._late.free_nodes(grid, node_ids), server_round)
@@ -233,6 +236,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Drained and excluded devices do not evaluate, since evaluation draws power, too. Nodes that still train do not
         evaluate, since a node handles one message at a time.
         """
+        grid = steady(grid, self._clock)
         node_ids = self._rounds.without_excluded(FreeNodesGrid(grid, self._late).get_node_ids())
         if not node_ids:
             log(WARNING, "no evaluation after round %d: no node that may take part is connected and free", server_round)

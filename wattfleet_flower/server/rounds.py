@@ -28,6 +28,7 @@ from wattfleet_flower.server.replies import RoundReplies
 from wattfleet_flower.server.round_messages import assigned_messages
 from wattfleet_flower.server.selection import Select, selected_nodes
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
+from wattfleet_flower.server.stopping import end_of, reported_stop
 from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
@@ -97,7 +98,7 @@ class PlannedRounds:
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
         self._outage = Outage(away, strategy, clock)
-        self._has_planned = self._may_follow = False
+        self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned: dict[int, UnplannedRound] = {}
 
     @contextmanager
@@ -114,12 +115,12 @@ class PlannedRounds:
             PlanningError: the coordinator refused the run.
             InvalidInputError: no valid workload name can be derived from the run.
         """
-        with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id:
+        with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id, reported_stop(self._stop, grid.get_node_ids):
             self._start(run_id, rounds, self._workload(grid, arrays))
             try:
                 yield
             except BaseException as error:
-                self._finish(f"{type(error).__name__}: {error}")
+                self._finish(end_of(error))
                 raise
             self._finish("")
 
@@ -375,14 +376,21 @@ class PlannedRounds:
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
     def _start(self, run_id: str, rounds: int, workload: Workload) -> None:
-        self._has_planned = self._may_follow = False
+        self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned = {}
         self._run.start(run_id, rounds, workload)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
             unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
             self._outage.continues(unreachable, are_exclusions_known=False)
 
+    def _stop(self, why: str) -> None:
+        """Report that somebody has stopped the run; the process ends within seconds."""
+        self._run.finish(why)
+        self._is_ended = True
+
     def _finish(self, error: str) -> None:
+        if self._is_ended:
+            return
         self._run.finish(error)
         began_s = self._clock.now_s()
         while self._planner.pending_reports and not error:

@@ -26,7 +26,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unsupported_version
 from wattfleet_flower.logged_program import start_logged
-from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
+from wattfleet_flower.superlink.control_access import ControlAccess, ExplainedRefusals, LocalRuntime
 from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
@@ -205,7 +205,7 @@ class _Serving:
         # Flower has checked that there are three files.
         certificate_file, key_file, trusted_file = paths = [Path(file).expanduser() for file in self._files]
         certificate = self._certificate or WatchedFiles(*paths)
-        config = serving_config(app, **settings)
+        config = serving_config(ExplainedRefusals(app, lambda key: keeper.is_not_enrolled(key)), **settings)
         config.load()
         context, registry = config.ssl, NodeRegistry(self._control(trusted_file))
         assert context is not None, "the options include TLS files"
