@@ -120,8 +120,8 @@ def selection_of(settings: SelectionSettings, policy: Policy) -> Selection:
     """
     if settings.over_selection and not policy.has_count:
         raise InvalidInputError(
-            f"policy {policy.name!r} determines the number of devices itself, so --over-selection cannot add to it:"
-            " leave out --over-selection, or pass --clients with a policy that takes it"
+            f"policy {policy.name!r} determines the number of devices itself, so over_selection in [selection] cannot"
+            " add to it: leave it out, or pass --clients with a policy that takes it"
         )
     return Selection(settings.include, settings.exclude, settings.over_selection)
 

@@ -29,6 +29,10 @@ class NotRunOwnerError(WattfleetError):
     """A run was started by another app: start a run of your own."""
 
 
+class RunEndedError(WattfleetError):
+    """A run has ended, so that none of its rounds can be planned any more: start another run."""
+
+
 class ForeignDeviceError(WattfleetError):
     """An agent's device id differs from that of its certificate: use the device's own certificate."""
 

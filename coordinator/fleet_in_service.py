@@ -23,6 +23,8 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.shared_modes import SharedModes
 from coordinator.state.stored_grants import GrantLifetime
+from wattfleet_identity.http_access import VIEWING
+from wattfleet_io.clock import utc_now
 from wattfleet_proto.device_state import DeviceState
 
 if TYPE_CHECKING:
@@ -94,7 +96,15 @@ class FleetInService:
         figures = ServiceFigures()
         writer = Writer(store, settings=settings.store, figures=figures)
         held.push_async_callback(writer.close)
-        orders = Orders(fleet, settings.sessions.max_workloads, SharedModes(settings.sessions.share_modes))
+        shared = SharedModes(settings.sessions.share_modes)
+        identities = preparation.identities
+        orders = Orders(
+            fleet,
+            settings.sessions.max_workloads,
+            shared,
+            # Devices serve metrics to these roles.
+            revoked=lambda: identities.revoked(VIEWING, utc_now()),
+        )
         held.push_async_callback(orders.close)
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)

@@ -109,7 +109,7 @@ def listeners_of(
         for address, option in (
             (identity.enrolment_address, "--enrolment-address"),
             (identity.operator_address, "--operator-address"),
-            (identity.plaintext_address, "--plaintext-address"),
+            (identity.plaintext_address, "plaintext_address in [identity]"),
             (superlink, "--superlink-address"),
         ):
             if address is not None:
@@ -145,7 +145,7 @@ def authority_of(settings: CoordinatorSettings) -> AuthorityFolder | None:
     authority = AuthorityFolder.open(folder) if AuthorityFolder.exists(folder) else None
     exposed = exposed_plaintext(settings, authority is not None)
     if exposed and not settings.identity.insecure:
-        remedy = "leave out --plaintext-address" if authority else "run `wattfleet coordinator init`"
+        remedy = "leave out plaintext_address in [identity]" if authority else "run `wattfleet coordinator init`"
         raise InvalidInputError(
             f"{' and '.join(exposed)} would be plaintext, and other machines reach it: {remedy}, or pass --insecure"
         )

@@ -126,7 +126,9 @@ class RpcServices:
             issuing = Issuing(identities, preparation.credentials, addresses, lifetime)
             self._enrolment = EnrolmentServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
             self._superlink = SuperLinkServicer(issuing, settings.superlink.hosts)
-        self.identity = IdentityServicer(repository, issuing, certificate_of, preparation.calls.end_invalid)
+        self.identity = IdentityServicer(
+            repository, issuing, certificate_of, preparation.calls.end_invalid, orders.announce_revocations
+        )
 
     def add_to(self, server: Any) -> None:
         """Add the services to a gRPC server."""

@@ -16,7 +16,9 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.fleet_in_service import FleetInService
 from coordinator.identity.callers import certificate_of
+from coordinator.identity.first_operator import folder_of
 from coordinator.listeners import Listeners, exposed_plaintext, page_address, public_addresses
+from coordinator.lock_file import note_address
 from coordinator.metrics.server import metrics_served
 from coordinator.preparation import Preparation
 from coordinator.repository.retention import delete_old_runs_daily, drop_expired_hourly
@@ -30,7 +32,9 @@ from coordinator.store.errors import NotOwnerError
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_identity.http_access import HttpAccess
-from wattfleet_io.addresses import split_address
+from wattfleet_identity.http_server import HttpLimits
+from wattfleet_identity.identity_folder import note_coordinator
+from wattfleet_io.addresses import reachable_here, split_address
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import run_until_first
@@ -58,7 +62,7 @@ class BoundAddresses:
 async def serve(
     settings: CoordinatorSettings, on_ready: Callable[[BoundAddresses], None], stop: asyncio.Event | None = None
 ) -> None:
-    """Serve until `stop` is set, or until SIGINT or SIGTERM if it is None.
+    """Serve until `stop` is set, or until a signal if it is None.
 
     Args:
         settings: all settings.
@@ -74,13 +78,13 @@ async def serve(
     preparation = Preparation.of(settings)
     async with AsyncExitStack() as held:
         serving = await FleetInService.opened(preparation, held)
-        metrics_address = _serve_metrics(preparation, serving, held)
+        metrics_address = await _serve_metrics(preparation, serving, held)
         bound: dict[str, str] = {}
         services = RpcServices(preparation, serving, lambda: public_addresses(settings, bound))
         audit = AuditLog(serving.repository, certificate_of)
         quotas = PeerQuotas(settings.peers)
         idle_s = settings.server.idle_connection_s
-        page = _serve_page(preparation, services, held)
+        page = await _serve_page(preparation, services, held)
         latencies = RpcLatencies(serving.figures)
         servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
         # After the sessions have ended, and before the writer is closed, so that their ends are still stored.
@@ -91,6 +95,7 @@ async def serve(
         if stop is None:
             stop = asyncio.Event()
             stop_on_signals(stop, settings.server.stop_limit_s)
+        _note_address(preparation, reachable_here(bound.get("operators", bound["main"])))
         enrolment, operators, plaintext = (bound.get(name) for name in ("enrolment", "operators", "plaintext"))
         on_ready(BoundAddresses(bound["main"], metrics_address, enrolment, operators, plaintext, page))
         await run_until_first(_until_stopped(preparation, serving, services, stop))
@@ -99,10 +104,22 @@ async def serve(
             raise NotOwnerError("another coordinator has taken the store over; this one stops")
 
 
-def _serve_metrics(preparation: Preparation, serving: FleetInService, held: AsyncExitStack) -> str:
+def _note_address(preparation: Preparation, address: str) -> None:
+    """Note where operators are served, so that their commands on this machine find it."""
+    location, credentials = preparation.location, preparation.credentials
+    database = location if isinstance(location, Path) else Path(location.database or "")
+    try:
+        if isinstance(location, Path) or location.drivername == "sqlite":
+            note_address(database, address)
+        if credentials is not None:
+            note_coordinator(folder_of(credentials.folder.folder), address)
+    except (OSError, InvalidInputError) as error:
+        _log.warning("commands on this machine need --coordinator %s, which could not be noted: %s", address, error)
+
+
+async def _serve_metrics(preparation: Preparation, serving: FleetInService, held: AsyncExitStack) -> str:
     """Serve `/metrics` until `held` is left; returns its host:port."""
     host, port = preparation.metrics_address
-    guard = _guard(preparation, host)
     settings = preparation.settings
     exposed = exposed_plaintext(settings, preparation.credentials is not None)
     served = metrics_served(
@@ -110,15 +127,15 @@ def _serve_metrics(preparation: Preparation, serving: FleetInService, held: Asyn
         host,
         port,
         settings.server,
-        guard,
+        _http_access(preparation, host),
         len(exposed),
         serving.figures,
         lambda: preparation.expiries(utc_now()),
     )
-    return f"{host}:{held.enter_context(served)}"
+    return f"{host}:{await held.enter_async_context(served)}"
 
 
-def _guard(preparation: Preparation, host: str) -> HttpAccess | None:
+def _http_access(preparation: Preparation, host: str) -> HttpAccess | None:
     """The access control of an HTTP address: only peers with a certificate if other machines can reach it."""
     credentials, access = preparation.credentials, preparation.access
     if credentials is None or access is None or is_loopback(host):
@@ -126,7 +143,7 @@ def _guard(preparation: Preparation, host: str) -> HttpAccess | None:
     return HttpAccess(lambda: credentials.folder.server_tls, access.certificates)
 
 
-def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExitStack) -> str | None:
+async def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExitStack) -> str | None:
     """Serve the web page until `held` is left; returns its host:port, or None if there is no page.
 
     Raises:
@@ -138,26 +155,21 @@ def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExit
         return None
     # Imported here, because a coordinator without a page does not need it.
     from coordinator.page.queries import Queries
-    from coordinator.page.server import PageServer
+    from coordinator.page.server import page_served
 
     host, port = split_address(address)
     loop = asyncio.get_running_loop()
     queries = Queries(services.viewer, services.operator, services.identity, loop)
-    guard, has_authority = _guard(preparation, host), preparation.credentials is not None
+    limits = HttpLimits(settings.server.max_http_connections, settings.server.http_timeout_s)
+    access, has_authority = _http_access(preparation, host), preparation.credentials is not None
+    served = page_served(queries, host, port, limits, access, has_authority)
     try:
-        page = PageServer(queries, host, port, guard, has_authority)
+        return f"{host}:{await held.enter_async_context(served)}"
     except InvalidInputError as error:
         if settings.server.page_address is not None:
             raise
         _log.warning("%s. This coordinator serves without a page", error)
         return None
-
-    async def stopped() -> None:
-        page.close()
-        await asyncio.to_thread(page.join)
-
-    held.push_async_callback(stopped)
-    return page.address
 
 
 def _until_stopped(

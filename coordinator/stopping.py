@@ -1,4 +1,4 @@
-"""Stops the coordinator's process on SIGINT and SIGTERM, at the latest after a time limit."""
+"""Stops the coordinator's process on a signal, at the latest after a time limit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 from types import FrameType
+
+from wattfleet_io.stop_signals import handled_signals
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ def stop_on_signals(stop: asyncio.Event, limit_s: float) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in handled_signals():
         signal.signal(number, handle)
 
 

@@ -54,6 +54,9 @@ SERVED_FILE = "served.jsonl"
 WELCOME_FILE = "welcome.json"
 """Below the state directory: the latest Welcome, for a start while the coordinator is unreachable."""
 
+REVOKED_FILE = "revoked.json"
+"""Below the state directory: the revoked certificates of viewers and operators, who may not read the metrics."""
+
 
 def device_folder(state_directory: Path) -> Path:
     """Return the folder for the device's lock and the backup of its knobs."""

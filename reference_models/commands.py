@@ -162,32 +162,42 @@ def _suspect_json(found: SuspectRow) -> dict[str, Any]:
 
 def _print_suspects(suspects: Sequence[SuspectRow], rows: int) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title=f"{len(suspects)} of {rows} rows are suspect (row 0 is the first)", title_justify="left")
+    from wattfleet_io.tables import FittingTable, columns, numbers, texts
+
     stated = any(found.batch is not None for found in suspects)
-    for name in ("row", "batch") if stated else ("row",):
-        table.add_column(name, justify="right")
-    for name in ("cores, CPU, GPU, memory MHz", "reason", "looks like"):
-        table.add_column(name)
+    table = FittingTable(
+        columns(
+            numbers("row"),
+            *([numbers("batch")] if stated else []),
+            texts("cores, CPU, GPU, memory MHz"),
+            texts("reason"),
+            texts("looks like"),
+        ),
+        title=f"{len(suspects)} of {rows} rows are suspect (row 0 is the first)",
+        has_lines=True,
+    )
     for found in suspects:
         cores, cpu_khz, gpu_hz, mem_hz = found.mode
         clocks = ", ".join(f"{clock:g}" for clock in (cpu_khz / 1e3, gpu_hz / 1e6, mem_hz / 1e6))
         batch = [str(found.batch)] if stated else []
-        table.add_row(str(found.row), *batch, f"{cores}, {clocks}", found.reason, found.looks_like)
+        table.add(str(found.row), *batch, f"{cores}, {clocks}", found.reason, found.looks_like)
     Console().print(table)
 
 
 def _print_table(figures: Mapping[str, Any], out: Path, digest: str) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title="Absolute percentage error, mean / median", title_justify="left")
-    for name in ("on", "time %", "power %"):
-        table.add_column(name, justify="left" if name == "on" else "right")
+    from wattfleet_io.tables import FittingTable, columns, numbers
+
+    table = FittingTable(
+        columns("on", numbers("time %"), numbers("power %")),
+        title="Absolute percentage error, mean / median",
+        has_lines=True,
+    )
     for name, value in figures.items():
         if isinstance(value, Mapping):
-            table.add_row(
+            table.add(
                 name.replace("_", " "),
                 f"{value['time_mape_pct']} / {value['time_median_ape_pct']}",
                 f"{value['power_mape_pct']} / {value['power_median_ape_pct']}",

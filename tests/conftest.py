@@ -35,6 +35,7 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(should_log)
 
 # The commands under test must not see the settings of whoever runs the tests.
 os.environ[FILE_VARIABLE] = ""
+os.environ.pop("XDG_CONFIG_HOME", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wattfleet.errors import InvalidInputError
@@ -29,6 +31,7 @@ class Certificate:
         not_after: the end of its validity.
         uri: the SPIFFE id of its owner; empty if it has none or several.
         hosts: DNS names and IP addresses of a server.
+        key_digest: the digest of its public key, as `key_digest` computes it.
     """
 
     serial: str
@@ -36,6 +39,7 @@ class Certificate:
     not_after: datetime
     uri: str
     hosts: tuple[str, ...] = ()
+    key_digest: bytes = b""
 
     @classmethod
     def from_pem(cls, pem: bytes) -> Certificate:
@@ -52,6 +56,7 @@ class Certificate:
             certificate.not_valid_after_utc,
             uris[0] if len(uris) == 1 else "",
             (*_names_of(certificate, x509.DNSName), *map(str, _names_of(certificate, x509.IPAddress))),
+            key_digest(certificate.public_key()),
         )
 
     @property
@@ -108,6 +113,13 @@ def request_certificate(key_pem: bytes) -> bytes:
     """
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return request.sign(read_key(key_pem), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def key_digest(key: PublicKeyTypes) -> bytes:
+    """The SHA-256 of a public key, 32 bytes."""
+    return sha256(
+        key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    ).digest()
 
 
 def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from wattfleet_identity.endpoint import USER_FOLDER
+from wattfleet_identity.endpoint import user_folder
 from wattfleet_identity.invite_input import ArgumentsGiven, InviteCommand, read_invite
 from wattfleet_io.connection_variables import IDENTITY_VARIABLE
+from wattfleet_io.settings.user_file import in_home
 
 app = typer.Typer(add_completion=False)
 
@@ -18,9 +19,12 @@ app = typer.Typer(add_completion=False)
 def join(
     arguments: ArgumentsGiven = None,
     identity: Annotated[
-        Path,
-        typer.Option(envvar=IDENTITY_VARIABLE, help="Store the key and the certificate in this folder."),
-    ] = USER_FOLDER,
+        Path | None,
+        typer.Option(
+            envvar=IDENTITY_VARIABLE,
+            help=f"Store the key and the certificate in this folder. Default: {in_home(user_folder())}.",
+        ),
+    ] = None,
 ) -> None:
     """Enrol this user with a coordinator.
 
@@ -30,4 +34,4 @@ def join(
     """
     from wattfleet_identity.joining import Applicant, enrol
 
-    enrol(read_invite(arguments, "wattfleet join"), Applicant, identity.expanduser())
+    enrol(read_invite(arguments, "wattfleet join"), Applicant, (identity or user_folder()).expanduser())

@@ -19,11 +19,16 @@ from wattfleet_identity.channels import (
 from wattfleet_identity.identity_folder import Identity, read_identity
 from wattfleet_io.addresses import split_address
 from wattfleet_io.connection_variables import IDENTITY_VARIABLE
+from wattfleet_io.settings.user_file import config_folder
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
-USER_FOLDER = Path("~/.config/wattfleet/identity")
 OPERATOR_FOLDER = Path("wattfleet-identity/operator")
 """Where `wattfleet coordinator init` puts the operator's identity, below the current directory."""
+
+
+def user_folder() -> Path:
+    """Return the folder in which `wattfleet join` stores the user's identity."""
+    return config_folder() / "identity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ def named_folder(named: Path | None, *defaults: Path) -> Path | None:
 
     Args:
         named: the folder that the user named; None for that of the environment variable `WATTFLEET_IDENTITY`.
-        defaults: folders to try otherwise, in order; `~` is the user's home.
+        defaults: folders to try otherwise, in order.
 
     Returns:
         None if nothing is named and no default has an identity.
@@ -118,7 +123,7 @@ def named_folder(named: Path | None, *defaults: Path) -> Path | None:
     if named is not None:
         require_identity(named)
         return named
-    return next((each for each in map(Path.expanduser, defaults) if read_identity(each) is not None), None)
+    return next((each for each in defaults if read_identity(each) is not None), None)
 
 
 def require_identity(folder: Path) -> Identity:

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -136,6 +136,21 @@ def write_renewed(folder: Path, identity: Identity) -> None:
         replace_file(folder / TRUSTED, identity.trusted_pem)
         _write_addresses(folder, identity)
         replace_file(folder / CERTIFICATE, identity.certificate_pem)
+
+
+def note_coordinator(folder: Path, address: str) -> None:
+    """Replace the coordinator's address in an identity; without an identity, do nothing.
+
+    Raises:
+        InvalidInputError: the identity is damaged.
+        OSError: the address cannot be written.
+    """
+    if not is_complete(folder):
+        return
+    with _locked(folder):
+        identity = read_identity(folder)
+        if identity is not None and identity.coordinator != address:
+            _write_addresses(folder, replace(identity, coordinator=address))
 
 
 @contextmanager

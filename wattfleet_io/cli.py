@@ -13,6 +13,7 @@ import typer
 from wattfleet.errors import WattfleetError
 from wattfleet_io.completion import print_completion
 from wattfleet_io.console import plain_text, print_line
+from wattfleet_io.help import Help
 from wattfleet_io.settings.option_variables import name_variables
 from wattfleet_io.settings.user_file import with_origin
 from wattfleet_io.version import show_version
@@ -37,6 +38,8 @@ _EXTRAS = {
 
 class InstalledCommands(click.Group):
     """Commands registered by entry points; each is imported only when it is used."""
+
+    context_class = Help
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group="wattfleet.commands")}

@@ -38,6 +38,9 @@ DEVICE_LINES_AT_ONCE = 1_000
 DEVICE_LINES_PER_S = 20.0
 """Maximum of lines about devices per second that one logging statement may write in the long run."""
 
+_QUIET_LIBRARIES = ("alembic", "httpcore", "httpx", "securesystemslib", "tuf", "uvicorn")
+"""Libraries whose warnings only are logged: they report routine work, such as each query of a budget with its URL."""
+
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _FIELDS = "wattfleet_fields"
 
@@ -66,6 +69,8 @@ def fields(**values: Any) -> dict[str, Any]:
 def start_logging(form: LogFormat | None = None, level: LogLevel | None = None) -> None:
     """Start to log to standard error within the limits; processes started by this one do the same.
 
+    Libraries log warnings and above only, at every level.
+
     Args:
         form: the format; None uses the environment's, or else text.
         level: the minimum level; None uses the environment's, or else info.
@@ -77,6 +82,8 @@ def start_logging(form: LogFormat | None = None, level: LogLevel | None = None) 
         if value is not None:
             os.environ[variable] = value
     logging.basicConfig(level=log_level(), handlers=[service_handler()])
+    for library in _QUIET_LIBRARIES:
+        logging.getLogger(library).setLevel(max(logging.WARNING, log_level()))
     if log_format() == "json":
         log_failures()
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from coordinator.display.view_values import state_word
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import energy_text
+from wattfleet_io.tables import FittingTable, columns, numbers, texts
 from wattfleet_proto.v1 import planning_pb2, view_pb2
+from wattfleet_simulation.forecast import left_text
 from wattfleet_simulation.report_figures import percent
 from wattfleet_simulation.run import Snapshot
 
@@ -64,7 +65,7 @@ class LineDisplay:
         stamp = f"[{snapshot.elapsed_s:6.1f} s]"
         if snapshot.phase != self._phase:
             self._phase = snapshot.phase
-            self._print(f"{stamp} {snapshot.phase}")
+            self._print(f"{stamp} {snapshot.phase}{_left(snapshot)}")
         if snapshot.run_number != self._run_number:
             self._run_number = snapshot.run_number
             self._rounds_done = self._rounds_planned = 0
@@ -76,16 +77,30 @@ class LineDisplay:
                 self._print(f"{stamp} {device.device_id}: ready, {device.mode_count:,} modes{idle}")
         for view in snapshot.rounds[self._rounds_planned :]:
             chosen = ", ".join(map(_measured, view.plan.assignments))
-            self._print(f"{stamp} round {view.round}: {'; '.join(filter(None, (chosen, _watts(view))))}")
+            planned = "; ".join(filter(None, (chosen, _watts(view))))
+            self._print(f"{stamp} {_round(view, snapshot)}: {planned}")
             self._rounds_planned += 1
         for view in snapshot.rounds[self._rounds_done :]:
             if "accuracy" not in view.metrics:
                 break
-            self._print(f"{stamp} round {view.round} done: {_watts(view)}, accuracy {view.metrics['accuracy']:.1%}")
+            self._print(
+                f"{stamp} {_round(view, snapshot)} done: {_watts(view)}, accuracy {view.metrics['accuracy']:.1%}"
+                f"{_left(snapshot)}"
+            )
             self._rounds_done += 1
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _round(view: view_pb2.RoundView, snapshot: Snapshot) -> str:
+    """A round with its number, and how many there are."""
+    return f"round {view.round}" + (f" of {snapshot.rounds_in_run}" if snapshot.rounds_in_run else "")
+
+
+def _left(snapshot: Snapshot) -> str:
+    """The time that is left, to append to a line; empty if it is unknown."""
+    return "" if snapshot.left_s is None else f"; {left_text(snapshot.left_s)}"
 
 
 def _measured(assignment: planning_pb2.Assignment) -> str:
@@ -103,15 +118,15 @@ def _watts(view: view_pb2.RoundView) -> str:
 
 def _picture(snapshot: Snapshot) -> RenderableType:
     head = Text.assemble(
-        ("Wattfleet ", "bold"), ("simulated fleet  ", "dim"), (snapshot.phase, "bold"), f"  {snapshot.elapsed_s:.0f} s"
+        ("Wattfleet ", "bold"),
+        ("simulated fleet  ", "dim"),
+        (snapshot.phase, "bold"),
+        f"  {snapshot.elapsed_s:.0f} s{_left(snapshot)}",
     )
-    fleet = Table(box=None, pad_edge=False)
-    for name in ("device", "state", "modes profiled"):
-        fleet.add_column(name)
-    fleet.add_column("doing", no_wrap=True, overflow="ellipsis")
+    fleet = FittingTable(columns("device", "state", "modes profiled", texts("doing")))
     for device in snapshot.devices:
         word = state_word(device.state)
-        fleet.add_row(
+        fleet.add(
             device.device_id,
             Text(word, style=_STATE_STYLE[word]),
             f"{device.profiled_modes} of {device.mode_count}",
@@ -119,14 +134,14 @@ def _picture(snapshot: Snapshot) -> RenderableType:
         )
     parts: list[RenderableType] = [head, Text(), fleet]
     if snapshot.rounds:
-        parts += [Text(), *(_round_line(view) for view in snapshot.rounds)]
+        parts += [Text(), *(_round_line(view, snapshot) for view in snapshot.rounds)]
     return Group(*parts)
 
 
-def _round_line(view: view_pb2.RoundView) -> Text:
+def _round_line(view: view_pb2.RoundView, snapshot: Snapshot) -> Text:
     chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
     accuracy = f"  accuracy {view.metrics['accuracy']:.1%}" if "accuracy" in view.metrics else ""
-    return Text.assemble((f"round {view.round}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))
+    return Text.assemble((f"{_round(view, snapshot)}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))
 
 
 def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
@@ -134,18 +149,10 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
     provenance = " and ".join(dict.fromkeys(device["provenance"] for device in run["devices"].values()))
     sizes = " or ".join(map(str, run["batch_sizes"]))
     title = f"Run {run['run']}: {run['network']} network, minibatches of {sizes}. Devices ({provenance})"
-    devices = Table(title=title, title_justify="left")
-    for name, justify in (
-        ("device", "left"),
-        ("modes profiled", "right"),
-        ("time MAPE %", "right"),
-        ("power MAPE %", "right"),
-        ("idle W", "right"),
-        ("rounds", "right"),
-    ):
-        devices.add_column(name, justify="right" if justify == "right" else "left")
+    figures = ("modes profiled", "time MAPE %", "power MAPE %", "idle W", "rounds")
+    devices = FittingTable(columns("device", *map(numbers, figures)), title=title, has_lines=True)
     for device_id, device in run["devices"].items():
-        devices.add_row(
+        devices.add(
             device_id,
             f"{device['modes_profiled']} of {device['mode_space']}",
             f"{device['time_mape_pct']:.1f}",
@@ -153,17 +160,15 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             f"{device['idle_w']:.1f}",
             str(sum(device_id in one["selected"] for one in run["rounds"])),
         )
-    rounds = Table(
-        title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory", title_justify="left"
+    seen = ("epoch s\nplan", "epoch s\nseen", "watts\nplan", "watts\nseen")
+    rounds = FittingTable(
+        columns("round", "device", "mode", *map(numbers, seen)),
+        title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory",
+        has_lines=True,
     )
-    rounds.add_column("round")
-    for name in ("device", "mode"):
-        rounds.add_column(name, no_wrap=True)
-    for name in ("epoch s\nplan", "epoch s\nseen", "watts\nplan", "watts\nseen"):
-        rounds.add_column(name, justify="right")
     for one in run["rounds"]:
         for k, part in enumerate(one["assignments"]):
-            rounds.add_row(
+            rounds.add(
                 str(one["round"]) if k == 0 else "",
                 part["device"],
                 PowerMode(**part["mode"]).label(),
@@ -172,7 +177,7 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
                 _number(part["predicted_power_w"]),
                 _number(part["observed_power_w"]),
             )
-        rounds.add_row(
+        rounds.add(
             "",
             f"site, of {one['site_budget_w']:g} W",
             f"accuracy {one['accuracy']:.1%}",
@@ -180,21 +185,19 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             _number(one["planned_site_w"]),
             _number(one["observed_site_w"]),
             style="bold",
-            end_section=True,
+            ends_section=True,
         )
     return [devices, rounds, _comparison(run["comparison"])]
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _comparison(rows: Sequence[Mapping[str, Any]]) -> FittingTable:
     """Return the table that compares this run with the alternatives, as means of a round."""
     title = "Mean of a round; the rows below the first are calculated from the boards' true values"
-    table = Table(title=title, title_justify="left")
-    table.add_column("setup")
-    for name in ("seconds", "site W", "kJ", "over\nbudget"):
-        table.add_column(name, justify="right")
+    figures = ("seconds", "site W", "kJ", "over\nbudget")
+    table = FittingTable(columns(texts("setup"), *map(numbers, figures)), title=title, has_lines=True)
     for row in rows:
         joules, share = row["training_j"], row["over_budget_share"]
-        table.add_row(
+        table.add(
             row["name"],
             _number(row["duration_s"]),
             _number(row["site_w"]),
@@ -207,14 +210,11 @@ def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
 def duty_table(duties: Mapping[str, Any]) -> RenderableType:
     """Return the table of how the boards kept their duties, printed at the end."""
     title = "Simulated requests; 95% ms: latency while training; training: planned / observed seconds"
-    table = Table(title=title, title_justify="left")
-    for name in ("device", "duty"):
-        table.add_column(name, no_wrap=True)
-    for name in ("requests", "in time\n%", "95% ms", "training"):
-        table.add_column(name, justify="right")
+    figures = ("requests", "in time\n%", "95% ms", "training")
+    table = FittingTable(columns("device", "duty", *map(numbers, figures)), title=title, has_lines=True)
     for device_id, duty in duties.items():
         share, ratio = duty["in_time_share"], duty["training_of_plan"]
-        table.add_row(
+        table.add(
             device_id,
             duty["duty"],
             f"{duty['requests']:,}",

@@ -126,8 +126,22 @@ class FlowerDeployment:
         Raises:
             PartFailedError: the SuperLink did not start.
         """
-        superlink = self._start_superlink()
+        self.start_superlink()
         self.connect()
+        return [self.start_supernode(node, links.get(node.device_id)) for node in self._nodes]
+
+    def start_superlink(self) -> Part:
+        """Start the SuperLink, or start it again after it has ended, and wait until it is healthy.
+
+        Raises:
+            PartFailedError: it did not start.
+        """
+        if self._identity is None:
+            command, identity = [program("flower-superlink"), "--insecure"], {}
+        else:
+            command, identity = [*_SUPERLINK], {IDENTITY_VARIABLE: str(self._identity)}
+        command += ["--host", HOST, "--port", str(self._port), "--disable-runtime-dependency-installation"]
+        superlink = self._parts.start("superlink", command, {**self._environment, **identity})
         give_up_s = time.monotonic() + _READY_WITHIN_S
         context = None if self._identity is None else ssl.create_default_context(cafile=self._identity / TRUSTED)
         while not self._healthy(context):
@@ -136,20 +150,27 @@ class FlowerDeployment:
             if time.monotonic() > give_up_s:
                 raise PartFailedError(f"superlink did not answer within {_READY_WITHIN_S:g} s (log: {superlink.log})")
             time.sleep(0.2)
-        return [
-            self._parts.start(
-                f"supernode-{node.device_id}",
-                [
-                    *self._supernode,
-                    *("--superlink", links.get(node.device_id, self.address), "--host", HOST, "--port", str(port)),
-                    *(["--insecure"] if node.enrolled is None else ["--enrolled", str(node.enrolled)]),
-                    "--node-config",
-                    f'device-id="{node.device_id}" partition-id={node.partition} agent-socket="{node.socket}"',
-                ],
-                self._environment,
-            )
-            for node, port in zip(self._nodes, self._node_ports, strict=True)
-        ]
+        return superlink
+
+    def start_supernode(self, node: Node, link: str | None = None) -> Part:
+        """Start a SuperNode, or start it again after it has ended.
+
+        Args:
+            node: one of the nodes of this deployment.
+            link: host:port at which it reaches the SuperLink; None for the SuperLink's own address.
+        """
+        port = self._node_ports[self._nodes.index(node)]
+        return self._parts.start(
+            f"supernode-{node.device_id}",
+            [
+                *self._supernode,
+                *("--superlink", link or self.address, "--host", HOST, "--port", str(port)),
+                *(["--insecure"] if node.enrolled is None else ["--enrolled", str(node.enrolled)]),
+                "--node-config",
+                f'device-id="{node.device_id}" partition-id={node.partition} agent-socket="{node.socket}"',
+            ],
+            self._environment,
+        )
 
     def connect(self) -> None:
         """Configure the SuperLink's address for `flwr`: that of the identity, or that of this deployment.
@@ -174,14 +195,6 @@ class FlowerDeployment:
             raise PartFailedError(f"flwr cannot be connected to the SuperLink: {(done.stderr or done.stdout).strip()}")
         self._connect_again_s = time.monotonic() + LIFETIME.total_seconds() / 2
 
-    def _start_superlink(self) -> Part:
-        if self._identity is None:
-            command, identity = [program("flower-superlink"), "--insecure"], {}
-        else:
-            command, identity = [*_SUPERLINK], {IDENTITY_VARIABLE: str(self._identity)}
-        command += ["--host", HOST, "--port", str(self._port), "--disable-runtime-dependency-installation"]
-        return self._parts.start("superlink", command, {**self._environment, **identity})
-
     def _healthy(self, context: ssl.SSLContext | None) -> bool:
         scheme = "http" if context is None else "https"
         try:
@@ -203,6 +216,14 @@ class FlowerDeployment:
         if "run-id" not in answer:
             raise PartFailedError(f"flwr run did not start the app: {json.dumps(answer)}")
         return str(answer["run-id"])
+
+    def stop(self, run_id: str) -> None:
+        """Stop a run, as a user does.
+
+        Raises:
+            PartFailedError: Flower refused.
+        """
+        self._flwr(["stop", run_id, _CONNECTION, "--format", "json"])
 
     def status(self, run_id: str) -> str:
         """Return the run's status, such as `running` or `finished:completed`."""

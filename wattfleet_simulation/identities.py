@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from coordinator.cli.client import CoordinatorClient
@@ -10,8 +9,8 @@ from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.identity.first_operator import folder_of, make_operator
 from edge_agent.paths import IDENTITY_DIRECTORY, INSTALLATION_FILE, SUPERNODE_DIRECTORY
 from edge_agent.runtime.installation import installation_name
-from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
-from wattfleet_identity.identity_folder import write_identity
+from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.identity_folder import note_coordinator
 from wattfleet_identity.invites import Invite
 from wattfleet_identity.joining import Applicant, join_and_store
 from wattfleet_identity.peers import Role
@@ -38,7 +37,7 @@ class FleetIdentities:
         self.authority = folder
         self.operator = folder_of(folder)
         now = utc_now()
-        make_operator(AuthorityFolder.create(folder, [], now), DEFAULT_ADDRESS, now)
+        make_operator(AuthorityFolder.create(folder, [], now), now)
 
     def serving_at(self, address: str) -> Endpoint:
         """Store the coordinator's address in the operator's identity, so that commands find it.
@@ -49,7 +48,7 @@ class FleetIdentities:
         Returns:
             The coordinator's endpoint for the operator.
         """
-        write_identity(self.operator, replace(require_identity(self.operator), coordinator=address))
+        note_coordinator(self.operator, address)
         return Endpoint.of(None, self.operator)
 
 

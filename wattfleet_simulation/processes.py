@@ -81,14 +81,16 @@ class Parts:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], more: Mapping[str, str]) -> Part:
-        """Start a child with its output in `<name>.log`.
+        """Start a child with its output in `<name>.log`. A child that is started again goes on with its log.
 
         Raises:
             PartFailedError: the program is not installed.
         """
         log = self._logs / f"{name}.log"
+        earlier = [part for part in self._parts if part.name == name and part.process.poll() is not None]
+        self._parts = [part for part in self._parts if part not in earlier]
         try:
-            with log.open("wb") as output:
+            with log.open("ab" if earlier else "wb") as output:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

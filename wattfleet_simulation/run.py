@@ -24,6 +24,7 @@ from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.digits_app.task import save_digits
 from wattfleet_simulation.fleet import FleetParts
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
+from wattfleet_simulation.forecast import Forecast, Stage
 from wattfleet_simulation.processes import PartFailedError, Parts
 from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
 from wattfleet_simulation.settings import Apps, SimulatedApp, SimulationSettings
@@ -47,6 +48,8 @@ class Snapshot:
         workload: the workload of the current run; empty before the first.
         initial_metrics: metrics before the run's first round.
         elapsed_s: seconds since the start.
+        rounds_in_run: how many rounds each run has.
+        left_s: estimated seconds until the last round has ended; None if it is unknown.
     """
 
     phase: str
@@ -56,6 +59,8 @@ class Snapshot:
     workload: str
     initial_metrics: dict[str, float]
     elapsed_s: float
+    rounds_in_run: int = 0
+    left_s: float | None = None
 
 
 class Display(Protocol):
@@ -114,6 +119,10 @@ class Simulation:
         self._display = display
         self._started_s = time.monotonic()
         self._run_number = 0
+        self._run_count = sum(map(len, settings.apps))
+        self._forecast = Forecast(
+            len(settings.devices), settings.rounds, [len(together) for together in settings.apps], self._started_s
+        )
         self._data_file = scratch / "digits.pt"
 
     def complete(self, boards: Mapping[str, str]) -> list[Snapshot]:
@@ -130,7 +139,7 @@ class Simulation:
         """
         save_digits(self._data_file)
         with Parts(self._logs) as parts:
-            self._show("starting the coordinator", None)
+            self._show_stage(Stage.COORDINATOR, None)
             fleet = FleetParts(parts, self._settings, self._scratch)
             flower = FlowerDeployment(parts, self._scratch / "flower", fleet.nodes(), identity=fleet.flower_identity)
             coordinator = fleet.start_coordinator(flower.address)
@@ -140,13 +149,13 @@ class Simulation:
             with CoordinatorView(coordinator) as view:
                 try:
                     fleet.start_agents(coordinator, boards)
-                    self._show("starting Flower's SuperLink and SuperNodes", view)
+                    self._show_stage(Stage.FLOWER, view)
                     flower.start()
                     self._await_ready(parts, view)
                     return [
                         last
-                        for together in self._settings.apps
-                        for last in self._complete_runs(parts, view, flower, coordinator.address, together)
+                        for group, together in enumerate(self._settings.apps)
+                        for last in self._complete_runs(parts, view, flower, coordinator.address, group, together)
                     ]
                 except (
                     CoordinatorUnreachableError,
@@ -159,7 +168,7 @@ class Simulation:
 
     def _await_ready(self, parts: Parts, view: CoordinatorView) -> None:
         def poll(_: Sequence[view_pb2.DeviceView]) -> None:
-            self._show("measuring idle power", view)
+            self._show_stage(Stage.IDLE_POWER, view)
             parts.check()
 
         try:
@@ -168,15 +177,16 @@ class Simulation:
             raise PartFailedError(f"{error} (logs: {self._logs})") from None
 
     def _complete_runs(
-        self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, apps: Apps
+        self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, group: int, apps: Apps
     ) -> list[Snapshot]:
-        """Run apps at the same time, and return the last snapshot of each."""
+        """Run a group of apps at the same time, and return the last snapshot of each."""
         what = " and ".join(
             f"{app.network} network, minibatches of {' or '.join(map(str, app.batch_sizes))}" for app in apps
         )
         numbers = range(self._run_number + 1, self._run_number + len(apps) + 1)
         phase = f"run {numbers[0]}" if len(apps) == 1 else f"runs {numbers[0]} to {numbers[-1]}"
-        self._show(f"starting {phase}: {what}", None)
+        self._forecast.begin_group(group, time.monotonic())
+        self._show(f"starting {phase} of {self._run_count}: {what}", None)
         run_ids = [self._submit(flower, address, app) for app in apps]
         last = []
         for number, run_id in zip(numbers, run_ids, strict=True):
@@ -210,7 +220,7 @@ class Simulation:
         """Wait until a run has completed, or until it or one of the runs that train `together` fails."""
 
         def poll(seen: RunSeen) -> None:
-            self._show(f"training in run {self._run_number}", view, seen)
+            self._show(f"training in run {self._run_number} of {self._run_count}", view, seen)
             for error in view.errors(together):
                 raise PartFailedError(f"the Flower run failed: {error} (log: {self._logs / 'superlink.log'})")
             parts.check()
@@ -223,9 +233,16 @@ class Simulation:
             raise PartFailedError(f"{error} (logs: {self._logs})") from None
         return self._show(f"run {self._run_number} is done", view, last)
 
+    def _show_stage(self, stage: Stage, view: CoordinatorView | None) -> None:
+        """Show a stage of the start with its usual time."""
+        self._forecast.begin(stage, time.monotonic())
+        self._show(f"{stage.text}, usually {stage.usual_s(len(self._settings.devices)):.0f} s", view)
+
     def _show(self, phase: str, view: CoordinatorView | None, seen: RunSeen = _NO_RUN) -> Snapshot:
         devices = view.devices(seen.run.workload.name) if view else []
-        elapsed_s = time.monotonic() - self._started_s
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._started_s
+        self._forecast.note_rounds(len(seen.rounds), sum(each.HasField("wall_s") for each in seen.rounds), now_s)
         snapshot = Snapshot(
             phase,
             self._run_number,
@@ -234,6 +251,8 @@ class Simulation:
             seen.run.workload.name,
             dict(seen.run.initial_metrics),
             elapsed_s,
+            self._settings.rounds,
+            self._forecast.left_s(now_s),
         )
         self._display.show(snapshot)
         return snapshot

@@ -32,18 +32,36 @@ def await_ready(
         on_poll: called with all devices after each poll; it may raise to stop the wait.
 
     Raises:
-        NotInTimeError: the time limit has passed; the text lists each device's state.
+        NotInTimeError: the time limit has passed; the text lists the devices that are not ready.
     """
     give_up_s = time.monotonic() + within_s
     while True:
         devices = view.devices()
         on_poll(devices)
-        if sum(device.state == session_pb2.DEVICE_STATE_READY for device in devices) >= count:
+        if sum(map(is_ready, devices)) >= count:
             return
         if time.monotonic() > give_up_s:
-            states = ", ".join(map(_state, devices)) or "none enrolled"
-            raise NotInTimeError(f"not all of {count} devices were ready within {within_s:g} s: {states}")
+            missing = missing_text(devices, count)
+            raise NotInTimeError(f"not all of {count} devices were ready within {within_s:g} s: {missing}")
         time.sleep(poll_s)
+
+
+def is_ready(device: view_pb2.DeviceView) -> bool:
+    """Whether a device can be planned."""
+    return device.state == session_pb2.DEVICE_STATE_READY
+
+
+def missing_text(devices: Sequence[view_pb2.DeviceView], count: int) -> str:
+    """Return which devices are not ready, with the state of each, and how many have not enrolled.
+
+    Args:
+        devices: the devices that are enrolled.
+        count: how many devices there should be.
+    """
+    missing = [_state(device) for device in devices if not is_ready(device)]
+    if len(devices) < count:
+        missing.append(f"{count - len(devices)} not enrolled")
+    return ", ".join(missing)
 
 
 def await_run(

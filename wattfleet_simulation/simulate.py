@@ -17,6 +17,7 @@ from rich.live import Live
 
 from coordinator.references import open_reference
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.stop_signals import handled_signals
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
 from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
 from wattfleet_simulation.duties import duties_named, require_kept
@@ -83,7 +84,7 @@ def run_simulation(
     _require_free(metrics_port)
     console = Console(stderr=as_json)
     logs = _prepared(out)
-    with _terminable(), _scratch() as scratch, _display(console) as display:
+    with terminable(), _scratch() as scratch, _display(console) as display:
         simulation = Simulation(settings, logs, scratch, display)
         runs = simulation.complete({device_id: board.board_kind for device_id, board in boards.items()})
         states = {device.device_id: state_directory(scratch, device.device_id) for device in settings.devices}
@@ -147,13 +148,16 @@ def _display(console: Console) -> Iterator[Display]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Make SIGTERM and a closed terminal end the run and its processes within this context, as Ctrl-C does."""
+def terminable() -> Iterator[None]:
+    """Make SIGTERM and a closed terminal end the run and its processes within this context, as Ctrl-C does.
+
+    With `nohup`, a closed terminal ends nothing.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in handled_signals()}
     try:
         yield
     finally:

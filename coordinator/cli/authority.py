@@ -33,7 +33,6 @@ def init(
     from coordinator.identity.authority_folder import AuthorityFolder
     from coordinator.identity.first_operator import folder_of, make_operator
     from wattfleet.errors import InvalidInputError
-    from wattfleet_identity.endpoint import DEFAULT_ADDRESS
     from wattfleet_io.clock import utc_now
 
     now, is_new = utc_now(), not AuthorityFolder.exists(identity)
@@ -44,7 +43,7 @@ def init(
             " another folder"
         )
     try:
-        make_operator(authority, DEFAULT_ADDRESS, now)
+        make_operator(authority, now)
     except OSError as error:
         raise InvalidInputError(f"cannot write to {folder_of(identity)}: {error.strerror}") from None
     if json_:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.cli.options import OPERATOR_OR_USER, own_identity
 from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 from wattfleet_io.console import print_line
 
@@ -22,20 +23,20 @@ def browser_certificate(
         typer.Option(
             envvar=IDENTITY_VARIABLE,
             help="Use the key and the certificate in this folder, of an operator or a viewer. Default:"
-            " ./wattfleet-identity/operator or ~/.config/wattfleet/identity, if there is one.",
+            f" {OPERATOR_OR_USER}.",
         ),
     ] = None,
 ) -> None:
     """Write the file that a browser imports to open the coordinator's page over TLS, and print its new password."""
     from wattfleet.errors import InvalidInputError
     from wattfleet_identity.browser_bundle import browser_bundle
-    from wattfleet_identity.endpoint import OPERATOR_FOLDER, USER_FOLDER, named_folder, require_identity
+    from wattfleet_identity.endpoint import require_identity
     from wattfleet_identity.identity_folder import SECRET_MODE, TRUSTED
     from wattfleet_io.atomic_files import replace_file
 
     if os.path.lexists(file):
         raise InvalidInputError(f"{file} exists already: remove it, or name another file")
-    folder = named_folder(identity, OPERATOR_FOLDER, USER_FOLDER)
+    folder = own_identity(identity)
     if folder is None:
         raise InvalidInputError("there is no identity: enrol with `wattfleet join`, or name a folder with --identity")
     found, password = require_identity(folder), secrets.token_urlsafe(15)

@@ -117,7 +117,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers
 
     behind = {each["supply"]: each["parent"] for each in found}
 
@@ -127,12 +127,14 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     def path(supply: str) -> tuple[str, ...]:
         return (*(() if behind[supply] is None else path(behind[supply])), supply)
 
-    table = columns(("\nsupply",), ("W in\nforce", "W set\naside"), ("\nsource", "\nsince", "\nuntil"))
+    table = FittingTable(
+        columns("supply", numbers("W in\nforce"), numbers("W set\naside"), "source", Column("since", rank=1), "until")
+    )
     reasons: list[RenderableType] = []
     for each in sorted(found, key=lambda one: path(one["supply"])):
         style = "bold red" if each["fallback"] else "yellow" if each["source"] == "operator" else ""
         over = each["set_aside_w"] > each["watts"] * (1 + 1e-9)
-        table.add_row(
+        table.add(
             Text("  " * depth(each["supply"]) + each["supply"]),
             number(each["watts"]),
             Text(number(each["set_aside_w"]), style="bold red" if over else ""),

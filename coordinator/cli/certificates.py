@@ -189,17 +189,17 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
     from coordinator.display.wording import moment
+    from wattfleet_io.tables import Column, FittingTable, columns
 
     if not found:
         return Text("no certificates: a machine gets one with an invite from `wattfleet coordinator invite`")
-    table = columns(("name", "role", "serial", "renewed", "expires", "revoked"))
+    table = FittingTable(
+        columns("name", "role", "serial", Column("renewed", rank=2), "expires", Column("revoked", rank=1))
+    )
     for each in found:
         renewed, expires = (moment(datetime.fromisoformat(each[name])) for name in ("renewed", "expires"))
         revoked = "-" if each["revoked"] is None else moment(datetime.fromisoformat(each["revoked"]))
         style = "" if each["revoked"] is None else "bold red"
-        table.add_row(
-            Text(each["name"]), each["role"], each["serial"][:12], renewed, expires, Text(revoked, style=style)
-        )
+        table.add(Text(each["name"]), each["role"], each["serial"][:12], renewed, expires, Text(revoked, style=style))
     return table

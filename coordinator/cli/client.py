@@ -47,18 +47,20 @@ class RequestRefusedError(InvalidInputError):
 class CoordinatorClient:
     """The services of one coordinator; gRPC errors become typed errors."""
 
-    def __init__(self, endpoint: Endpoint, stream_timeout_s: float = _STREAM_TIMEOUT_S) -> None:
+    def __init__(self, endpoint: Endpoint, stream_timeout_s: float = _STREAM_TIMEOUT_S, origin: str = "") -> None:
         """Prepare a connection; the first request opens it.
 
         Args:
             endpoint: the coordinator, and how to connect to it.
             stream_timeout_s: timeout of a streamed answer, in seconds.
+            origin: how the coordinator's address is known, for errors; empty if the user has named it.
 
         Raises:
             InvalidInputError: the identity is damaged, or plaintext would leave this machine although it must not.
         """
         self._endpoint = endpoint
         self._address = endpoint.address
+        self._origin = f", {origin}" if origin else ""
         self._channel = endpoint.channel()
         self._stream_timeout_s = stream_timeout_s
         self._has_answered = False
@@ -180,11 +182,13 @@ class CoordinatorClient:
         is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_reachable()
         if is_unavailable or code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return why_refused(self._endpoint) or CoordinatorUnreachableError(
-                f"no coordinator answers at {self._address}: start one with `wattfleet coordinator serve`, or name"
-                " another with --coordinator"
+                f"no coordinator answers at {self._address}{self._origin}: start one with `wattfleet coordinator"
+                " serve`, or name another with --coordinator"
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return RequestFailedError(f"the coordinator at {self._address} is older than this command: update it")
+        if code is grpc.StatusCode.PERMISSION_DENIED and self._origin:
+            details += f" (the coordinator at {self._address}{self._origin})"
         kind = RequestRefusedError if code in _INVALID_REQUEST else RequestFailedError
         return kind(details or code.name)
 

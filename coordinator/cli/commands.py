@@ -29,6 +29,8 @@ from coordinator.cli.store import app as store_commands
 from coordinator.cli.workloads import profile, workloads
 from wattfleet_io.settings.command import SettingsCommand, effective
 
+_MACHINE, _FLEET, _RUNS, _IDENTITIES = "This machine", "Fleet", "Runs", "Identities"
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run the coordinator, and operate a running one.")
 
 
@@ -44,7 +46,7 @@ class ServeCommand(SettingsCommand):
     prefix = "WATTFLEET_COORDINATOR_"
 
 
-@app.command(cls=ServeCommand)
+@app.command(cls=ServeCommand, rich_help_panel=_MACHINE)
 def serve(ctx: typer.Context) -> None:
     """Serve agents, Flower's server and Prometheus until stopped."""
     import logging
@@ -64,7 +66,6 @@ def serve(ctx: typer.Context) -> None:
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is not a directory")
     start_logging(settings.log.format, settings.log.level)
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # the store logs its own migrations
 
     def on_ready(bound: BoundAddresses) -> None:
         security = "plaintext" if bound.enrolment_address is None else "mutual TLS"
@@ -103,31 +104,18 @@ def serve(ctx: typer.Context) -> None:
     asyncio.run(run_server(settings, on_ready))
 
 
-# `serve` first, then commands in the order in which an operator needs them.
-for command in (
-    devices,
-    device,
-    nodes,
-    workloads,
-    runs,
-    rounds,
-    round_,
-    plan,
-    profile,
-    tag,
-    drain,
-    forget,
-    delete,
-    export,
-):
-    app.command(command.__name__.rstrip("_"), cls=ClientCommand)(command)
-app.command()(init)
-for service_command in (install, uninstall):
-    app.command(service_command.__name__)(service_command)
+# In the order in which an operator needs them.
+for command in (devices, device, nodes, workloads, profile, tag, drain, forget):
+    app.command(command.__name__, cls=ClientCommand, rich_help_panel=_FLEET)(command)
+app.add_typer(budget_commands, name="budget", rich_help_panel=_FLEET)
+app.add_typer(reference_commands, name="reference", rich_help_panel=_FLEET)
+for run_command in (runs, rounds, round_, plan, delete, export):
+    app.command(run_command.__name__.rstrip("_"), cls=ClientCommand, rich_help_panel=_RUNS)(run_command)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
-    app.command(identity_command.__name__.replace("_", "-"), cls=ClientCommand)(identity_command)
-app.command("browser-certificate")(browser_certificate)
-app.add_typer(rotation_commands, name="rotate-authority")
-app.add_typer(budget_commands, name="budget")
-app.add_typer(reference_commands, name="reference")
-app.add_typer(store_commands, name="store")
+    name = identity_command.__name__.replace("_", "-")
+    app.command(name, cls=ClientCommand, rich_help_panel=_IDENTITIES)(identity_command)
+app.command("browser-certificate", rich_help_panel=_IDENTITIES)(browser_certificate)
+app.add_typer(rotation_commands, name="rotate-authority", rich_help_panel=_IDENTITIES)
+for local_command in (init, install, uninstall):
+    app.command(local_command.__name__, rich_help_panel=_MACHINE)(local_command)
+app.add_typer(store_commands, name="store", rich_help_panel=_MACHINE)

@@ -29,7 +29,6 @@ from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_jso
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
@@ -39,7 +38,6 @@ WorkloadOption = Annotated[
     str | None,
     typer.Option("--workload", help="Show the predictions for this workload. Default: for each device's latest one."),
 ]
-_MIN_TEXT_WIDTH = 10
 _NO_DEVICES = (
     "no devices yet: enrol a board with `wattfleet coordinator invite`, or try a simulated fleet with `wattfleet "
     "simulate`"
@@ -140,7 +138,7 @@ def _granted(content: dict[str, Any]) -> str:
 def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> RenderableType:
     from rich.text import Text
 
-    from coordinator.cli.output.layout import Fitting, Layout, columns
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
 
     if not found:
         return Text(_NO_SUCH_DEVICE if is_filtered else _NO_DEVICES)
@@ -154,55 +152,52 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
     line = f"{count_of(len(found), 'device')}: {summary}" + (f"; {drained} drained" if drained else "")
     line += f"; {left_out} left out because of their reports" if left_out else ""
 
-    def table(more: Sequence[str]) -> Table:
-        """A table of the fleet with the given additional columns."""
-        left = ("left",) if is_profiling else ()
-        table = columns(("device", "board", "state"), ("since", "modes", *left, "idle W", "1 epoch"))
-        for name in more:
-            table.add_column(name, overflow="fold", justify="right" if name in _WATTS else "left")
-        for each in found:
-            words = {
-                **{name: Text(number(each[key])) for name, key in _WATTS.items()},
-                "tags": Text(" ".join(each["tags"])),
-                "detail": _detail(each),
-            }
-            table.add_row(
-                Text(each["device_id"]),
-                Text(each["board"]),
-                _state(each),
-                in_state_for(each, now_unix_s),
-                measured_modes(each),
-                *([profiling_left(each)] if is_profiling else []),
-                number(each["idle_w"]),
-                duration_text(each["fastest_epoch_s"]),
-                *(words[name] for name in more),
-            )
-        return table
+    def below(shown: Sequence[str]) -> Sequence[Text]:
+        legend = [Text(MODE_LEGEND, style="dim")] if shows_modes and "detail" in shown else []
+        return [Text(line, style="bold"), *legend]
 
-    def layout(*more: str, note: str = "") -> Layout:
-        legend = MODE_LEGEND if shows_modes and "detail" in more else ""
-        notes = [Text(each, style="dim") for each in (legend, note) if each]
-        return Layout(table(()), _MIN_TEXT_WIDTH * len(more), [table(more), Text(line, style="bold"), *notes])
-
-    return Fitting(
-        lambda: layout(*_WATTS, "tags", "detail"),
-        lambda: layout("tags", "detail", note="widen the terminal to see granted watts"),
-        lambda: layout("detail", note="widen the terminal to see tags"),
-        lambda: layout(note="widen the terminal to see tags and details"),
+    # The narrower the terminal, the more it is left to why a device does not train.
+    table = FittingTable(
+        columns(
+            "device",
+            Column("board", rank=4),
+            "state",
+            numbers("since", rank=3),
+            numbers("modes"),
+            *([numbers("left", rank=1)] if is_profiling else []),
+            numbers("idle W", rank=5),
+            numbers("1 epoch", rank=2),
+            *(numbers(name, rank=7) for name in _WATTS),
+            Column("tags", folds=True, rank=6),
+            texts("detail", rank=1),
+        ),
+        below=below,
     )
+    for each in found:
+        table.add(
+            each["device_id"],
+            each["board"],
+            _state(each),
+            in_state_for(each, now_unix_s),
+            measured_modes(each),
+            *([profiling_left(each)] if is_profiling else []),
+            number(each["idle_w"]),
+            duration_text(each["fastest_epoch_s"]),
+            *(number(each[key]) for key in _WATTS.values()),
+            " ".join(each["tags"]),
+            _detail(each),
+        )
+    return table
 
 
 def _print(content: dict[str, Any]) -> None:
     from datetime import datetime, timezone
 
-    from rich.table import Table
     from rich.text import Text
 
     from wattfleet.duties import KeptDuty
+    from wattfleet_io.tables import facts
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("how it stands", overflow="fold")
     given, limit_w, seen = set(content["operator_tags"]), content["limit_w"], content["last_seen_unix_s"]
     tags = [f"{tag} (by command)" if tag in given else tag for tag in content["tags"]]
     lines = {
@@ -223,32 +218,35 @@ def _print(content: dict[str, Any]) -> None:
     }
     if content["duty"] is not None:
         lines |= KeptDuty(**content["duty"]).lines()
-    for what, text in lines.items():
-        table.add_row(what, Text(text, style=_STYLES.get(content["state"], "") if what == "state" else ""))
     console = terminal()
-    console.print(table)
+    console.print(facts({**lines, "state": Text(lines["state"], style=_STYLES.get(content["state"], ""))}))
     _print_workloads(console, content["workloads"])
     _print_front(console, content["front"], content["workload"])
 
 
 def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
-    from rich.text import Text
-
-    from coordinator.cli.output.layout import columns
+    from wattfleet_io.tables import FittingTable, columns, numbers, texts
 
     if not any(each["workload"] for each in workloads):
         return
-    table = columns((), ("batch", "modes", "minibatches", "1 epoch"))
-    table.add_column("workload", overflow="fold")
+    table = FittingTable(
+        columns(
+            numbers("batch", rank=2),
+            numbers("modes"),
+            numbers("minibatches", rank=1),
+            numbers("1 epoch"),
+            texts("workload"),
+        )
+    )
     for each in reversed(workloads):
         unknown = "unknown" if each["workload"] is not None else "-"
         minibatches = each["minibatches_per_epoch"]
-        table.add_row(
+        table.add(
             "-" if each["batch"] is None else f"{each['batch']:,}",
             f"{each['profiled_modes']:,}",
             unknown if minibatches is None else f"{minibatches:,}",
             duration_text(each["fastest_epoch_s"]),
-            Text((each["workload"] or "any") + (f" (left out: {each['left_out']})" if each["left_out"] else "")),
+            (each["workload"] or "any") + (f" (left out: {each['left_out']})" if each["left_out"] else ""),
         )
     console.print("\nworkloads, the latest first")
     console.print(table)
@@ -257,8 +255,8 @@ def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
 def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None) -> None:
     import numpy as np
 
-    from coordinator.cli.output.layout import columns
     from wattfleet.modes import PowerMode
+    from wattfleet_io.tables import FittingTable, columns, numbers
 
     if front is None:
         of = "" if workload is None else f" for the workload {workload}"
@@ -266,10 +264,11 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload:
         return
     shown = np.unique(np.linspace(0, len(front) - 1, _FRONT_ROWS).round().astype(int)).tolist()
     has_batches = front[0]["batch"] is not None
-    table = columns(("mode",), (*(("batch",) if has_batches else ()), "warm-up s", "s/epoch", "W", "W planned"))
+    figures = (numbers("warm-up s", rank=1), numbers("s/epoch"), numbers("W"), numbers("W planned"))
+    table = FittingTable(columns("mode", *([numbers("batch")] if has_batches else []), *figures))
     for index in shown:
         point = front[index]
-        table.add_row(
+        table.add(
             PowerMode(**point["mode"]).label(),
             *((str(point["batch"]),) if has_batches else ()),
             number(point["warmup_s"]),

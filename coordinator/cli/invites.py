@@ -112,15 +112,17 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
     from coordinator.display.wording import moment
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers
 
     if not found:
         return Text("no open invites: create one with `wattfleet coordinator invite`")
-    table = columns(("number", "role", "name"), ("uses",), ("expires", "made by"))
+    table = FittingTable(
+        columns("number", "role", "name", numbers("uses"), "expires", Column("made by", rank=1)),
+        below=lambda shown: [Text(count_of(len(found), "open invite"), style="bold")],
+    )
     for each in found:
         expires = moment(datetime.fromisoformat(each["expires"]))
         name, made_by = Text(each["name"] or "-"), Text(each["made_by"])
-        table.add_row(each["number"], each["role"], name, f"{each['uses_left']:,}", expires, made_by)
-    table.caption = count_of(len(found), "open invite")
+        table.add(each["number"], each["role"], name, f"{each['uses_left']:,}", expires, made_by)
     return table

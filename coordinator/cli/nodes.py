@@ -77,8 +77,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
     from coordinator.display.wording import moment
+    from wattfleet_io.tables import Column, FittingTable, columns
 
     if not found:
         return Text(
@@ -86,10 +86,12 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
             "(docs/flower.md). Nodes are queried before its first plan"
         )
     styles = {"paired": "green", "not checked": "dim"}
-    table = columns(("device", "its agent", "pairing", "connected", "node"))
+    table = FittingTable(
+        columns("device", Column("its agent", rank=1), "pairing", Column("connected", rank=2), Column("node", rank=3))
+    )
     for each in found:
         seen = each["connected_unix_s"]
-        table.add_row(
+        table.add(
             Text(each["device_id"]),
             each["device_state"] or "unknown",
             Text(each["status"], style=styles.get(each["status"], "bold red")),

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from click.core import ParameterSource
 from typer.core import TyperCommand, TyperOption
 
 from coordinator.cli.watching import watch_as_json, watch_in_place
 from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE
 from wattfleet_io.console import print_json, print_line, terminal
+from wattfleet_io.settings.user_file import config_folder, in_home
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 _DEFAULT_ADDRESS = "127.0.0.1:7070"
 """Equals `wattfleet_identity.endpoint.DEFAULT_ADDRESS`, whose module is too slow to import here."""
 
+OPERATOR_OR_USER = f"./wattfleet-identity/operator or {in_home(config_folder() / 'identity')}, if there is one"
+
 _CONNECTION = "coordinator.cli.connection"
-_WARNING = f"{_CONNECTION}.warning"
+_WARNING, _ORIGIN = f"{_CONNECTION}.warning", f"{_CONNECTION}.origin"
+_FILE = "as your settings file says"
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WatchOption = Annotated[
@@ -45,35 +50,68 @@ def _connection_options() -> Iterator[click.Parameter]:
         param_decls=["--coordinator"],
         type=str,
         envvar=COORDINATOR_VARIABLE,
-        show_envvar=True,
-        help=f"Connect to the coordinator at this host:port. Default: the identity's, or else {_DEFAULT_ADDRESS}.",
+        help="Connect to the coordinator at this host:port. Default: the one that the identity names, or else that of"
+        f" this folder, or {_DEFAULT_ADDRESS}.",
         expose_value=False,
         callback=_note,
+        rich_help_panel="Connection",
     )
     yield TyperOption(
         param_decls=["--identity"],
         type=click.Path(path_type=Path),
         envvar=IDENTITY_VARIABLE,
-        show_envvar=True,
-        help="Connect with the key and the certificate in this folder. Default: ./wattfleet-identity/operator or"
-        " ~/.config/wattfleet/identity, if there is one.",
+        help=f"Connect with the key and the certificate in this folder. Default: {OPERATOR_OR_USER}.",
         expose_value=False,
         callback=_note,
+        rich_help_panel="Connection",
     )
     yield TyperOption(
         param_decls=["--insecure"],
         is_flag=True,
         envvar=INSECURE_VARIABLE,
-        show_envvar=True,
         help="Connect in plaintext if there is no identity, even to another machine. Default: no.",
         expose_value=False,
         callback=_note,
+        rich_help_panel="Connection",
     )
 
 
 def _note(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     ctx.meta[f"{_CONNECTION}.{param.name}"] = value
+    if param.name == "coordinator":
+        source = ctx.get_parameter_source("coordinator")
+        origins = {ParameterSource.ENVIRONMENT: f"as {COORDINATOR_VARIABLE} says", ParameterSource.DEFAULT_MAP: _FILE}
+        ctx.meta[_ORIGIN] = "" if source is None else origins.get(source, "")
     return value
+
+
+def own_identity(named: Path | None) -> Path | None:
+    """Return the folder with the identity of this user: the named one, an operator's on this machine, or the user's.
+
+    Raises:
+        InvalidInputError: the named folder has no identity, or an identity is damaged.
+    """
+    from coordinator.cli.this_machine import local_coordinators
+    from wattfleet_identity.endpoint import named_folder, user_folder
+
+    here, *installed = [each.operator_folder for each in local_coordinators()]
+    return named_folder(named, here, user_folder(), *installed)
+
+
+def _coordinator_of(folder: Path | None) -> tuple[str, str]:
+    """Return the coordinator's host:port if the user names none, and how it is known.
+
+    Raises:
+        InvalidInputError: the identity is damaged.
+    """
+    from coordinator.cli.this_machine import local_coordinators
+    from wattfleet_identity.identity_folder import read_identity
+
+    identity = None if folder is None else read_identity(folder)
+    if folder is not None and identity is not None and identity.coordinator:
+        return identity.coordinator, f"the address in {in_home(folder)}"
+    found = (each.address() for each in local_coordinators())
+    return next(filter(None, found), (_DEFAULT_ADDRESS, "the default address"))
 
 
 def connected() -> CoordinatorClient:
@@ -86,18 +124,21 @@ def connected() -> CoordinatorClient:
             this machine although it must not.
     """
     from coordinator.cli.client import CoordinatorClient
-    from wattfleet_identity.endpoint import OPERATOR_FOLDER, USER_FOLDER, Endpoint, named_folder
+    from wattfleet_identity.endpoint import Endpoint
     from wattfleet_identity.renewal import renew_if_due
 
     given = click.get_current_context().meta
-    folder = named_folder(given[f"{_CONNECTION}.identity"], OPERATOR_FOLDER, USER_FOLDER)
-    endpoint = Endpoint.of(given[f"{_CONNECTION}.coordinator"], folder, given[f"{_CONNECTION}.insecure"])
+    folder = own_identity(given[f"{_CONNECTION}.identity"])
+    address, origin = given[f"{_CONNECTION}.coordinator"], given[_ORIGIN]
+    if address is None:
+        address, origin = _coordinator_of(folder)
+    endpoint = Endpoint.of(address, folder, given[f"{_CONNECTION}.insecure"])
     given[_WARNING] = endpoint.warning
     if endpoint.warning is not None:
         print_line(f"warning: {endpoint.warning}", to_stderr=True)
     if (problem := renew_if_due(endpoint)) is not None:
         print_line(f"warning: {problem}", to_stderr=True)
-    return CoordinatorClient(endpoint)
+    return CoordinatorClient(endpoint, origin=origin)
 
 
 def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], json_: bool, watch: bool) -> None:

@@ -79,8 +79,8 @@ def plan(
 def _print(content: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns, grouped
     from wattfleet.modes import PowerMode
+    from wattfleet_io.tables import FittingTable, columns, grouped, numbers
 
     console = terminal()
     run = "a new run" if content["run_id"] is None else f"run {content['run_id']}"
@@ -95,9 +95,20 @@ def _print(content: dict[str, Any]) -> None:
             style="bold",
         )
     )
-    table = columns(("selected", "mode"), ("batch", "epochs", "warm-up s", "s/epoch", "W", "W planned"))
+    table = FittingTable(
+        columns(
+            "selected",
+            "mode",
+            numbers("batch", rank=2),
+            numbers("epochs", rank=1),
+            numbers("warm-up s", rank=3),
+            numbers("s/epoch"),
+            numbers("W"),
+            numbers("W planned"),
+        )
+    )
     for each in selected:
-        table.add_row(
+        table.add(
             Text(each["device_id"], style="green"),
             PowerMode(**each["mode"]).label(),
             number(each["batch"], 0),
@@ -120,9 +131,9 @@ def _print(content: dict[str, Any]) -> None:
         reasons = ((each["device_id"], each["reason"]) for each in content["not_looked_at"])
         console.print(grouped(reasons, style="dim"))
     if len(content["supplies"]) > 1:
-        supplies = columns(("supply",), ("W allowed", "W planned"))
+        supplies = FittingTable(columns("supply", numbers("W allowed"), numbers("W planned")))
         for use in content["supplies"]:
-            supplies.add_row(Text(use["supply"]), number(use["budget_w"]), number(use["planned_w"]))
+            supplies.add(Text(use["supply"]), number(use["budget_w"]), number(use["planned_w"]))
         console.print()
         console.print(supplies)
     if content["only_devices_with_a_node"]:

@@ -14,8 +14,6 @@ from coordinator.cli.reference_keys import sign, sign_references
 from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from wattfleet.prediction import Artefact
     from wattfleet_proto.v1 import operator_pb2
 
@@ -150,24 +148,25 @@ def _content(view: operator_pb2.ReferenceView) -> dict[str, Any]:
 def _print(content: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from coordinator.cli.output.layout import Fitting, Layout, columns
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers
 
-    def table(more: Sequence[str]) -> Table:
-        """A table of the references with the given additional columns."""
-        table = columns(("digest", "workload", *more), ("devices",), ("status",))
-        for each in content:
-            status = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]
-            table.add_row(
-                each["digest"][:_SHOWN_DIGITS],
-                Text(each["workload"]),
-                *(Text(each[name]) for name in more),
-                f"{each['devices']:,}",
-                Text(", ".join(status) or "published", style="green" if each["in_force"] else ""),
-            )
-        return table
-
+    table = FittingTable(
+        columns(
+            "digest", "workload", Column("board", rank=1), Column("predictor", rank=2), numbers("devices"), "status"
+        )
+    )
+    for each in content:
+        status = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]
+        table.add(
+            each["digest"][:_SHOWN_DIGITS],
+            each["workload"],
+            each["board"],
+            each["predictor"],
+            f"{each['devices']:,}",
+            Text(", ".join(status) or "published", style="green" if each["in_force"] else ""),
+        )
     console = terminal()
-    console.print(Fitting(lambda: Layout(table(("board", "predictor"))), lambda: Layout(table(()))))
+    console.print(table)
     for each in content:
         if each["from_start"]:
             console.print(f"{each['digest'][:_SHOWN_DIGITS]} comes from `serve --reference`", style="dim")

@@ -12,8 +12,9 @@ from coordinator.display.wording import moment_of, number
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text, plain_text, print_json, terminal
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
+
+    from wattfleet_io.tables import FittingTable
 
 _STYLES = {"failed": "bold red", "late": "yellow", "in part": "yellow", "stopped": "yellow", "trained": "green"}
 
@@ -38,7 +39,7 @@ def round_(
 def _print(content: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from coordinator.cli.output.layout import grouped
+    from wattfleet_io.tables import grouped
 
     console = terminal()
     console.print(_title(content))
@@ -90,26 +91,30 @@ def _totals(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _selected(content: dict[str, Any]) -> Table:
+def _selected(content: dict[str, Any]) -> FittingTable:
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
     from wattfleet.modes import PowerMode
+    from wattfleet_io.tables import FittingTable, columns, numbers
 
-    if content["unplanned"]:
-        table = columns(("device", "outcome"))
-    else:
-        table = columns(
-            ("device", "outcome", "mode"), ("batch", "epochs", "W\nplanned", "W\nused", "time\nplanned", "time\ntaken")
-        )
+    planned = (
+        "mode",
+        numbers("batch", rank=2),
+        numbers("epochs", rank=1),
+        numbers("W\nplanned"),
+        numbers("W\nused"),
+        numbers("time\nplanned"),
+        numbers("time\ntaken"),
+    )
+    table = FittingTable(columns("device", "outcome", *(() if content["unplanned"] else planned)))
     for each in content["selected"]:
         word = each["outcome"] if each["outcome"] != "in part" else f"{each['share']:.0%}"
         names = (Text(each["device_id"]), Text(word, style=_STYLES.get(each["outcome"], "")))
         if content["unplanned"]:
-            table.add_row(*names)
+            table.add(*names)
             continue
         mode = PowerMode(**each["mode"]).label()
-        table.add_row(
+        table.add(
             *names,
             f"{mode} ({_change(each)})" if each["became"] else mode,
             number(each["batch"], 0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,7 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.run_names import NO_RUNS, RUN_HELP, run_id_of
+from coordinator.cli.run_names import NO_RUNS, RUN_HELP, RUN_STYLES, run_id_of
 from coordinator.display.wording import number
 from wattfleet_io.console import count_of, duration_text, energy_text, rounds_text
 from wattfleet_proto.metric_names import metric_order
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from coordinator.cli.output.layout import Layout
+    from wattfleet_io.tables import FittingTable
 
 RunOption = Annotated[str | None, typer.Option("--run", help=f"Show this run: {RUN_HELP}. Default: the newest run.")]
 
@@ -54,30 +53,29 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.output.layout import Fitting
-
     if content["run_id"] is None:
         return Text(NO_RUNS)
-    done = "finished" if content["finished"] else "running"
     asked_for = count_of(content["rounds_asked_for"], "round")
     lines: list[RenderableType] = [
         Text(
             f"run {content['run_id']}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
-            f" {done}",
+            f" {content['state']}",
             style="bold",
         ),
     ]
     if content["error"]:
-        lines.append(Text(content["error"], style="red"))
+        lines.append(Text(content["error"], style=RUN_STYLES[content["state"]]))
     if not content["rounds"]:
         next_step = "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` previews the next one"
         return Group(*lines, Text(f"no rounds yet{next_step}"))
-    names = sorted({name for each in content["rounds"] for name in each["metrics"]}, key=metric_order)
-    layouts = [partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1)]
-    lines.append(Fitting(*layouts, partial(_with_metrics, content["rounds"], names, 0, has_energy=False)))
+    lines.append(_rounds_table(content["rounds"]))
     lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
     if unplanned := [each["round"] for each in content["rounds"] if each["unplanned"]]:
         lines.append(Text(f"{rounds_text(unplanned)} unplanned: no budget was kept", style="bold red"))
+    unobserved = [each for each in content["rounds"] if each["wall_s"] is not None and each["observed_s"] is None]
+    if unobserved := [each["round"] for each in unobserved if not each["unplanned"]]:
+        why = "devices measured other modes, trained too briefly, or failed"
+        lines.append(Text(f"{rounds_text(unobserved)} not observed: {why}", style="dim"))
     joules = [each["training_j"] for each in content["rounds"] if each["training_j"] is not None]
     if joules:
         of_rounds = f" in {len(joules):,} of {count_of(len(content['rounds']), 'round')}"
@@ -85,28 +83,27 @@ def _table(content: dict[str, Any]) -> RenderableType:
     return Group(*lines)
 
 
-def _with_metrics(
-    rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int, has_energy: bool = True
-) -> Layout:
-    """A table of the rounds with the first `count` of their metrics, and with their energy."""
-    from rich.text import Text
+def _rounds_table(rounds: Sequence[dict[str, Any]]) -> FittingTable:
+    """A table of the rounds with their energy and metrics."""
+    from wattfleet_io.tables import FittingTable, columns, numbers
 
-    from coordinator.cli.output.layout import Layout, columns
-
-    heads = (
-        "W\nallowed",
-        "W\nplanned",
-        "W\nused",
-        "time\nplanned",
-        "time\ntaken",
-        *(["\nenergy"] if has_energy else []),
+    names = sorted({name for each in rounds for name in each["metrics"]}, key=metric_order)
+    table = FittingTable(
+        columns(
+            numbers("round"),
+            numbers("devices"),
+            numbers("W\nallowed", rank=2),
+            numbers("W\nplanned"),
+            numbers("W\nused"),
+            numbers("time\nplanned", rank=1),
+            numbers("time\ntaken"),
+            numbers("energy", rank=3),
+            *(numbers(name, rank=4 + k) for k, name in enumerate(names)),
+        )
     )
-    table = columns(right=("\nround", "\ndevices", *heads))
-    for name in names[:count]:
-        table.add_column(Text("\n" + name), justify="right", no_wrap=True)
     for each in rounds:
         is_running = each["wall_s"] is None and each["observed_s"] is None
-        table.add_row(
+        table.add(
             str(each["round"]),
             _devices(each),
             number(each["site_budget_w"]),
@@ -114,11 +111,10 @@ def _with_metrics(
             number(each["observed_site_w"]),
             duration_text(each["planned_s"]),
             "running" if is_running else duration_text(each["wall_s" if each["unplanned"] else "observed_s"]),
-            *([energy_text(each["training_j"])] if has_energy else []),
-            *(number(each["metrics"].get(name), 3) for name in names[:count]),
+            energy_text(each["training_j"]),
+            *(number(each["metrics"].get(name), 3) for name in names),
         )
-    left_out = Text(f"--json also prints {', '.join(names[count:])}", style="dim")
-    return Layout(table, parts=[table, left_out] if names[count:] else ())
+    return table
 
 
 def _devices(each: dict[str, Any]) -> Text:

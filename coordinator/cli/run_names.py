@@ -1,4 +1,4 @@
-"""Finds runs by the beginning of Flower's id, as people name them."""
+"""What the commands about runs share: how a run is named by the beginning of Flower's id, and the styles of states."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ NO_RUNS = (
     "no runs yet: start a Flower app whose strategy is wrapped in PowerAware, such as with `flwr run` (docs/flower.md)"
 )
 RUN_HELP = "Flower's id of the run, or its beginning"
+RUN_STYLES = {"failed": "bold red", "stopped": "yellow", "running": "bold green"}
 
 
 def run_id_of(known: Iterable[str], given: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
-from coordinator.cli.run_names import NO_RUNS
+from coordinator.cli.run_names import NO_RUNS, RUN_STYLES
 from coordinator.display.wording import moment_of
 from wattfleet_io.console import count_of, duration_text, energy_text
 
@@ -21,9 +21,7 @@ _SHOWN = 20
 
 
 def runs(
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, help=f"Show at most this many runs, the newest. Default: {_SHOWN}.")
-    ] = _SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many runs, the newest.")] = _SHOWN,
     watch: WatchOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -49,19 +47,27 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
 
     found: Sequence[dict[str, Any]] = content["runs"]
     if not found:
         return Text(NO_RUNS)
-    table = columns(("run", "state"), ("rounds", "time", "energy", "failed"), ("started",))
-    table.add_column("workload", overflow="fold")
+    table = FittingTable(
+        columns(
+            "run",
+            "state",
+            numbers("rounds"),
+            numbers("time", rank=3),
+            numbers("energy", rank=2),
+            numbers("failed", rank=4),
+            Column("started", rank=1),
+            texts("workload"),
+        )
+    )
     for each in found:
-        state = "failed" if each["error"] else "finished" if each["finished"] else "running"
-        style = {"failed": "bold red", "running": "bold green"}.get(state, "")
-        table.add_row(
+        table.add(
             Text(each["run_id"]),
-            Text(state, style=style),
+            Text(each["state"], style=RUN_STYLES.get(each["state"], "")),
             f"{each['rounds_done']:,} of {each['rounds_asked_for']:,}",
             duration_text(each["wall_s"] or None),
             energy_text(each["training_j"]),
@@ -74,7 +80,9 @@ def _table(content: dict[str, Any]) -> RenderableType:
         older = count_of(content["older"], "older run")
         parts.append(Text(f"{older} not shown: --limit {len(found) + content['older']} shows all", style="dim"))
     parts += [
-        Text(f"run {each['run_id']}: {each['error']}", style="red", overflow="fold") for each in found if each["error"]
+        Text(f"run {each['run_id']}: {each['error']}", style=RUN_STYLES[each["state"]], overflow="fold")
+        for each in found
+        if each["error"]
     ]
     parts.append(
         Text("next: `rounds --run RUN`, then `round RUN N`; the beginning of a run's id is enough", style="dim")

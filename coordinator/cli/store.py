@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 
 from coordinator.cli.options import JsonOption
-from wattfleet_io.console import print_json
+from wattfleet.errors import first_few
+from wattfleet_io.console import count_of, print_json, print_line
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+    from coordinator.state.identity_records import CertificateRecord
+    from coordinator.store.restoring import CarriedOver
 
 app = typer.Typer(no_args_is_help=True, help="Check, back up and restore the coordinator's store on this machine.")
+
+_MOST_LISTED = 50
 
 StoreOption = Annotated[
     str | None,
@@ -74,17 +83,106 @@ def restore(
     source: Annotated[Path, typer.Argument(metavar="BACKUP", help="File written by `store backup`.")],
     store: StoreOption = None,
     config: ConfigOption = None,
+    revoke: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--revoke",
+            allow_from_autoenv=False,
+            metavar="NAME",
+            help="Also revoke the certificates of this name, or with this serial number. Repeatable. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            allow_from_autoenv=False,
+            help="Accept certificates that may have been revoked since the backup. Default: list them, and ask.",
+        ),
+    ] = False,
 ) -> None:
-    """Check the file BACKUP, and replace the store by a copy of it. Stop the coordinator first."""
-    from coordinator.store.backups import restore_file
+    """Check the file BACKUP, and replace the store by a copy of it. Stop the coordinator first.
 
-    path = _file(store, config, "restore it with pg_restore", must_exist=False)
+    What was closed since the backup stays closed, as far as the replaced store can be read: revoked certificates, used
+    and cancelled invites, forgotten and drained devices, and lower budgets. Runs that are newer than the backup end.
+    """
+    from coordinator.store.restoring import Restoration
+
+    path = _file(store, config, "restore it with pg_restore, then use `store carry-over`", must_exist=False)
     _require_file(source)
-    with _typed(path):
-        replaced = restore_file(source, path)
+    with ExitStack() as held:
+        with _typed(path):
+            restoration = held.enter_context(Restoration(source, path, revoke or ()))
+        if restoration.carried.unaccounted and not yes:
+            _confirm(restoration.carried.unaccounted)
+        with _typed(path):
+            replaced = restoration.put_in_place()
+    _print_carried(restoration.carried)
     if replaced is not None:
         print(f"{path} was kept as {replaced}")
     print(f"{path} is restored from {source}")
+
+
+@app.command("carry-over")
+def carry_over(
+    former: Annotated[
+        str, typer.Argument(metavar="FORMER", help="The store that is replaced: an SQLite file or a PostgreSQL URL.")
+    ],
+    store: StoreOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Carry over to a restored PostgreSQL database what `restore` does: what was closed in the store FORMER since.
+
+    No coordinator may use one of the two. `restore` does this by itself.
+    """
+    from coordinator.store import restoring
+    from coordinator.store.database import database_url
+    from wattfleet_io.settings.command import require_no_password
+
+    require_no_password("FORMER", former)
+    carried = restoring.carry_over(database_url(former), _location(store, config))
+    _print_carried(carried)
+    if carried.unaccounted:
+        names = first_few([str(each.peer) for each in carried.unaccounted])
+        print_line(f"certificates that may have been revoked since, because {former} does not know them: {names}")
+
+
+def _print_carried(carried: CarriedOver) -> None:
+    """Print what a restored store takes over from the one that it replaces."""
+    for what, found in (
+        ("certificates that stay revoked", sorted(str(each.peer) for each in carried.revoked)),
+        ("devices that stay forgotten", carried.forgotten),
+        ("devices that stay drained", carried.drained),
+        ("supplies that keep a newer or lower budget", carried.budgets),
+        ("runs that have ended", carried.ended),
+    ):
+        if found:
+            print_line(f"{what}: {first_few(found)}")
+    if carried.issued:
+        print(f"certificates that are newer than the backup, and stay known: {carried.issued:,}")
+    if carried.closed_invites:
+        print(f"invites that are closed: {carried.closed_invites:,}")
+
+
+def _confirm(unaccounted: Sequence[CertificateRecord]) -> None:
+    """List certificates that may have been revoked since a backup, and ask whether they are accepted.
+
+    Raises:
+        typer.Exit: they are not; the exit code is 2.
+    """
+    lines = [
+        f"the backup has {count_of(len(unaccounted), 'certificate')} that may have been revoked since: the replaced"
+        " store is missing or damaged, or does not know them",
+        *(f"  {each.peer}, issued on {each.issued_at:%Y-%m-%d}, {each.serial}" for each in unaccounted[:_MOST_LISTED]),
+    ]
+    if len(unaccounted) > _MOST_LISTED:
+        lines.append(f"  and {len(unaccounted) - _MOST_LISTED:,} more")
+    for line in lines:
+        print_line(line, to_stderr=True)
+    if not typer.confirm("Accept them? (--revoke NAME revokes some, --yes skips this question)", err=True):
+        print_line("nothing was restored", to_stderr=True)
+        raise typer.Exit(2)
 
 
 def _file(store: str | None, config: Path | None, instead: str, must_exist: bool = True) -> Path:
@@ -99,9 +197,22 @@ def _file(store: str | None, config: Path | None, instead: str, must_exist: bool
     Raises:
         InvalidInputError: the store is PostgreSQL, or the file does not exist.
     """
-    from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
-    from coordinator.store.database import database_url, display_name
+    from coordinator.store.database import display_name
     from wattfleet.errors import InvalidInputError
+
+    url = _location(store, config)
+    if url.drivername != "sqlite":
+        raise InvalidInputError(f"{display_name(url)} is a PostgreSQL database: {instead}")
+    path = Path(str(url.database))
+    if must_exist:
+        _require_file(path)
+    return path
+
+
+def _location(store: str | None, config: Path | None) -> URL:
+    """The store's location: as given, or else that of the settings."""
+    from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
+    from coordinator.store.database import database_url
     from wattfleet_io.settings.command import require_no_password
     from wattfleet_io.settings.loading import load
     from wattfleet_io.settings.option_variables import variables_beside
@@ -111,13 +222,7 @@ def _file(store: str | None, config: Path | None, instead: str, must_exist: bool
     options = {} if store is None else {"store.location": store}
     of_others = variables_beside(click.get_current_context())
     loaded = load(CoordinatorSettings, ENVIRONMENT_PREFIX, options, config, of_others)
-    url = database_url(loaded.settings.store.location)
-    if url.drivername != "sqlite":
-        raise InvalidInputError(f"{display_name(url)} is a PostgreSQL database: {instead}")
-    path = Path(str(url.database))
-    if must_exist:
-        _require_file(path)
-    return path
+    return database_url(loaded.settings.store.location)
 
 
 def _require_file(path: Path) -> None:

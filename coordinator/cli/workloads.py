@@ -41,15 +41,13 @@ def profile(
         str | None,
         typer.Option(help="Train this workload that agents ship, such as resnet18. Default: the one named --workload."),
     ] = None,
-    modes: Annotated[
-        int, typer.Option(help=f"Measure at most this many modes on each device. Default: {_PROFILE_MODES}.")
-    ] = _PROFILE_MODES,
+    modes: Annotated[int, typer.Option(help="Measure at most this many modes on each device.")] = _PROFILE_MODES,
     json_: JsonOption = False,
 ) -> None:
     """Order devices to measure a workload now, ahead of its first run. They use their full power meanwhile."""
-    from coordinator.cli.output.layout import grouped
     from wattfleet.modes import require_workload_name
     from wattfleet_io.console import terminal
+    from wattfleet_io.tables import grouped
     from wattfleet_proto.v1 import operator_pb2, power_pb2
 
     require_workload_name(workload)
@@ -75,18 +73,27 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
 
     if not found:
         return Text(
             "no workloads yet: start a run, which states its workload, or measure one ahead with `wattfleet "
             "coordinator profile`"
         )
-    table = columns(("task",), ("devices", "measured", "modes", "live runs"), ("last run",))
-    table.add_column("workload", overflow="fold")
+    table = FittingTable(
+        columns(
+            Column("task", rank=2),
+            numbers("devices"),
+            numbers("measured"),
+            numbers("modes", rank=1),
+            numbers("live runs", rank=3),
+            Column("last run", rank=4),
+            texts("workload"),
+        )
+    )
     for each in found:
         used = each["last_used_unix_s"]
-        table.add_row(
+        table.add(
             each["task"],
             f"{each['devices']:,}",
             f"{each['measured_devices']:,}",

@@ -15,6 +15,7 @@ from wattfleet_proto.convert import (
     state_from_message,
     workload_from_message,
 )
+from wattfleet_proto.run_end import is_stopped
 from wattfleet_proto.v1 import power_pb2, session_pb2, view_pb2
 
 Values = dict[str, Any]
@@ -184,11 +185,18 @@ def run_values(view: view_pb2.RunView) -> Values:
         "rounds_asked_for": view.rounds,
         "initial_metrics": dict(sorted(view.initial_metrics.items())),
         "workload": view.workload.name or None,
+        "state": _run_state(view),
         "finished": view.finished,
         "error": view.error,
         "started_unix_s": known(view, "started_unix_s"),
         "finished_unix_s": known(view, "finished_unix_s"),
     }
+
+
+def _run_state(view: view_pb2.RunView) -> str:
+    if view.error:
+        return "stopped" if is_stopped(view.error) else "failed"
+    return "finished" if view.finished else "running"
 
 
 def round_values(view: view_pb2.RoundView) -> Values:

@@ -8,6 +8,7 @@ from pathlib import Path
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import CertificateRecord
+from wattfleet_identity.endpoint import OPERATOR_FOLDER
 from wattfleet_identity.identity_folder import is_complete, read_identity, write_identity
 from wattfleet_identity.peers import Role
 
@@ -17,15 +18,16 @@ LIFETIME = timedelta(days=365)
 
 def folder_of(authority: Path) -> Path:
     """The folder of the operator's identity, next to that of the authority."""
-    return authority / "operator"
+    return authority / OPERATOR_FOLDER.name
 
 
-def make_operator(authority: AuthorityFolder, coordinator: str, now: datetime) -> bool:
+def make_operator(authority: AuthorityFolder, now: datetime) -> bool:
     """Create the operator's identity unless there is a usable one, and return whether it was created.
+
+    A coordinator that serves with this authority adds its address.
 
     Args:
         authority: issues the certificate.
-        coordinator: the coordinator's host:port.
         now: the time.
 
     Raises:
@@ -35,7 +37,7 @@ def make_operator(authority: AuthorityFolder, coordinator: str, now: datetime) -
     folder = folder_of(authority.folder)
     if is_complete(folder) and (found := read_identity(folder)) is not None and now < found.certificate.not_after:
         return False
-    write_identity(folder, authority.own_identity(Role.OPERATOR, NAME, coordinator, LIFETIME, now))
+    write_identity(folder, authority.own_identity(Role.OPERATOR, NAME, "", LIFETIME, now))
     return True
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector, make_asgi_app
 
 from coordinator.metrics.exposure_collector import ExposureCollector
 from coordinator.metrics.fleet_collector import FleetCollector
@@ -14,7 +14,8 @@ from coordinator.metrics.service_collector import ServiceCollector
 from coordinator.service_figures import ServiceFigures
 from coordinator.settings import ServerSettings
 from coordinator.state.fleet import Fleet
-from wattfleet_io.bounded_http_server import ConnectionLimits, Guard, serving
+from wattfleet_identity.http_access import HttpAccess
+from wattfleet_identity.http_server import HttpLimits, serving_http
 
 
 def metrics_served(
@@ -22,11 +23,11 @@ def metrics_served(
     host: str,
     port: int,
     settings: ServerSettings | None = None,
-    guard: Guard | None = None,
+    access: HttpAccess | None = None,
     exposed: int = 0,
     figures: ServiceFigures | None = None,
     expiries: Callable[[], Mapping[str, datetime]] = dict,
-) -> AbstractContextManager[int]:
+) -> AbstractAsyncContextManager[int]:
     """Serve `/metrics` from a thread until the context is left, and yield the port; port 0 picks a free one.
 
     Args:
@@ -34,7 +35,7 @@ def metrics_served(
         host: the address to listen on.
         port: the port.
         settings: limits on the connections.
-        guard: who may read over HTTPS; None lets everybody read over HTTP.
+        access: who may read over HTTPS; None lets everybody read over HTTP.
         exposed: addresses of the coordinator that other machines reach in plaintext.
         figures: measurements of the coordinator itself; None exports zeros.
         expiries: when the certificate of each role expires first.
@@ -48,5 +49,5 @@ def metrics_served(
     registry.register(ExposureCollector(exposed))
     registry.register(ServiceCollector(figures or ServiceFigures(), expiries))
     ProcessCollector(registry=registry)
-    limits = ConnectionLimits(settings.max_metrics_connections, settings.metrics_timeout_s)
-    return serving(make_wsgi_app(registry), "metrics", host, port, limits, guard)
+    limits = HttpLimits(settings.max_http_connections, settings.http_timeout_s)
+    return serving_http(make_asgi_app(registry), "metrics", host, port, limits, access)

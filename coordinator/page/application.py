@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -17,10 +18,12 @@ from coordinator.page.device_page import device
 from coordinator.page.events_page import events
 from coordinator.page.failures import EXPECTED, UnexpectedErrors
 from coordinator.page.fleet_page import fleet, watts_history
+from coordinator.page.queries import Queries
 from coordinator.page.run_pages import run, runs
+from coordinator.page.snapshots import Snapshots
 from coordinator.page.updates import updates
-from coordinator.page.viewers import StillViewers
 from coordinator.page.what_if_page import what_if
+from wattfleet_io.tasks import background_task, stop_tasks
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -49,14 +52,26 @@ class _SecurityHeaders:
         await self._app(scope, receive, with_headers)
 
 
-def page_application(hosts: Sequence[str], has_authority: bool) -> Starlette:
-    """Create the application; its server sets `state.snapshots`.
+def page_application(queries: Queries, hosts: Sequence[str], has_authority: bool) -> Starlette:
+    """Create the application; it takes snapshots of the fleet while it is served.
 
     Args:
+        queries: read the fleet.
         hosts: the host names that requests may use; otherwise, another site could read the page under its own name.
         has_authority: whether operators have certificates.
     """
+
+    @asynccontextmanager
+    async def with_snapshots(app: Starlette) -> AsyncIterator[None]:
+        snapshots = app.state.snapshots = Snapshots(queries)
+        kept = background_task("page snapshots", snapshots.keep())
+        try:
+            yield
+        finally:
+            await stop_tasks(kept)
+
     app = Starlette(
+        lifespan=with_snapshots,
         routes=[
             Route("/", fleet, name="fleet"),
             Route("/watts.json", watts_history, name="watts"),
@@ -72,7 +87,6 @@ def page_application(hosts: Sequence[str], has_authority: bool) -> Starlette:
             Middleware(_SecurityHeaders),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(UnexpectedErrors),
-            Middleware(StillViewers),
         ],
         exception_handlers=dict(EXPECTED),
     )

@@ -26,6 +26,7 @@ from coordinator.display.device_words import (
 )
 from coordinator.display.view_values import Values
 from coordinator.display.wording import age, moment, number, watts
+from coordinator.page.links import device_link, run_link
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text
 from wattfleet_proto.hot_boards import HOT_C
@@ -67,6 +68,8 @@ def _environment() -> Environment:
         count=count_of,
         energy=energy_text,
         measured=measured_modes,
+        device_link=device_link,
+        run_link=run_link,
     )
     found.filters.update(
         since=lambda device: in_state_for(device, time.time()),

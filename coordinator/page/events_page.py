@@ -8,7 +8,7 @@ from starlette.responses import Response
 from coordinator.page.drawing import drawn
 from coordinator.page.paging import page_of
 from coordinator.page.snapshots import Snapshots
-from coordinator.page.viewers import role_of
+from wattfleet_identity.http_server import caller_of
 from wattfleet_identity.peers import Role
 
 _AUDIT_ENTRIES = 200
@@ -18,7 +18,7 @@ async def events(request: Request) -> Response:
     """Answer with the page of events; as with the commands, the audit log is only for operators."""
     snapshots: Snapshots = request.app.state.snapshots
     await snapshots.newest()
-    may_read = role_of(request) is Role.OPERATOR if request.app.state.has_authority else True
+    may_read = caller_of(request.scope).role() is Role.OPERATOR if request.app.state.has_authority else True
     entries = (await snapshots.queries.audit_log())[:_AUDIT_ENTRIES] if may_read else []
     content = {
         "page": page_of(list(snapshots.events.events), request),

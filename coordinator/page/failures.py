@@ -72,16 +72,6 @@ def unexpected_text(error_id: str) -> str:
     return f"Look for error {error_id} in the coordinator's log."
 
 
-async def refused(request: Request, error: Exception) -> Response:
-    """Answer a viewer who may no longer read the page.
-
-    Args:
-        request: the refused request.
-        error: the reason.
-    """
-    return await _answer(request, "You may no longer read this", str(error), 403)
-
-
 async def _unexpected(request: Request, error_id: str) -> Response:
     return await _answer(request, "The coordinator could not show this", unexpected_text(error_id), 500)
 

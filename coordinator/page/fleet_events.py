@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from coordinator.display.device_words import troubles
 from coordinator.display.view_values import Values
+from coordinator.page.links import device_link, run_link
 
 _KEPT_EVENTS = 1_000
 _FINE = ("profiling", "enrolled", "training", "ready")
@@ -61,14 +62,14 @@ class EventLog:
                 if before != now:
                     text = f"{now}, before: {before}" if before else f"enrolled: {now}"
                     is_bad = now not in _FINE
-                    self._note(at_unix_s, device_id, f"/devices/{device_id}", text, is_bad)
+                    self._note(at_unix_s, device_id, device_link(device_id), text, is_bad)
             for run in runs:
                 run_id = run["run_id"]
                 if run_id not in self._runs:
-                    self._note(at_unix_s, run_id, f"/runs/{run_id}", f"began with {run['strategy']}", False)
+                    self._note(at_unix_s, run_id, run_link(run_id), f"began with {run['strategy']}", False)
                 if ended[run_id] and not self._runs.get(run_id):
-                    why = f"ended: {run['error']}" if run["error"] else "finished"
-                    self._note(at_unix_s, run_id, f"/runs/{run_id}", why, bool(run["error"]))
+                    why = f"failed: {run['error']}" if run["state"] == "failed" else run["error"] or "finished"
+                    self._note(at_unix_s, run_id, run_link(run_id), why, run["state"] == "failed")
         self._states, self._runs = states, ended
 
     def _note(self, at_unix_s: float, subject: str, path: str, text: str, is_bad: bool) -> None:

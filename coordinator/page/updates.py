@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from coordinator.page.failures import noted, unexpected_text
 from coordinator.page.snapshots import Snapshot, Snapshots
-from coordinator.page.viewers import role_of
 from wattfleet.errors import WattfleetError
+from wattfleet_identity.http_server import caller_of
 
 _STOP_CHECK_S = 0.5
 _MAX_VIEWERS = 40
@@ -30,13 +30,14 @@ async def updates(request: Request) -> Response:
 
 
 async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
+    caller = caller_of(request.scope)
     snapshots.viewers += 1
     try:
         seen: Snapshot | None = None
         failure: str | None = None
-        while not request.app.state.is_stopping():
+        while not caller.is_stopping():
             try:
-                role_of(request)
+                caller.role()
             except WattfleetError as error:
                 yield _event({"text": str(error), "final": True}, "failure")
                 return

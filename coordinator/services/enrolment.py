@@ -14,7 +14,7 @@ from coordinator.services.peer_quotas import HostRates, host_of
 from coordinator.state.invite_terms import Application
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.authority import SERVER_NAME
-from wattfleet_identity.certificates import requested_key
+from wattfleet_identity.certificates import key_digest, requested_key
 from wattfleet_identity.peers import Role
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
@@ -98,7 +98,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def Renew(  # noqa: N802 - named by the protocol
         self, request: enrolment_pb2.RenewRequest, context: Any
     ) -> enrolment_pb2.RenewResponse:
-        """Issue the caller's next certificate, with the lifetime of the previous one."""
+        """Issue the caller's next certificate, with the key and the lifetime of the previous one."""
         certificate, identities = self._certificate_of(context), self._issuing.identities
         if certificate is None:
             raise InvalidInputError("there is no certificate to renew: enrol this machine first")
@@ -107,6 +107,11 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             raise InvalidInputError(
                 f"this coordinator did not issue the certificate of {certificate.peer}, or was restored from an older "
                 "backup: renew it with the authority that issued it, or enrol again"
+            )
+        if key_digest(requested_key(request.request_pem)) != certificate.key_digest:
+            raise InvalidInputError(
+                f"the request has another key than the certificate of {certificate.peer}: renew it with its own key, or"
+                " enrol again for a new key"
             )
         # Other roles may have a certificate with another lifetime, which a renewal must not extend.
         is_device = certificate.peer.role is Role.DEVICE

@@ -9,6 +9,7 @@ from wattfleet.errors import first_few
 from wattfleet_io.console import count_of, duration_text
 from wattfleet_io.logs import fields
 from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.run_end import is_stopped
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +57,12 @@ def log_run_started(run: RunRecord) -> None:
 
 def log_run_finished(run: RunRecord) -> None:
     """Log how a run ended."""
+    has_failed = bool(run.error) and not is_stopped(run.error)
     _log.log(
-        logging.WARNING if run.error else logging.INFO,
+        logging.WARNING if has_failed else logging.INFO,
         "run %s %s",
         run.run_id,
-        f"ended with an error: {run.error}" if run.error else "is finished",
+        f"ended with an error: {run.error}" if has_failed else f"was {run.error}" if run.error else "is finished",
         extra=fields(run=run.run_id, error=run.error or None),
     )
 

@@ -34,6 +34,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         issuing: Issuing | None,
         certificate_of: CertificateOf,
         end_invalid_sessions: Callable[[], int],
+        announce_revocations: Callable[[], None] = lambda: None,
     ) -> None:
         """Serve one fleet.
 
@@ -42,11 +43,13 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
             issuing: issues certificates; None without an authority.
             certificate_of: returns the caller's certificate.
             end_invalid_sessions: ends the sessions whose certificates are no longer valid; returns how many.
+            announce_revocations: tells agents which certificates were revoked.
         """
         self._repository = repository
         self._issuing_or_none = issuing
         self._certificate_of = certificate_of
         self._end_invalid_sessions = end_invalid_sessions
+        self._announce_revocations = announce_revocations
 
     async def Invite(  # noqa: N802 - named by the protocol
         self, request: identity_pb2.InviteRequest, context: Any
@@ -119,6 +122,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         revoked = self._identities.revoke(request.name_or_serial, request.reason, self._issuing.now())
         # End the sessions before storing: a revoked peer must not stay connected until the store is available again.
         ended = self._end_invalid_sessions()
+        self._announce_revocations()
         await self._repository.save(*revoked)
         return identity_pb2.RevokeCertificatesResponse(certificates=map(_certificate, revoked), ended_sessions=ended)
 

@@ -28,13 +28,14 @@ from wattfleet.planning.policies import policy_named
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import plan_to_message, workload_from_message, workload_to_message
 from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.run_end import STOPPED
 from wattfleet_proto.session_limits import PROFILE_MODES
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, session_pb2
 
 if TYPE_CHECKING:
     from coordinator.reference_metadata import ReferenceMetadata
 
-_ENDED = "ended by the operator"
+_ENDED = f"{STOPPED}by an operator, who ended it"
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):

@@ -1,4 +1,7 @@
-"""Messages that the coordinator sends to devices on its own: grants, workloads of live runs, and what to measure."""
+"""Messages that the coordinator sends to devices on its own.
+
+They are grants, the workloads of live runs, what to measure, and which certificates were revoked.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +105,7 @@ class Orders:
         max_workloads: int = SessionSettings().max_workloads,
         shared: SharedModes | None = None,
         share_after_s: float = _SHARE_AFTER_S,
+        revoked: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Start without any session.
 
@@ -110,8 +114,10 @@ class Orders:
             max_workloads: limit on the workloads that are announced to a device.
             shared: the measured modes that devices learn from each other; None if they share none.
             share_after_s: seconds from a report until measured modes are passed on.
+            revoked: returns the serial numbers of the certificates that devices must not accept any more.
         """
         self._fleet = fleet
+        self._revoked = revoked
         self._max_workloads = max_workloads
         self._shared = shared or SharedModes(0)
         self._share_after_s = share_after_s
@@ -124,7 +130,10 @@ class Orders:
         self._know_workloads: set[str] = set()
         # Devices whose agents speak protocol 2.2 or later.
         self._learn_from_others: set[str] = set()
-        self._not_announced: dict[str, None] = {}
+        # Devices whose agents speak protocol 2.7 or later.
+        self._hear_of_revocations: set[str] = set()
+        # Devices that wait for an announcement, with the method that sends it.
+        self._not_announced: dict[tuple[Callable[[str], None], str], None] = {}
         self._announcing: asyncio.Task[None] | None = None
         # Devices whose grants wait for their step; those that may act on an older grant come first.
         self._changed: dict[str, None] = {}
@@ -137,7 +146,12 @@ class Orders:
         return self._shared.most
 
     def begin(
-        self, device_id: str, stream: ResponseStream, knows_workloads: bool = False, learns_from_others: bool = False
+        self,
+        device_id: str,
+        stream: ResponseStream,
+        knows_workloads: bool = False,
+        learns_from_others: bool = False,
+        hears_of_revocations: bool = False,
     ) -> None:
         """Begin to send a device's orders to a stream.
 
@@ -146,8 +160,12 @@ class Orders:
             stream: the responses of its session.
             knows_workloads: the agent speaks protocol 2.1 or later.
             learns_from_others: the agent speaks protocol 2.2 or later.
+            hears_of_revocations: the agent speaks protocol 2.7 or later.
         """
         self._streams[device_id] = stream
+        (self._hear_of_revocations.add if hears_of_revocations else self._hear_of_revocations.discard)(device_id)
+        if self._revoked():
+            self._tell_of_revocations(device_id)
         (self._learn_from_others.add if learns_from_others else self._learn_from_others.discard)(device_id)
         if not knows_workloads:
             self._know_workloads.discard(device_id)
@@ -168,6 +186,7 @@ class Orders:
             del self._streams[device_id]
             self._know_workloads.discard(device_id)
             self._learn_from_others.discard(device_id)
+            self._hear_of_revocations.discard(device_id)
 
     def knows_workloads(self, device_id: str) -> bool:
         """Whether a device has a session with an agent that names workloads."""
@@ -176,6 +195,10 @@ class Orders:
     def announce_workloads(self) -> None:
         """Announce the workloads of all live runs to all devices that name workloads, in the background."""
         self._announce_soon(self._know_workloads)
+
+    def announce_revocations(self) -> None:
+        """Tell all devices which certificates were revoked, in the background."""
+        self._announce_soon(self._hear_of_revocations, self._tell_of_revocations)
 
     def modes_measured(self, device: DeviceRecord, workload: str, measured: tuple[Measurement, ...]) -> None:
         """Schedule passing on a device's measured modes of a workload to devices that have measured fewer.
@@ -214,8 +237,8 @@ class Orders:
         experienced = {each.name for each in device.fronts if each.profiled_modes >= self._shared.most}
         return not names <= experienced
 
-    def _announce_soon(self, device_ids: Iterable[str]) -> None:
-        self._not_announced.update(dict.fromkeys(sorted(device_ids)))
+    def _announce_soon(self, device_ids: Iterable[str], announce: Callable[[str], None] | None = None) -> None:
+        self._not_announced.update(dict.fromkeys((announce or self._announce, each) for each in sorted(device_ids)))
         if self._announcing is None or self._announcing.done():
             self._announcing = background_task("announce workloads", self._announce_in_steps())
 
@@ -250,15 +273,20 @@ class Orders:
         loop = asyncio.get_running_loop()
         while waiting := self._not_announced:
             begun_s = loop.time()
-            for device_id in list(islice(waiting, _SENT_AT_ONCE)):
-                del waiting[device_id]
-                if device_id in self._know_workloads:
-                    self._announce(device_id)
+            for announce, device_id in list(islice(waiting, _SENT_AT_ONCE)):
+                del waiting[announce, device_id]
+                announce(device_id)
             busy_s = loop.time() - begun_s
             await asyncio.sleep(max(busy_s, min(_PAUSE_S, _SPREAD_S * _SENT_AT_ONCE / max(1, len(waiting)))))
 
     def _announce(self, device_id: str) -> None:
-        self._streams[device_id].send_soon(self._announcement(device_id))
+        if device_id in self._know_workloads:
+            self._streams[device_id].send_soon(self._announcement(device_id))
+
+    def _tell_of_revocations(self, device_id: str) -> None:
+        if device_id in self._hear_of_revocations:
+            revoked = session_pb2.RevokedCertificates(serials=self._revoked())
+            self._streams[device_id].send_soon(session_pb2.SessionResponse(revoked=revoked))
 
     def _announcement(self, device_id: str) -> session_pb2.SessionResponse:
         """The announcement to a device: the workloads of all live runs, with the modes that others have measured."""

@@ -126,6 +126,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round; a retried request returns the plan that was made."""
         self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
+        self._flower.require_live(request.run_id)
         _require_round(request.round)
         return await _message(
             await self._planning.plan(request.run_id, request.round, request.node_ids, epochs_of_request(request))
@@ -154,6 +155,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.PredictNodesResponse:
         """Predict the next round on each node."""
         self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
+        self._flower.require_live(request.run_id)
         predictions = await self._planning.predict(request.run_id, request.node_ids, request.epochs)
         return planning_pb2.PredictNodesResponse(
             predictions=[

@@ -37,7 +37,7 @@ from wattfleet_proto.convert import (
 )
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
-from wattfleet_proto.version import SHARING_MINOR, WORKLOADS_MINOR, common_version
+from wattfleet_proto.version import REVOCATIONS_MINOR, SHARING_MINOR, WORKLOADS_MINOR, common_version
 
 if TYPE_CHECKING:
     from coordinator.reference_metadata import ReferenceMetadata
@@ -119,7 +119,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         ended: tuple[grpc.StatusCode, str] | None = None
         try:
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
-            self._orders.begin(lease.device_id, stream, knows_workloads, protocol.minor >= SHARING_MINOR)
+            minor = protocol.minor
+            self._orders.begin(
+                lease.device_id, stream, knows_workloads, minor >= SHARING_MINOR, minor >= REVOCATIONS_MINOR
+            )
             del first, protocol  # frees the memory, because ten thousand sessions last for days
             # Grants that became due after the Hello may have been sent to the session that this one replaces.
             self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())

@@ -24,18 +24,23 @@ class ServerSettings(Group):
         option="--page-address",
         unset="on loopback, at the port after that of --metrics-address",
     )
-    max_metrics_connections: int = setting(
-        16, "Limit on open connections to /metrics. A further one closes the oldest that has sent no request.", ge=1
+    max_http_connections: int = setting(
+        128,
+        "Limit on open connections to the page, and the same to /metrics; half of them for one host. A further one "
+        "closes one that has sent no request. With a low limit on open files, an eighth of that counts instead.",
+        ge=2,
     )
-    metrics_timeout_s: float = setting(
-        10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
+    http_timeout_s: float = setting(
+        10.0,
+        "Close a connection to the page or to /metrics if the other side takes longer for the TLS handshake, for a "
+        "request, or to accept what is sent to it.",
+        unit="s",
+        gt=0,
     )
     metrics_devices: Names = setting(
         (),
-        "Export metrics of individual devices only for these: id:NAME, tag:NAME or site:NAME. Repeatable; id:none "
-        "exports"
-        " none. Metrics of the whole fleet count every device.",
-        option="--metrics-devices",
+        "Export metrics of individual devices only for these: id:NAME, tag:NAME or site:NAME. id:none exports none."
+        " Metrics of the whole fleet count every device.",
         unset="all devices",
     )
     idle_connection_s: float = setting(
@@ -59,13 +64,13 @@ class IdentitySettings(Group):
 
     directory: Path = setting(
         Path("wattfleet-identity"),
-        "Read the authority and the server's certificate from this directory of `wattfleet coordinator init`. Without "
-        "it, everything is plaintext.",
+        "Serve with the authority in this directory, which `wattfleet coordinator init` makes. Without it, everything"
+        " is plaintext.",
         option="--identity",
     )
     insecure: bool = setting(
         False,
-        "Serve plaintext on addresses that other machines can reach: anybody there can read and change everything.",
+        "Serve plaintext even to other machines: anybody there can read and change everything.",
         option="--insecure",
     )
     enrolment_address: str | None = setting(
@@ -84,7 +89,6 @@ class IdentitySettings(Group):
         None,
         "Also serve agents and Flower apps without certificates on this host:port, while a fleet moves to certificates."
         " A device that has one is refused there.",
-        option="--plaintext-address",
         unset="nowhere",
     )
     public_address: str | None = setting(
@@ -103,13 +107,13 @@ class SuperLinkSettings(Group):
 
     address: str | None = setting(
         None,
-        "Tell devices and users that Flower's SuperLink is at this host:port, and issue a certificate for it.",
+        "Announce that Flower's SuperLink is at this host:port, and issue a certificate for it.",
         option="--superlink-address",
-        unset="unknown; SuperNodes then need --superlink",
+        unset="unknown; SuperNodes need --superlink",
     )
     hosts: Names = setting(
         (),
-        "Further names and IP addresses of the SuperLink's machine, for its certificate. Repeatable.",
+        "Further name or IP address of the SuperLink's machine, for its certificate. Repeatable.",
         option="--superlink-host",
         unset="that of --superlink-address, and loopback",
     )

@@ -15,12 +15,12 @@ class PolicySettings(Group):
 
     name: str = setting(
         "progress",
-        f"Client-selection policy: {', '.join(POLICIES)}, or one that an installed package provides.",
+        f"Client-selection policy: {', '.join(POLICIES)}, or one of an installed package (docs/planning.md).",
         option="--policy",
     )
     clients: int | None = setting(
         None,
-        "Devices to select per round, for the policies that take a number.",
+        "Devices to select per round, for policies that take a number.",
         option="--clients",
         unset="half of the devices; with progress: as many as are useful",
     )
@@ -35,30 +35,24 @@ class PolicySettings(Group):
     utility: Literal["equal", "loss"] | None = setting(
         None,
         "Maximize the number of devices (equal) or the sum of their losses (loss), for the policy deadline.",
-        option="--utility",
         unset="equal",
     )
-    tiers: int | None = setting(
-        None, "Sort devices into this many tiers, for the policy tiers.", option="--tiers", unset="5"
-    )
+    tiers: int | None = setting(None, "Sort devices into this many tiers, for the policy tiers.", unset="5")
     floor: float | None = setting(
         None,
         "Select every device in at least this share of the rounds, for the policy fair.",
-        option="--floor",
         unset="half of an even share",
     )
     half_devices: float | None = setting(
         None,
         "Number of devices with which a round makes half of the possible progress, for the policy progress. Lower it if"
         " the devices' data are alike.",
-        option="--half-devices",
         unset="3",
     )
     overhead_s: float | None = setting(
         None,
         "Time per round in addition to training, in seconds, for the policy progress.",
         unit="s",
-        option="--overhead-s",
         unset="10",
     )
 
@@ -78,7 +72,6 @@ class SelectionSettings(Group):
     over_selection: float = setting(
         0.0,
         "Select this share of devices in addition to the policy's number, 0 to 10; 0.2 adds a fifth.",
-        option="--over-selection",
     )
 
 
@@ -92,7 +85,7 @@ class ProfilingSettings(Group):
     )
     reference_metadata: Path | None = setting(
         None,
-        "Serve references that are signed by the operator: keep their metadata, and the coordinator's own key, in this"
+        "Serve references that the operator has signed: keep their metadata, and the coordinator's own key, in this"
         " directory (docs/references.md).",
         option="--reference-metadata",
         unset="references are not signed",

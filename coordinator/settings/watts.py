@@ -44,7 +44,6 @@ class GrantSettings(Group):
         " reserved until then. With a longer time, trainings survive longer outages, but a lower budget holds later"
         " (docs/reliability.md).",
         unit="s",
-        option="--grant-lifetime-s",
         ge=10,
         le=86_400,
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.errors import NoDevicesError, QuotaExceededError, UnknownRecordError
+from coordinator.errors import NoDevicesError, QuotaExceededError, RunEndedError, UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.contention import Contention
 from coordinator.state.measuring import MeasuringRequest, survey_of, unmeasured_of
@@ -216,8 +216,20 @@ class FlowerRuns:
         """
         require_owner(run_id, self.run(run_id).owner, token, peer)
 
+    def require_live(self, run_id: str) -> None:
+        """Check that a run has not ended, before one of its rounds is planned.
+
+        Raises:
+            UnknownRecordError: the run never started.
+            RunEndedError: it has ended, for example because an operator ended it.
+        """
+        record = self.run(run_id)
+        if record.finished:
+            reason = f": {record.error}" if record.error else ""
+            raise RunEndedError(f"run {run_id!r} has ended, start another run{reason}")
+
     def finish_run(self, run_id: str, error: str) -> RunRecord:
-        """Finish a Flower run and release its devices.
+        """Finish a Flower run and release its devices; a run that has ended before keeps its reason.
 
         Raises:
             UnknownRecordError: the run never started.
@@ -230,7 +242,10 @@ class FlowerRuns:
         Raises:
             UnknownRecordError: one of them never started; none is finished.
         """
-        records = [replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True) for run_id in run_ids]
+        known = [self.run(run_id) for run_id in run_ids]
+        records = [
+            each if each.finished else replace(each, error=error[:LONGEST_TEXT], finished=True) for each in known
+        ]
         self._rounds.runs_finished(set(run_ids))
         self.contention.waiting.served(run_ids)
         return [self._put(record) for record in records]

@@ -29,6 +29,8 @@ MAX_INVITES = 1_000
 MAX_CERTIFICATES = 100_000
 AUDIT_KEEP = timedelta(days=400)
 MAX_AUDIT_ENTRIES = 1_000_000
+FORGOTTEN = "the device was forgotten"
+"""The reason for which the certificates of a forgotten device are revoked."""
 _MAX_EARLY_RENEWALS = 4
 _EARLY = 0.9  # share of its validity that is left
 
@@ -42,6 +44,7 @@ class Identities:
         self._certificates: dict[str, CertificateRecord] = {}
         self._of_name: dict[tuple[Role, str], set[str]] = {}
         self._of_key: dict[str, set[str]] = {}
+        self._revoked: set[str] = set()
         self._unsettled: set[str] = set()  # replaced by machines whose enrolment is not stored yet
         self._cancelled: set[str] = set()
         self.revision = 0
@@ -102,11 +105,8 @@ class Identities:
 
     def revoked(self, roles: Collection[Role], now: datetime) -> list[str]:
         """The serial numbers of revoked, unexpired certificates of the given roles."""
-        return sorted(
-            each.serial
-            for each in self._certificates.values()
-            if each.revoked_at is not None and each.peer.role in roles and now < each.not_after
-        )
+        found = (self._certificates[serial] for serial in self._revoked)
+        return sorted(each.serial for each in found if each.peer.role in roles and now < each.not_after)
 
     def not_issued_by(self, issuer: str, now: datetime) -> list[CertificateRecord]:
         """The newest certificate of every owner without a certificate of the given authority.
@@ -269,7 +269,7 @@ class Identities:
     def forget(self, device_ids: Collection[str], now: datetime) -> list[CertificateRecord]:
         """Revoke the certificates of forgotten devices, and return them."""
         owned = [self._certificates[each] for name in device_ids for each in self._of_name.get((Role.DEVICE, name), ())]
-        return self._revoke([each for each in owned if self._counts(each, now)], "the device was forgotten", now)
+        return self._revoke([each for each in owned if self._counts(each, now)], FORGOTTEN, now)
 
     def expire(self, now: datetime) -> ExpiredIdentities:
         """Drop the invites and certificates that have expired."""
@@ -279,6 +279,7 @@ class Identities:
             self.revision += 1
             del self._certificates[each.serial]
             self._unsettled.discard(each.serial)
+            self._revoked.discard(each.serial)
             _remove(self._of_name, (each.peer.role, each.peer.name), each.serial)
             if each.flower_key:
                 _remove(self._of_key, each.flower_key, each.serial)
@@ -306,6 +307,7 @@ class Identities:
     def _put(self, record: CertificateRecord) -> None:
         self.revision += 1
         self._certificates[record.serial] = record
+        (self._revoked.discard if record.revoked_at is None else self._revoked.add)(record.serial)
         self._of_name.setdefault((record.peer.role, record.peer.name), set()).add(record.serial)
         if record.flower_key:
             self._of_key.setdefault(record.flower_key, set()).add(record.serial)

@@ -28,8 +28,11 @@ def require_name(what: str, name: str, longest: int = LONGEST_NAME) -> None:
         longest: the most characters allowed.
 
     Raises:
-        InvalidInputError: it is empty or too long, or has characters that are not printable.
+        InvalidInputError: it is empty or too long, has characters that are not printable, or is "." or "..", which
+            would be resolved in the address of a page or in a SPIFFE id.
     """
+    if name in (".", ".."):
+        raise InvalidInputError(f"{what} must not be {name!r}, which an address cannot name: choose another one")
     if not (name.strip() and len(name) <= longest and name.isprintable()):
         raise InvalidInputError(f"{what} must have 1 to {longest} printable characters, not {abbreviate(name)}")
 

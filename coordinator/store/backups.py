@@ -1,4 +1,4 @@
-"""Copies, checks and restores a store's SQLite file; PostgreSQL has its own tools for this."""
+"""Copies and checks a store's SQLite file; PostgreSQL has its own tools for this."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from coordinator.store import checksums
-from coordinator.store.errors import StoreFullError, StoreInUseError
+from coordinator.store.errors import StoreFullError
 from coordinator.store.integrity import damaged, require_undamaged
-from coordinator.store.ownership import FileLock
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.atomic_files import sync_folder
 
-_SIDECARS = ("-wal", "-shm")
+SIDECARS = ("-wal", "-shm")
+"""The ends of the names of the files that SQLite keeps beside a database."""
 
 
 def has_tables(connection: sqlite3.Connection) -> bool:
@@ -100,60 +100,6 @@ def copy_file(source: Path, target: Path) -> None:
         if is_full or (isinstance(error, sqlite3.Error) and "is full" in str(error)):
             raise StoreFullError(f"no space for {target}: free some space on its disk") from None
         raise
-
-
-def restore_file(backup: Path, path: Path) -> Path | None:
-    """Replace a store by a checked backup; the previous file is kept next to it.
-
-    Returns:
-        The new path of the previous file; None if there was no file.
-
-    Raises:
-        StoreInUseError: a coordinator uses the store.
-        InvalidInputError: the backup has no tables.
-        DamagedStoreError: the backup is damaged.
-        StoreFullError: there is no space for the copy.
-        OSError: a file cannot be written.
-    """
-    lock = FileLock(path)
-    if not lock.take():
-        raise StoreInUseError(f"a coordinator uses {path}: stop it before you restore a backup")
-    try:
-        check_file(backup)
-        draft = path.with_name(f".{path.name}.restored")
-        copy_file(backup, draft)
-        replaced = _free_name(path) if path.exists() else None
-        if replaced is not None:
-            # The old file's write-ahead log is written into it first, so that the file is complete if this process is
-            # killed.
-            for sidecar in _SIDECARS:
-                with suppress(FileNotFoundError):
-                    os.link(path.with_name(path.name + sidecar), replaced.with_name(replaced.name + sidecar))
-            _write_log_into(path)
-        for sidecar in _SIDECARS:  # SQLite would treat them as the new file's
-            with suppress(FileNotFoundError):
-                os.unlink(path.with_name(path.name + sidecar))
-        if replaced is not None:
-            os.link(path, replaced)
-        os.replace(draft, path)
-        sync_folder(path.parent)
-        return replaced
-    finally:
-        lock.release()
-
-
-def _free_name(path: Path) -> Path:
-    """An unused name next to a file."""
-    number = 1
-    while any(path.with_name(f"{path.name}.replaced-{number}{end}").exists() for end in ("", *_SIDECARS)):
-        number += 1
-    return path.with_name(f"{path.name}.replaced-{number}")
-
-
-def _write_log_into(path: Path) -> None:
-    """Write a file's write-ahead log into the file, unless the file is damaged."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(FULL)")
 
 
 @contextmanager

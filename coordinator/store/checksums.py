@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 CHECKED_TABLES = (
     "device",
@@ -80,12 +80,13 @@ def is_sealed(connection: sqlite3.Connection) -> bool:
     return bool(kept)
 
 
-def damaged(connection: sqlite3.Connection, rows: bool = True) -> str | None:
+def damaged(connection: sqlite3.Connection, rows: bool = True, tables: Collection[str] = CHECKED_TABLES) -> str | None:
     """Find differences from what the coordinator wrote, in the tables' definitions and the rows.
 
     Args:
         connection: a connection to the file.
         rows: whether to check all rows.
+        tables: the tables whose rows are checked.
 
     Returns:
         The first difference, for a message; None if there is none, or the file is older than the checksums.
@@ -97,7 +98,7 @@ def damaged(connection: sqlite3.Connection, rows: bool = True) -> str | None:
         return "the definitions of its tables have changed"
     if not rows:
         return None
-    for table in _tables(connection):
+    for table in filter(tables.__contains__, _tables(connection)):
         wrong = f"{_COLUMN} IS NOT {_call(connection, table)}"
         (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {wrong}").fetchone()
         if count:

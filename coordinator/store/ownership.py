@@ -7,7 +7,6 @@ transaction checks that its term is the newest.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -18,6 +17,7 @@ from sqlalchemy import Connection, select, text, update
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.lock_file import lock_file
 from coordinator.store.errors import NotOwnerError
 from coordinator.store.tables import CoordinatorTerm
 
@@ -47,11 +47,7 @@ class FileLock:
         Raises:
             OSError: the path is a symbolic link that leads to itself.
         """
-        try:
-            resolved = database.resolve()
-        except RuntimeError:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-        self._path = resolved.with_name(f"{resolved.name}.lock")
+        self._path = lock_file(database)
         self._descriptor: int | None = None
 
     def take(self) -> bool:

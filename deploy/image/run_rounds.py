@@ -1,4 +1,4 @@
-"""Start the Flower run once all devices are ready; exit with 0 if it completes, or else with 1 and a reason."""
+"""Start the Flower run once the devices are ready; exit with 0 if it completes, or else with 1 and a reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.cli.client import RequestFailedError
@@ -17,12 +19,47 @@ from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
 from wattfleet_simulation.processes import NoAnswerError, PartFailedError, Parts, program
-from wattfleet_simulation.run_waiter import await_ready, await_run
+from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, is_ready, missing_text
 
-READY_WITHIN_S = 600.0
+READY_WITHIN_S = 300.0
+REPEATED_AFTER_S = 60.0
 ROUND_WITHIN_S = 300.0
 POLL_S = 1.0
 LOG_WITHIN_S = 60.0
+
+
+class WaitPrinter:
+    """Prints which devices are waited for, when they change and once a minute.
+
+    Attributes:
+        ready: how many devices were ready at the last poll.
+    """
+
+    def __init__(self, count: int, within_s: float) -> None:
+        """Start before the first poll.
+
+        Args:
+            count: how many devices are waited for.
+            within_s: seconds after which the run starts without the others.
+        """
+        self.ready = 0
+        self._count = count
+        self._until_s = time.monotonic() + within_s
+        self._printed = ""
+        self._printed_s = 0.0
+
+    def __call__(self, devices: Sequence[view_pb2.DeviceView]) -> None:
+        """Note the state of all devices."""
+        self.ready = sum(map(is_ready, devices))
+        missing, now_s = missing_text(devices, self._count), time.monotonic()
+        if self.ready >= self._count or (missing == self._printed and now_s < self._printed_s + REPEATED_AFTER_S):
+            return
+        self._printed, self._printed_s = missing, now_s
+        left_s = max(0.0, self._until_s - now_s)
+        print(
+            f"{self.ready} of {self._count} devices are ready; waiting up to {left_s:.0f} s for the others: {missing}",
+            flush=True,
+        )
 
 
 class RoundPrinter:
@@ -38,6 +75,28 @@ class RoundPrinter:
         for one in ended[self._printed :]:
             print(round_line(one), flush=True)
         self._printed = len(ended)
+
+
+def await_devices(view: CoordinatorView, count: int, within_s: float) -> None:
+    """Return once all devices are ready, or after a while if at least one is.
+
+    Args:
+        view: the coordinator.
+        count: how many devices there are.
+        within_s: how long to wait for all of them.
+
+    Raises:
+        NotInTimeError: no device became ready.
+    """
+    waiting = WaitPrinter(count, within_s)
+    try:
+        await_ready(view, count, within_s, POLL_S, waiting)
+    except NotInTimeError as error:
+        if not waiting.ready:
+            raise
+        print(f"{error}. The run starts with {waiting.ready} of them; the others join when they are ready", flush=True)
+        return
+    print(f"all {count} devices are ready", flush=True)
 
 
 def completed(flower: FlowerDeployment, view: CoordinatorView, run_id: str) -> bool:
@@ -95,6 +154,12 @@ def main() -> None:
     parser.add_argument("--coordinator", required=True, help="host:port of the coordinator")
     parser.add_argument("--devices", required=True, type=int, help="number of devices to wait for")
     parser.add_argument("--rounds", required=True, type=int, help="number of federated rounds")
+    parser.add_argument(
+        "--wait-s",
+        type=float,
+        default=READY_WITHIN_S,
+        help="seconds after which the run starts without the devices that are not ready (default: %(default)g)",
+    )
     arguments = parser.parse_args()
 
     # Only for the `flwr` command: SuperLink and SuperNodes run in their own containers.
@@ -107,14 +172,14 @@ def main() -> None:
         if (problem := renew_if_due(endpoint)) is not None:
             print(f"warning: {problem}", flush=True)
         with CoordinatorView(endpoint) as view:
-            await_ready(view, arguments.devices, READY_WITHIN_S, POLL_S)
+            await_devices(view, arguments.devices, arguments.wait_s)
             config = {
                 "coordinator": arguments.coordinator,
                 "devices": arguments.devices,
                 "rounds": arguments.rounds,
             }
             run_id = flower.submit(APP_DIRECTORY, config)
-            print(f"all {arguments.devices} devices are ready: Flower run {run_id} started", flush=True)
+            print(f"Flower run {run_id} started", flush=True)
             await_run(
                 view,
                 run_id,

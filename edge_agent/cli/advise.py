@@ -101,27 +101,25 @@ def _row(cost: MethodCost) -> dict[str, Any]:
 
 
 def _print(content: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from wattfleet_io.console import count_of, duration_text
+    from wattfleet_io.tables import FittingTable, columns, numbers
 
     console = terminal()
-    table = Table(
+    figures = ("modes", "measuring", "slower by", "over by > 1 W", "total")
+    table = FittingTable(
+        columns("method", *map(numbers, figures)),
         title=f"{content['board']}, {content['workload']}, {content['training_hours']:g} h of training",
-        title_justify="left",
+        has_lines=True,
     )
-    table.add_column("method", no_wrap=True)
-    for name in ("modes", "measuring", "slower by", "over by > 1 W", "total"):
-        table.add_column(name, justify="right", no_wrap=True)
     for row in content["methods"]:
-        table.add_row(
+        table.add(
             row["method"],
             f"{row['modes']:,}",
             duration_text(row["measuring_s"]) if row["modes"] else "-",
             f"{row['penalty_pct']:.1f} %",
             f"{row['over_1w_pct']:.1f} %",
             duration_text(row["total_s"]),
-            style="bold" if row == content["recommended"] else None,
+            style="bold" if row == content["recommended"] else "",
         )
     console.print(table)
     workloads = count_of(content["workloads"], "workload")

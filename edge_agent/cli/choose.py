@@ -128,14 +128,11 @@ def _content(
 
 
 def _print(content: Mapping[str, Any], board: str) -> None:
-    from rich.table import Table
-
     from edge_agent.learning.expectation import assumed_length, lines_of
+    from wattfleet_io.tables import facts
 
     limit = f"{content['budget_w']:g} W" if "budget_w" in content else f"{content['deadline_s']:g} s per epoch"
-    table = Table(title=f"Best mode for {board} within {limit}", title_justify="left", show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", overflow="fold")
+    table = facts(title=f"Best mode for {board} within {limit}", has_lines=True)
     table.add_row("mode", f"{content['argument']}\n{content['label']}")
     for what, text in lines_of(content).items():
         table.add_row(what, text)

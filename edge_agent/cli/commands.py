@@ -32,23 +32,14 @@ def group() -> None:
     """Keep the commands in a group."""
 
 
-for command in (
-    doctor,
-    modes,
-    status,
-    watch,
-    profile,
-    fit,
-    apply,
-    restore,
-    choose,
-    explain,
-    front,
-    join,
-    install,
-    uninstall,
-    trust_references,
-):
-    app.command(cls=InviteCommand if command is join else None)(command)
-app.add_typer(duty, name="duty")
-app.command(cls=RunCommand)(run)
+_LOOK, _MEASURE, _FLEET = "Look at the device", "Measure and choose modes", "Take part in a fleet"
+
+for looking in (doctor, modes, status, watch):
+    app.command(rich_help_panel=_LOOK)(looking)
+for measuring in (profile, fit, front, choose, explain, apply, restore):
+    app.command(rich_help_panel=_MEASURE)(measuring)
+app.command(cls=InviteCommand, rich_help_panel=_FLEET)(join)
+app.command(cls=RunCommand, rich_help_panel=_FLEET)(run)
+for joined in (install, uninstall, trust_references):
+    app.command(rich_help_panel=_FLEET)(joined)
+app.add_typer(duty, name="duty", rich_help_panel=_FLEET)

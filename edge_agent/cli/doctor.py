@@ -67,18 +67,16 @@ def doctor(
 
 
 def _print_table(findings: Sequence[Finding]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column("topic", no_wrap=True)
-    table.add_column("level", no_wrap=True)
-    table.add_column("found", overflow="fold")
+    from wattfleet_io.tables import FittingTable, columns, texts
+
+    table = FittingTable(columns("topic", "level", texts("found")), has_headings=False)
     for finding in findings:
         found = Text(finding.found)
         if finding.advice:
             found.append(f"\n-> {finding.advice}", style="dim")
-        table.add_row(finding.topic, Text(finding.level, style=_STYLES[finding.level]), found)
+        table.add(finding.topic, Text(finding.level, style=_STYLES[finding.level]), found)
     console = terminal()
     console.print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}

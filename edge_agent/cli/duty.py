@@ -84,15 +84,9 @@ def show_duty(socket: SocketOption = Path(DEFAULT_SOCKET), json_: JsonOption = F
     elif shown is None:
         print_line("no duty")
     else:
-        from rich.table import Table
-        from rich.text import Text
+        from wattfleet_io.tables import facts
 
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column("what", no_wrap=True)
-        table.add_column("value", overflow="fold")
-        for what, text in shown[1].lines().items():
-            table.add_row(what, Text(text))
-        terminal().print(table)
+        terminal().print(facts(shown[1].lines()))
 
 
 @app.command("clear")

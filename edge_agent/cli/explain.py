@@ -61,19 +61,17 @@ def explain(
 
 
 def _print(content: Mapping[str, Any]) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     from edge_agent.learning.expectation import lines_of
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers
 
     console = terminal()
     console.print(f"{content['argument']} ({content['label']})", style="bold")
     console.print(content["words"])
-    shares = Table(box=None, pad_edge=False, show_header=False)
-    shares.add_column("part", no_wrap=True)
-    shares.add_column("share", justify="right", no_wrap=True)
-    shares.add_column("bar", no_wrap=True, style="cyan")
+    shares = FittingTable(columns("part", numbers("share"), Column("bar", rank=1)), has_headings=False)
     for name, share in content["shares"].items():
-        shares.add_row(name, f"{share:.0%}", "█" * round(share * _BAR_CELLS))
+        shares.add(name, f"{share:.0%}", Text("█" * round(share * _BAR_CELLS), style="cyan"))
     console.print()
     console.print(shares)
     console.print()

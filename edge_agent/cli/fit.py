@@ -97,19 +97,19 @@ def _content(fitted: Refit, board: Device) -> dict[str, Any]:
 
 
 def _print(content: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from wattfleet_io.console import count_of
+    from wattfleet_io.tables import FittingTable, columns, numbers
 
     console = terminal()
     left_out, highest = content["left_out"], content["highest_mode"]
     if left_out is not None:
-        table = Table(title="Error in each measured mode when predicted from all other modes", title_justify="left")
-        table.add_column("mode", no_wrap=True)
-        for name in ("ms measured", "time error", "W measured", "power error"):
-            table.add_column(name, justify="right", no_wrap=True)
+        table = FittingTable(
+            columns("mode", *map(numbers, ("ms measured", "time error", "W measured", "power error"))),
+            title="Error in each measured mode when predicted from all other modes",
+            has_lines=True,
+        )
         for row in left_out["modes"]:
-            table.add_row(
+            table.add(
                 row["label"],
                 f"{row['minibatch_ms']:.1f}",
                 f"{row['time_error']:+.1%}",

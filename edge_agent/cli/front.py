@@ -73,27 +73,24 @@ def _write_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def _print(view: FrontView) -> None:
     import numpy as np
-    from rich.table import Table
     from rich.text import Text
 
     from edge_agent.cli.front_plots.terminal import front_text
     from edge_agent.devices.mode_names import mode_argument
     from edge_agent.learning.expectation import assumed_length
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers
 
     console, front = terminal(), view.front
     console.print(view.title, style="bold")
     plot = front_text(view, min(console.width, _WIDEST), colours=console.color_system is not None)
     console.print(Text.from_ansi(plot), no_wrap=True, crop=True)
     shown = np.unique(np.linspace(0, len(front) - 1, _ROWS).round().astype(int))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("mode", no_wrap=True)
-    table.add_column("argument of `apply`", no_wrap=True)
     several = front.batch is not None and len(np.unique(front.batch)) > 1
-    for name in (*(["batch"] if several else []), "s/epoch", "W", "W planned"):
-        table.add_column(name, justify="right", no_wrap=True)
+    figures = (*(["batch"] if several else []), "s/epoch", "W", "W planned")
+    table = FittingTable(columns("mode", Column("argument of `apply`", rank=1), *map(numbers, figures)))
     for index in shown.tolist():
         mode = front.mode(index)
-        table.add_row(
+        table.add(
             mode.label() + (" x" if view.is_measured[index] else ""),
             mode_argument(mode),
             *([str(front.batch[index])] if several and front.batch is not None else []),

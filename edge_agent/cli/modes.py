@@ -58,26 +58,27 @@ def _content(board: Device) -> dict[str, Any]:
 
 
 def _print_tables(content: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from edge_agent.devices.mode_names import mode_argument
     from wattfleet.modes import PowerMode
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
 
     console = terminal()
-    values = Table(title=f"{content['board']}: {content['modes']:,} modes", title_justify="left")
-    values.add_column("setting", no_wrap=True)
-    values.add_column("count", justify="right")
-    values.add_column("values")
+    values = FittingTable(
+        columns("setting", numbers("count", rank=1), texts("values")),
+        title=f"{content['board']}: {content['modes']:,} modes",
+        has_lines=True,
+    )
     for knob, taken in content["values"].items():
         unit = f" {_UNITS[knob]}" if _UNITS[knob] else ""
-        values.add_row(f"{_TITLES[knob]}{unit}", str(len(taken)), " ".join(map(str, taken)))
+        values.add(f"{_TITLES[knob]}{unit}", str(len(taken)), " ".join(map(str, taken)))
     console.print(values)
     if content["presets"]:
-        presets = Table(title="Presets", title_justify="left")
-        presets.add_column("name", no_wrap=True)
-        presets.add_column("cores,CPU kHz,GPU Hz,memory Hz", no_wrap=True)
-        presets.add_column("cores, CPU/GPU/memory GHz", no_wrap=True)
+        presets = FittingTable(
+            columns("name", "cores,CPU kHz,GPU Hz,memory Hz", Column("cores, CPU/GPU/memory GHz", rank=1)),
+            title="Presets",
+            has_lines=True,
+        )
         for name, knobs in content["presets"].items():
             mode = PowerMode(**knobs)
-            presets.add_row(name, mode_argument(mode), mode.label())
+            presets.add(name, mode_argument(mode), mode.label())
         console.print(presets)

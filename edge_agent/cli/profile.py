@@ -255,22 +255,26 @@ def _content(found: ManualProfile, planned: PlannedMethod) -> dict[str, Any]:
 
 
 def _print(found: ManualProfile, planned: PlannedMethod) -> None:
-    from rich.table import Table
-
     from wattfleet_io.console import count_of
+    from wattfleet_io.tables import FittingTable, columns, numbers
 
     content = _content(found, planned)
     console = terminal()
-    table = Table(
+    table = FittingTable(
+        columns(
+            "mode",
+            numbers("ms"),
+            numbers("time spread", rank=2),
+            numbers("W"),
+            numbers("power spread", rank=2),
+            numbers("seconds", rank=1),
+        ),
         title=f"{content['device_id']} ({content['board']}, {content['provenance']}), {content['workload']}, minibatch"
         f" {content['minibatch']}",
-        title_justify="left",
+        has_lines=True,
     )
-    table.add_column("mode", no_wrap=True)
-    for name in ("ms", "time spread", "W", "power spread", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
     for row in content["modes"]:
-        table.add_row(
+        table.add(
             row["label"],
             f"{row['minibatch_ms']:.1f}",
             f"{row['minibatch_spread']:.1%}",

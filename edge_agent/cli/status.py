@@ -232,12 +232,11 @@ def _predictor(folder: Path) -> dict[str, Any] | None:
 
 
 def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping[str, str]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", overflow="fold")
+    from wattfleet_io.tables import facts
+
+    table = facts()
     lines = {
         "device": _device_lines,
         "knob_backup": _knob_backup_lines,

@@ -141,15 +141,13 @@ def _table(
     kept: KeptDuty | None,
     warning: str | None,
 ) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
     from edge_agent.devices.mode_names import mode_argument
     from edge_agent.learning.expectation import lines_of
+    from wattfleet_io.tables import facts
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", overflow="fold")
+    table = facts()
     table.add_row("device", f"{board.board_kind} ({board.provenance}), watched for {sample.at_s:.0f} s")
     if sample.mode is None:
         table.add_row("mode", Text(sample.problem or "cannot be read", style="red"))

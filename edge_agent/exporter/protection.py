@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from wattfleet.errors import InvalidInputError
@@ -49,11 +50,19 @@ def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
     return False
 
 
-def guard_of(address: str, identity_folder: Path, is_insecure: bool) -> HttpAccess | None:
-    """Return who may read from other machines over TLS; None if TLS is not used. Arguments and errors as above.
+def access_of(
+    address: str, identity_folder: Path, is_insecure: bool, is_revoked: Callable[[str], bool]
+) -> HttpAccess | None:
+    """Return who may read from other machines over TLS; None if TLS is not used. A renewed certificate is used at once.
 
-    A renewed certificate is used from the next connection on. An agent does not know which certificates are revoked, so
-    a viewer's is accepted until it expires.
+    Args:
+        address: host:port to serve metrics on.
+        identity_folder: the folder of the agent's identity, which may be empty.
+        is_insecure: whether `--insecure` was given.
+        is_revoked: returns whether the certificate with a serial number was revoked.
+
+    Raises:
+        InvalidInputError: as for `is_exposed`.
     """
     if is_exposed(address, identity_folder, is_insecure) or is_loopback(split_address(address)[0]):
         return None
@@ -62,4 +71,4 @@ def guard_of(address: str, identity_folder: Path, is_insecure: bool) -> HttpAcce
         identity = require_identity(identity_folder)
         return ServerTls(identity.key_pem, identity.certificate_pem, identity.trusted_pem)
 
-    return HttpAccess(tls, CertificateCheck(require_identity(identity_folder).peer.fleet))
+    return HttpAccess(tls, CertificateCheck(require_identity(identity_folder).peer.fleet, is_revoked))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.devices.device import Device
-from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SERVED_FILE, SESSION_FILE, WELCOME_FILE
+from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, REVOKED_FILE, SERVED_FILE, SESSION_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.board_sampler import BoardSampler
@@ -37,6 +37,7 @@ from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
+from edge_agent.session.revoked_certificates import RevokedCertificates
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings, DeviceSettings
 from edge_agent.training.knob_backup import backed_up
@@ -107,7 +108,8 @@ async def _run_with_device(
     welcome = LatestWelcome(WelcomeFile(state_directory / WELCOME_FILE))
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
     news = SessionNews(endpoint.address, state_directory / SESSION_FILE, is_exposed=endpoint.is_exposed)
-    session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
+    revoked = RevokedCertificates(state_directory / REVOKED_FILE)
+    session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news, revoked)
     update_supernode_folder(settings)
 
     def renewed() -> None:
@@ -137,7 +139,7 @@ async def _run_with_device(
         planning,
         measuring,
     )
-    metrics = OwnMetrics(settings, device, session, outbox, sampler, turns, service.reporter)
+    metrics = OwnMetrics(settings, device, session, outbox, sampler, turns, service.reporter, revoked)
     turns.serve_here()
     if serving is None:
         restore_duty(turns, duty_file, device)
@@ -145,7 +147,7 @@ async def _run_with_device(
         serving.begin()
     socket, group = settings.device.socket, settings.device.socket_group
     async with AsyncExitStack() as served:
-        served.enter_context(metrics.served())
+        await served.enter_async_context(metrics.served())
         await served.enter_async_context(serve_socket(socket, trainings, servicer, group))
         works: dict[str, Coroutine[Any, Any, Any]] = {}
         if serving is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from edge_agent.devices.device import Device
@@ -13,6 +13,7 @@ from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox
+from edge_agent.session.revoked_certificates import RevokedCertificates
 from edge_agent.settings import AgentSettings
 
 _ANSWER_S = 5.0
@@ -30,8 +31,9 @@ class OwnMetrics:
     sampler: BoardSampler
     turns: DeviceTurns
     reporter: StateReporter
+    revoked: RevokedCertificates
 
-    def served(self) -> AbstractContextManager[str | None]:
+    def served(self) -> AbstractAsyncContextManager[str | None]:
         """Serve the metrics within this context. Yields their URL, or None if the settings name no address.
 
         Raises:
@@ -51,6 +53,7 @@ class OwnMetrics:
             address,
             facts,
             lambda: asyncio.run_coroutine_threadsafe(self._figures(), loop).result(_ANSWER_S),
+            self.revoked.is_revoked,
         )
 
     async def _figures(self) -> AgentFigures:

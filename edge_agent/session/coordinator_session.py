@@ -19,6 +19,7 @@ from edge_agent.session.connection import Connect
 from edge_agent.session.grants import Grants
 from edge_agent.session.outbox import Outbox
 from edge_agent.session.requests import CoordinatorRequests
+from edge_agent.session.revoked_certificates import RevokedCertificates
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
 from wattfleet_identity.handshakes import HandshakeError
@@ -68,6 +69,7 @@ class CoordinatorSession:
         outbox: Outbox,
         settings: SessionSettings = SessionSettings(),
         news: SessionNews | None = None,
+        revoked: RevokedCertificates | None = None,
     ) -> None:
         """Prepare a session; `run` opens it.
 
@@ -78,6 +80,7 @@ class CoordinatorSession:
             outbox: the reports to deliver.
             settings: the session's timeouts.
             news: reports the session's state to the owner; with None, it is only logged.
+            revoked: the revoked certificates that the coordinator names; None forgets them at the end.
         """
         self._connect = connect
         self._hello = deepcopy(hello)
@@ -88,6 +91,7 @@ class CoordinatorSession:
         self._outbox = outbox
         self._settings = settings
         self._news = news or SessionNews()
+        self._revoked = revoked or RevokedCertificates()
         self.connected = False
         self.attempted = asyncio.Event()
         self.grants = Grants()
@@ -224,6 +228,8 @@ class CoordinatorSession:
                         self.requests.announced(response.announced)
                     elif body == "profile":
                         self.requests.ordered(response.profile)
+                    elif body == "revoked":
+                        self._revoked.receive(response.revoked.serials)
                     elif body == "ack":
                         ack = response.ack
                         self._follow_pace(ack)

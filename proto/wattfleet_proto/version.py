@@ -13,6 +13,9 @@ WORKLOADS_MINOR = 1
 SHARING_MINOR = 2
 """The first minor version in which devices share measured modes."""
 
+REVOCATIONS_MINOR = 7
+"""The first minor version in which agents are told of revoked certificates."""
+
 
 class ProtocolVersionError(WattfleetError):
     """The other side has another major version of the protocol: update the older of the two."""

@@ -191,22 +191,21 @@ def _outcome(run: ProxyRun) -> str:
 def _print_table(task: ProxyTask, plan: ProxyPlan, samples_by_batch: Mapping[int, Sequence[int | None]]) -> None:
     from statistics import median
 
-    from rich.table import Table
-
     from wattfleet_io.console import terminal
+    from wattfleet_io.tables import FittingTable, columns, numbers
 
-    table = Table(
+    figures = ("batch", "learning rate", "median", "lowest", "highest", "runs that reached it")
+    table = FittingTable(
+        columns(*map(numbers, figures)),
         title=f"{task.name}: samples to an accuracy of {plan.limits.target_accuracy:g}, up to"
         f" {plan.limits.max_samples:,}",
-        title_justify="left",
+        has_lines=True,
     )
-    for name in ("batch", "learning rate", "median", "lowest", "highest", "runs that reached it"):
-        table.add_column(name, justify="right")
     for batch, samples in samples_by_batch.items():
         reached = [count for count in samples if count is not None]
-        figures = [f"{each(reached):,.0f}" for each in (median, min, max)] if reached else ["never", "", ""]
+        counts = [f"{each(reached):,.0f}" for each in (median, min, max)] if reached else ["never", "", ""]
         rate = f"{task.learning_rate(batch, plan.lr_scaling):.3g}"
-        table.add_row(str(batch), rate, *figures, f"{len(reached)} of {len(samples)}")
+        table.add(str(batch), rate, *counts, f"{len(reached)} of {len(samples)}")
     terminal().print(table)
 
 

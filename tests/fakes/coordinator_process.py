@@ -87,13 +87,21 @@ class CoordinatorProcess:
         content: dict[str, Any] = json.loads(self._announced.read_text())
         return content
 
+    @property
+    def pid(self) -> int:
+        return self._started.pid
+
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Stop it as an operator does; returns its exit status."""
-        return self._end(signal.SIGTERM)
+        return self._end(number)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, and do not wait for its end."""
+        self._started.send_signal(number)
 
     @property
     def _started(self) -> subprocess.Popen[bytes]:

@@ -67,22 +67,19 @@ class InProcessGrid(OneRunGrid):
     def get_node_ids(self) -> Iterable[int]:
         return list(self._nodes)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def _send(self, messages: list[Message]) -> None:
         """Run the app on each node."""
-        replies = [self._answer(message) for message in messages]
-        self._replies.update({reply.metadata.reply_to_message_id: reply for reply in replies})
-        return [reply.metadata.reply_to_message_id for reply in replies]
+        self._replies.update({message.metadata.message_id: self._answer(message) for message in messages})
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._replies.pop(message_id) for message_id in message_ids]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return [self._answer(message) for message in messages]
+        return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
         self.sent.append(message)
         node_id = message.metadata.dst_node_id
-        self._number(message)
         try:
             if node_id in self.broken:
                 raise ConnectionError("the node is gone")

@@ -114,17 +114,13 @@ class GridOfNodes(OneRunGrid):
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def _send(self, messages: list[Message]) -> None:
         """Send messages; a node processes one message after another."""
-        ids = []
         for message in messages:
-            self._number(message)
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
             node.busy_until_s = max(self.clock.now_s(), node.busy_until_s) + node.takes_s
             self._on_the_way[message.metadata.message_id] = node.busy_until_s, self._replied(node, message)
-            ids.append(message.metadata.message_id)
-        self.waits += [(self.clock.now_s(), self.clock.now_s())] if ids else []
-        return ids
+        self.waits.append((self.clock.now_s(), self.clock.now_s()))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that have arrived by now."""
@@ -135,9 +131,7 @@ class GridOfNodes(OneRunGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies, waited_s = [], 0.0
-        messages = list(messages)
-        for message in messages:
-            self._number(message)
+        for message in self._taken(messages):
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
             if timeout is not None and node.takes_s > timeout:
                 waited_s = max(waited_s, timeout)

@@ -105,13 +105,9 @@ class GridOfNodes(OneRunGrid):
     def get_node_ids(self) -> Iterable[int]:
         return range(_FIRST_NODE, _FIRST_NODE + len(self._settings.sockets))
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
+    def _send(self, messages: list[Message]) -> None:
         for message in messages:
-            message_id = self._number(message)
-            self._on_the_way[message_id] = self._pool.submit(self._asked, message)
-            ids.append(message_id)
-        return ids
+            self._on_the_way[message.metadata.message_id] = self._pool.submit(self._asked, message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         there = [each for each in message_ids if each in self._on_the_way and self._on_the_way[each].done()]

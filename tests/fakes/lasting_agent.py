@@ -53,6 +53,7 @@ async def main(
     seed: int = 1,
     socket: Path | None = None,
     minibatches_per_epoch: int | None = 100,
+    metrics_address: str | None = None,
 ) -> None:
     """Run until stopped."""
     stop = asyncio.Event()
@@ -66,6 +67,7 @@ async def main(
         coordinator=coordinator,
         socket=socket or folder / "agent.sock",
         minibatches_per_epoch=minibatches_per_epoch,
+        metrics_address=metrics_address,
     )
     await run_agent(settings, board, built_in_workload(board.step), device_folder(state), stop)
 

@@ -150,14 +150,14 @@ class FleetFolder:
 
     def agent(self, device_id: str, coordinator: str) -> ForkedProcess:
         """Start a device's agent."""
-        agents = self._socket(device_id)
+        agents = self.agent_socket(device_id)
         return self._start(
             device_id, run_agent, [self.board(device_id), coordinator, device_id, self.seed(device_id), agents]
         )
 
     def flower(self, coordinator: str, rounds: int, minibatches: int, training_s: float) -> list[ForkedProcess]:
         """Start Flower's server and its nodes."""
-        sockets = {device_id: self._socket(device_id) for device_id in self.device_ids}
+        sockets = {device_id: self.agent_socket(device_id) for device_id in self.device_ids}
         nodes = self.folder / "nodes.sock"
         settings = FlowerSettings(
             coordinator, self._flowers, sockets, nodes, self.ledger, rounds, minibatches, training_s
@@ -168,12 +168,13 @@ class FleetFolder:
         """Whether the device's agent accepts connections on its socket."""
         with socket.socket(socket.AF_UNIX) as client:
             try:
-                client.connect(str(self._socket(device_id)))
+                client.connect(str(self.agent_socket(device_id)))
             except OSError:
                 return False
         return True
 
-    def _socket(self, device_id: str) -> Path:
+    def agent_socket(self, device_id: str) -> Path:
+        """The socket of a device's agent."""
         return self.folder / f"{device_id}.sock"
 
     def _start(self, name: str, work: Callable[..., None], arguments: Sequence[Any]) -> ForkedProcess:

@@ -56,6 +56,7 @@ class Agent:
         self.grants: list[session_pb2.Grant] = []
         self.announced: list[session_pb2.WorkloadsAnnounced] = []
         self.profile_orders: list[session_pb2.ProfileOrder] = []
+        self.revocations: list[session_pb2.RevokedCertificates] = []
         self.refusals: list[str] = []
         self._sequence = 100
         self._leases = 0
@@ -130,6 +131,7 @@ class Agent:
             "grant": self.grants,
             "announced": self.announced,
             "profile": self.profile_orders,
+            "revoked": self.revocations,
         }
         kind = response.WhichOneof("body")
         kinds[kind].append(getattr(response, kind))

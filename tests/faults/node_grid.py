@@ -42,15 +42,11 @@ class NodeGrid(OneRunGrid):
     def get_node_ids(self) -> Iterable[int]:
         return [node_id for node_id, device in self._devices.items() if device.device_id not in self.gone]
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
+    def _send(self, messages: list[Message]) -> None:
+        self.pushed_s = time.monotonic()
         for message in messages:
-            self.pushed_s = time.monotonic()
-            message_id = self._number(message)
             device = self._devices[message.metadata.dst_node_id]
-            self._trainings[message_id] = device, message, self._begun(device, message)
-            ids.append(message_id)
-        return ids
+            self._trainings[message.metadata.message_id] = device, message, self._begun(device, message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = []

@@ -19,12 +19,13 @@ from coordinator.store.store import Store
 from edge_agent.devices.device import Device
 from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
 from edge_agent.exporter.served_address import read_url
-from edge_agent.paths import EXPORTER_FILE, PROFILE_FILE, SESSION_FILE
+from edge_agent.paths import EXPORTER_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
 from edge_agent.runtime.installation import installation_name
 from edge_agent.session.latest_welcome import WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
+from edge_agent.session.revoked_certificates import RevokedCertificates
 from edge_agent.session.status import read_session_status
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup
@@ -97,6 +98,9 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
         "outbox": Format({"outbox.jsonl": _outbox(folder)}, lambda at: Outbox(OutboxFile(at / "outbox.jsonl"))),
         "welcome": Format({"welcome.json": _WELCOME}, lambda at: WelcomeFile(at / "welcome.json").load()),
         "address of metrics": Format({EXPORTER_FILE: b'{"url": "http://127.0.0.1:9466/metrics"}'}, read_url),
+        "revoked certificates": Format(
+            {REVOKED_FILE: b'{"serials": ["1f", "a0"]}'}, lambda at: RevokedCertificates(at / REVOKED_FILE)
+        ),
         "session status": Format({SESSION_FILE: _STATUS}, read_session_status),
         "installation": Format({"installation": b"a" * 32 + b"\n"}, lambda at: installation_name(at / "installation")),
         "reference": Format(reference, lambda at: restore_predictor(read_artefact(at))),

@@ -133,11 +133,10 @@ def transfer(
 def print_table(summary: Mapping[str, Any], title: str) -> None:
     """Print the quartiles, the coverage, and the number of suspect rows or why it is unknown."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    for name in ("", "median", "q1", "q3"):
-        table.add_column(name, justify="right" if name else "left")
+    from wattfleet_io.tables import FittingTable, columns, numbers, texts
+
+    table = FittingTable(columns(texts("figure"), *map(numbers, ("median", "q1", "q3"))), title=title, has_lines=True)
     titles = {
         "time_mape": "time, MAPE %",
         "power_mape": "power, MAPE %",
@@ -147,7 +146,7 @@ def print_table(summary: Mapping[str, Any], title: str) -> None:
     }
     for key, text in titles.items():
         if key in summary:
-            table.add_row(text, *(f"{summary[key][name]:.2f}" for name in ("median", "q1", "q3")))
+            table.add(text, *(f"{summary[key][name]:.2f}" for name in ("median", "q1", "q3")))
     coverage = summary["coverage_90"]
     console = Console()
     console.print(table)

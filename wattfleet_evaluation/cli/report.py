@@ -85,17 +85,16 @@ def report(
 
 
 def _print_table(figures: dict[str, Any], out: Path) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    # With fewer lines, the names of the published files fit into 80 columns.
-    table = Table(title="Median MAPE", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("target", "reference", "predictor", "modes", "time %", "power %"):
-        table.add_column(name, justify="right" if name in ("modes", "time %", "power %") else "left", overflow="fold")
+    from wattfleet_io.tables import FittingTable, columns, numbers
+
+    table = FittingTable(
+        columns("target", "reference", "predictor", *map(numbers, ("modes", "time %", "power %"))), title="Median MAPE"
+    )
     for row in figures["transfers"]:
         errors = (f"{row[quantity]['median']:.2f}" for quantity in ("time_mape", "power_mape"))
-        table.add_row(row["target"], row["reference"] or "-", row["name"], str(row["modes"]), *errors)
+        table.add(row["target"], row["reference"] or "-", row["name"], str(row["modes"]), *errors)
     console = Console()
     console.print(table)
     console.print(f"wrote {out / 'report.html'} and report.json", highlight=False)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wattfleet_identity.endpoint import OPERATOR_FOLDER, USER_FOLDER
+from wattfleet_identity.endpoint import OPERATOR_FOLDER, user_folder
 from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE
+from wattfleet_io.settings.user_file import in_home
 
 if TYPE_CHECKING:
     from wattfleet_identity.endpoint import Endpoint
@@ -31,7 +32,8 @@ def connect(
         Path | None,
         typer.Option(
             envvar=IDENTITY_VARIABLE,
-            help=f"Folder of the identity of a Flower app or operator. Default: {USER_FOLDER}, or {OPERATOR_FOLDER}.",
+            help=f"Folder of the identity of a Flower app or operator. Default: {in_home(user_folder())}, or"
+            f" {OPERATOR_FOLDER}.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +67,7 @@ def connect(
     from wattfleet_io.clock import utc_now
     from wattfleet_io.console import print_line
 
-    folder = named_folder(identity, USER_FOLDER, OPERATOR_FOLDER)
+    folder = named_folder(identity, user_folder(), OPERATOR_FOLDER)
     if folder is None:
         raise InvalidInputError(
             "there is no identity: enrol with the line of `wattfleet coordinator invite --role flower --name YOU` and"

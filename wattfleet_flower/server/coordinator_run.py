@@ -16,7 +16,7 @@ from flwr.common.logger import log
 
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice
-from wattfleet_flower.server.errors import PlanningError, RefusedError
+from wattfleet_flower.server.errors import LostRunError, PlanningError, RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction, node_predictions
 from wattfleet_flower.server.replies import truncate_failures
@@ -80,11 +80,17 @@ class CoordinatorRun:
         self._clock = clock
         self._token = secrets.token_urlsafe(32)
         self._run: _Run | None = None
+        self._is_finished = False
 
     @property
     def is_started(self) -> bool:
         """Whether `start` was called."""
         return self._run is not None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` was called since the last start."""
+        return self._is_finished
 
     @property
     def usual_epochs(self) -> float:
@@ -112,16 +118,19 @@ class CoordinatorRun:
             RefusedError: the coordinator refused the run.
         """
         self._run = run = _Run(flower_id, rounds, workload)
-        self._planner.report("StartRun", lambda: self._start_request(run), lambda refused: _takes_next_id(run, refused))
+        self._start(run)
 
     def start_again(self) -> None:
-        """Start the run at a coordinator whose store was replaced since.
+        """Start the run again after `finish`, because the app requests further rounds of it.
 
         Raises:
-            CoordinatorUnreachableError: the coordinator does not answer.
             RefusedError: the coordinator refused the run.
         """
-        self._planner.call("StartRun", self._start_request(self._started))
+        self._start(self._started)
+
+    def _start(self, run: _Run) -> None:
+        self._is_finished = False
+        self._planner.report("StartRun", lambda: self._start_request(run), lambda refused: _takes_next_id(run, refused))
 
     def plan(self, number: int, node_ids: Sequence[int]) -> planning_pb2.PlanRoundResponse:
         """Request a round's plan, once; without nodes the coordinator returns the existing plan and makes no new one.
@@ -129,6 +138,7 @@ class CoordinatorRun:
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
             RefusedError: the coordinator refused.
+            LostRunError: the coordinator does not know the run any more.
         """
         request = planning_pb2.PlanRoundRequest(
             run_id=self._started.run_id,
@@ -138,7 +148,7 @@ class CoordinatorRun:
             run_token=self._token,
             epoch_choice=epoch_choice_to_message(self._local_epochs) if self.chooses_epochs else None,
         )
-        plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
+        plan: planning_pb2.PlanRoundResponse = self._call("PlanRound", request)
         return plan
 
     def plan_measuring(self, node_ids: Sequence[int], survey_s: float | None) -> planning_pb2.PlanMeasuringResponse:
@@ -169,13 +179,13 @@ class CoordinatorRun:
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
             RefusedError: the coordinator refused.
-            PlanningError: the coordinator is too old.
+            PlanningError: the coordinator is too old, or does not know the run any more.
         """
         request = planning_pb2.PredictNodesRequest(
             run_id=self._started.run_id, node_ids=node_ids, epochs=self.usual_epochs, run_token=self._token
         )
         try:
-            answer: planning_pb2.PredictNodesResponse = self._planner.call("PredictNodes", request)
+            answer: planning_pb2.PredictNodesResponse = self._call("PredictNodes", request)
         except RefusedError as refused:
             if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
@@ -261,6 +271,7 @@ class CoordinatorRun:
             error: why it failed; empty if it completed.
         """
         run = self._started
+        self._is_finished = True
         self._report(
             "FinishRun",
             lambda: planning_pb2.FinishRunRequest(run_id=run.run_id, error=error, run_token=self._token),
@@ -279,6 +290,14 @@ class CoordinatorRun:
             run_token=self._token,
             workload=workload_to_message(run.workload),
         )
+
+    def _call(self, method: str, request: Any) -> Any:
+        try:
+            return self._planner.call(method, request)
+        except RefusedError as refused:
+            if refused.code is grpc.StatusCode.NOT_FOUND:
+                raise LostRunError(self._started.run_id, self._planner.name) from None
+            raise
 
     def _report(self, method: str, build: Callable[[], Any]) -> None:
         try:

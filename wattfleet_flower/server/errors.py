@@ -40,6 +40,27 @@ class RefusedError(PlanningError):
         )
 
 
+class LostRunError(PlanningError):
+    """The coordinator does not know a run any more that was started there, so that the run has to end."""
+
+    def __init__(self, run_id: str, coordinator: str) -> None:
+        """Name the run.
+
+        Args:
+            run_id: the run.
+            coordinator: the coordinator's address.
+        """
+        super().__init__(
+            f"the coordinator at {coordinator} does not know run {run_id} any more, so the run ends: the coordinator's"
+            " store was replaced, for example by a backup from before the run, or an operator deleted the run. Start"
+            " the run again"
+        )
+
+
+class SuperLinkError(WattfleetError):
+    """Flower's SuperLink has answered with errors for too long."""
+
+
 class NoUpdatesError(WattfleetError):
     """No node sent an update that could be aggregated before the timeout."""
 

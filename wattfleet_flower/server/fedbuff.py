@@ -22,6 +22,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.buffered_aggregation import Arrays, Update, step
 from wattfleet_flower.server.errors import NoUpdatesError, RefusedError
+from wattfleet_flower.server.grids import steady
 from wattfleet_flower.server.replies import describe_error
 from wattfleet_flower.server.rounds import PlannedRounds
 from wattfleet_flower.server.sent_rounds import SentRound
@@ -128,6 +129,7 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
 
         Raises:
             NoUpdatesError: no update arrived within `timeout`.
+            SuperLinkError: Flower's SuperLink has answered with errors for too long.
         """
         self.summary()
         return self.start_planned(None, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
@@ -155,6 +157,7 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
 
         Raises:
             NoUpdatesError: see `start`.
+            SuperLinkError: see `start`.
             PlanningError: no training is in flight, and none can be planned.
         """
         return _Loop(self, self._clock, rounds, grid, initial_arrays, timeout, train_config or ConfigRecord()).run(
@@ -211,7 +214,7 @@ class _Loop:
         self._strategy = strategy
         self._clock = clock
         self._rounds = rounds
-        self._grid = grid
+        self._grid = steady(grid, clock)
         self._timeout_s = timeout_s
         self._config = config
         self._arrays: Arrays = {key: array.numpy() for key, array in initial_arrays.items()}

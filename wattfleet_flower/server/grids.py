@@ -1,17 +1,35 @@
-"""Grids that restrict what a strategy sees of Flower's grid."""
+"""Grids around Flower's grid: they repeat requests that fail, wait for replies, and restrict what a strategy sees."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from logging import INFO, WARNING
+from typing import Any, TypeVar
 
+import grpc
 from flwr.app import Message
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from wattfleet_flower.server.errors import SuperLinkError
 from wattfleet_flower.server.late_replies import LateReplies
 from wattfleet_flower.server.measuring import Measurements
 from wattfleet_io.clock import Clock
+from wattfleet_io.console import plain_text
+
+_REPEATED_FOR_S = 60.0
+"""Seconds for which a request is repeated that the SuperLink answers with an error."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
+_TOO_MANY_REQUESTS, _SERVER_ERRORS = 429, 500
+_TEMPORARY_STATUSES = (
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 _SHORTEST_POLL_S = 0.1
 """The shortest pause between two polls for replies. Flower's own grid polls every 3 s."""
@@ -65,6 +83,103 @@ class _ForwardingGrid(Grid):  # type: ignore[misc]  # Flower is not typed for st
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send through the wrapped grid."""
         return self._grid.send_and_receive(messages, timeout=timeout)  # type: ignore[no-any-return]
+
+
+Answer = TypeVar("Answer")
+
+
+class SteadyGrid(_ForwardingGrid):
+    """A grid that repeats a request if it fails for a reason that may pass, so that one failure does not end a run.
+
+    Flower's own grid waits for a SuperLink that does not answer, but raises on the first error that it answers with.
+    A message that is pushed twice is stored once, since its id depends on its content.
+    """
+
+    def __init__(self, grid: Grid, clock: Clock) -> None:
+        """Wrap Flower's grid.
+
+        Args:
+            grid: Flower's grid.
+            clock: measures for how long requests are repeated.
+        """
+        super().__init__(grid)
+        self._clock = clock
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes of the wrapped grid."""
+        return self._repeated("list the nodes", lambda: list(self._grid.get_node_ids()))
+
+    def get_nodes(self) -> Iterable[Any]:
+        """The nodes of the wrapped grid, with Flower's information about each."""
+        return self._repeated("list the nodes", lambda: list(self._grid.get_nodes()))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push through the wrapped grid, which may iterate over the messages more than once."""
+        sent = list(messages)
+        return self._repeated("take messages", lambda: list(self._grid.push_messages(sent)) if sent else [])
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull through the wrapped grid."""
+        wanted = list(message_ids)
+        return self._repeated("return replies", lambda: list(self._grid.pull_messages(wanted)))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages, and wait for their replies until the timeout."""
+        return WaitingGrid(self, _unchanged, _unchanged, self._clock).send_and_receive(messages, timeout=timeout)
+
+    def _repeated(self, task: str, request: Callable[[], Answer]) -> Answer:
+        """Send a request, and repeat it as long as its error may pass.
+
+        Args:
+            task: what the SuperLink is asked to do.
+            request: sends the request.
+
+        Raises:
+            SuperLinkError: it has failed for too long.
+        """
+        began_s, pause_s = self._clock.now_s(), _FIRST_PAUSE_S
+        is_logged = False
+        while True:
+            try:
+                answer = request()
+            except Exception as error:
+                if not _may_pass(error):
+                    raise
+                reason = plain_text(str(error).splitlines()[0] if str(error) else type(error).__name__)
+                if self._clock.now_s() + pause_s - began_s > _REPEATED_FOR_S:
+                    raise SuperLinkError(
+                        f"Flower's SuperLink could not {task} for {_REPEATED_FOR_S:g} s, the last time because of"
+                        f" {reason!r}: see its log, and start the run again"
+                    ) from error
+                if not is_logged:
+                    log(WARNING, "Flower's SuperLink could not %s: %s; trying again", task, reason)
+                    is_logged = True
+                self._clock.sleep_s(pause_s)
+                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+                continue
+            if is_logged:
+                log(INFO, "Flower's SuperLink answers again")
+            return answer
+
+
+def steady(grid: Grid, clock: Clock) -> Grid:
+    """Return a grid that repeats requests; a grid of this module does so already."""
+    return grid if isinstance(grid, _ForwardingGrid) else SteadyGrid(grid, clock)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a request to the SuperLink may succeed if it is repeated."""
+    # Flower's own errors mean that the run is over. httpx is not imported, since Flower 1.30 does not use it.
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status == _TOO_MANY_REQUESTS or status >= _SERVER_ERRORS
+    if isinstance(error, grpc.RpcError):
+        return error.code() in _TEMPORARY_STATUSES
+    return any(each.__name__ == "TransportError" for each in type(error).__mro__)
+
+
+def _unchanged(timeout_s: float | None) -> float | None:
+    return timeout_s
 
 
 class SelectedNodesGrid(_ForwardingGrid):

@@ -77,9 +77,11 @@ class RepeatedIdentification:
         }
         waiting = {request.node_id for request in self._sent.values()}
         due = [node_id for node_id in node_ids if node_id not in waiting]
-        # A message that the SuperLink rejected has no id.
-        sent = zip(due, grid.push_messages(map(identify_request, due)) if due else (), strict=False)
-        self._sent.update({message_id: _SentRequest(node_id, now_s) for node_id, message_id in sent if message_id})
+        if due:
+            # A message that the SuperLink rejected has no id.
+            message_ids = grid.push_messages([identify_request(node_id) for node_id in due])
+            sent = zip(due, message_ids, strict=False)
+            self._sent.update({message_id: _SentRequest(node_id, now_s) for node_id, message_id in sent if message_id})
         return answers
 
     def _answers(self, grid: Grid) -> list[planning_pb2.NodeBinding]:
@@ -88,7 +90,9 @@ class RepeatedIdentification:
         answers = []
         for reply in arrived:
             message_id = reply.metadata.reply_to_message_id
-            request = self._sent[message_id]
+            request = self._sent.get(message_id)
+            if request is None:
+                continue
             self._sent[message_id] = _SentRequest(request.node_id, request.asked_s, is_answered=True)
             answer = binding_in(request.node_id, reply)
             if not isinstance(answer, str):  # an error adds nothing to what is known

@@ -12,7 +12,7 @@ from wattfleet_flower.server.errors import PlanningError
 from wattfleet_flower.server.identification import RepeatedIdentification, binding_in, identify_request
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_io.clock import Clock
-from wattfleet_io.console import plain_text
+from wattfleet_io.console import count_of, plain_text
 from wattfleet_proto.v1 import planning_pb2
 
 POLL_S = 1.0
@@ -41,9 +41,9 @@ class Nodes:
         self._accepted = 0
         self._asked_s: dict[int, float] = {}
         self._asked_in: dict[int, int] = {}
-        self._devices: dict[int, str] = {}
-        # Nodes that reported their device while the coordinator was away.
-        self._unbound: dict[int, planning_pb2.NodeBinding] = {}
+        # What nodes have reported, or the coordinator about them. A coordinator may not know it: nodes report while it
+        # is away, and its store may be replaced by an older backup.
+        self._bindings: dict[int, planning_pb2.NodeBinding] = {}
         self._unpaired: dict[int, str] = {}
         self._to_recheck: set[int] = set()
         self._repeated = RepeatedIdentification(timeout_s, clock)
@@ -99,8 +99,8 @@ class Nodes:
         """
         known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
         self._note(known.bindings, known.exclusions)
-        answered = [self._unbound[node_id] for node_id in known.unknown_node_ids if node_id in self._unbound]
-        answered += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._unbound])
+        answered = [self._bindings[node_id] for node_id in known.unknown_node_ids if node_id in self._bindings]
+        answered += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._bindings])
         bindings = {binding.node_id: binding for binding in known.bindings}
         answered += [each for each in self._rechecked(grid, bindings) if each != bindings[each.node_id]]
         for start in range(0, len(answered), _BINDINGS_PER_REQUEST):
@@ -144,20 +144,19 @@ class Nodes:
         """
         if not self.are_exclusions_known:
             return node_ids
-        answered = self._ask(grid, [node_id for node_id in node_ids if node_id not in self._devices])
-        self._unbound.update({binding.node_id: binding for binding in answered})
-        self._devices.update({binding.node_id: binding.device_id for binding in answered})
+        answered = self._ask(grid, [node_id for node_id in node_ids if node_id not in self._bindings])
+        self._bindings.update({binding.node_id: binding for binding in answered})
         self._note_pairings(answered)
         newest = self._without_replaced(
             [
-                planning_pb2.NodeBinding(node_id=node_id, device_id=self._devices[node_id])
+                planning_pb2.NodeBinding(node_id=node_id, device_id=self._bindings[node_id].device_id)
                 for node_id in node_ids
-                if node_id in self._devices and node_id not in self._unpaired
+                if node_id in self._bindings and node_id not in self._unpaired
             ]
         )
         reasons = {
             device_id: self._exclusions.get(device_id, "the coordinator has not reported whether it may train")
-            for device_id in map(self._devices.__getitem__, newest)
+            for device_id in map(self.device_of, newest)
         }
         left_out = {device_id for device_id, reason in reasons.items() if reason}
         for device_id in sorted(left_out - self._left_out):
@@ -168,7 +167,7 @@ class Nodes:
                 plain_text(reasons[device_id]),
             )
         self._left_out = left_out
-        return [node_id for node_id in newest if self._devices[node_id] not in left_out]
+        return [node_id for node_id in newest if self.device_of(node_id) not in left_out]
 
     def without_excluded(self, node_ids: Iterable[int]) -> list[int]:
         """Return the nodes that can train on the device that they name, and whose device is not drained or excluded.
@@ -178,12 +177,12 @@ class Nodes:
         return [
             node_id
             for node_id in node_ids
-            if node_id not in self._unpaired and not self._exclusions.get(self._devices.get(node_id, ""))
+            if node_id not in self._unpaired and not self._exclusions.get(self.device_of(node_id))
         ]
 
     def device_of(self, node_id: int) -> str:
         """Return a node's device; empty if it is unknown."""
-        return self._devices.get(node_id, "")
+        return self._bindings[node_id].device_id if node_id in self._bindings else ""
 
     def _note(
         self, bindings: Iterable[planning_pb2.NodeBinding], exclusions: Iterable[planning_pb2.NodeExclusion]
@@ -193,8 +192,7 @@ class Nodes:
         bindings = list(bindings)
         self._note_pairings(bindings)
         for binding in bindings:
-            self._unbound.pop(binding.node_id, None)
-            self._devices[binding.node_id] = binding.device_id
+            self._bindings[binding.node_id] = binding
             self._exclusions[binding.device_id] = reasons.get(binding.node_id, "")
 
     def _note_pairings(self, bindings: Iterable[planning_pb2.NodeBinding]) -> None:
@@ -225,6 +223,8 @@ class Nodes:
         ]
         if not node_ids:
             return []
+        count = count_of(len(node_ids), "node")
+        log(INFO, "Requesting device ids from %s; waiting up to %g s for the answers", count, self._timeout_s)
         messages = [identify_request(node_id) for node_id in node_ids]
         replies = list(grid.send_and_receive(messages, timeout=self._timeout_s))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}

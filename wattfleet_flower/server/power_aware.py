@@ -21,7 +21,7 @@ from wattfleet_flower.server.batch_choice import BatchChoice
 from wattfleet_flower.server.combinations import require_combinable
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
-from wattfleet_flower.server.grids import FreeNodesGrid, SelectedNodesGrid, WaitingGrid
+from wattfleet_flower.server.grids import FreeNodesGrid, SelectedNodesGrid, WaitingGrid, steady
 from wattfleet_flower.server.late_replies import LateReplies
 from wattfleet_flower.server.measuring import SURVEY_S, Measurements
 from wattfleet_flower.server.planning_client import PlanningClient
@@ -34,7 +34,7 @@ from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
 from wattfleet_flower.server.summary import log_summary
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
-from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder
+from wattfleet_identity.endpoint import Endpoint, named_folder, user_folder
 from wattfleet_io.clock import Clock, SystemClock
 from wattfleet_io.connection_variables import COORDINATOR_VARIABLE
 from wattfleet_proto.metric_names import CLIENT_METRICS_PREFIX
@@ -115,7 +115,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 Drained and excluded devices never train.
             coordinator_patience_s: with "wait", seconds after which the run ends with an error; None to wait forever.
             identity: the folder with the key and the certificate from `wattfleet join`; None for the folder in the
-                environment variable WATTFLEET_IDENTITY, or else `~/.config/wattfleet/identity` if it exists.
+                environment variable WATTFLEET_IDENTITY, or else that of `wattfleet join`,
+                `~/.config/wattfleet/identity`, if it exists.
             insecure: whether to connect to another machine in plaintext if there is no identity.
             clock: measures the waiting; None for the system's clock.
 
@@ -172,6 +173,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Raises:
             PlanningError: a round cannot be planned, even after waiting, or the coordinator is away and the run must
                 not go on without it. The text gives the reason.
+            SuperLinkError: Flower's SuperLink has answered with errors for too long.
             TwoStrategiesError: another power-aware strategy runs.
             InvalidInputError: no valid workload name can be derived from the app.
         """
@@ -184,6 +186,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         self._evaluates_centrally = evaluate_fn is not None
         self._late.begin_run()
+        grid = steady(grid, self._clock)
         self._measurements.begin_run()
         with self._rounds.run(grid, num_rounds, initial_arrays):
             if isinstance(self.strategy, FedBuff):
@@ -216,6 +219,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._late.begin_round(None)
         if trains_nothing(self.strategy):
             return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
+        grid = steady(grid, self._clock)  # an app may call this method without `start`
         self._rounds.require_start(grid, arrays)
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
         busy = self._measurements.wait_for_ends(grid)
@@ -273,6 +277,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Drained and excluded devices do not evaluate, since evaluation draws power, too. Nodes that still train do not
         evaluate, since a node handles one message at a time.
         """
+        grid = steady(grid, self._clock)
         self._measurements.wait_for_ends(grid)
         free = FreeNodesGrid(grid, self._late, measurements=self._measurements)
         node_ids = self._rounds.without_excluded(free.get_node_ids())
@@ -325,7 +330,7 @@ def _endpoint(address: str | None, identity: str | Path | None, is_insecure: boo
     """The coordinator, and how to connect to it; without an address, that of the environment variable."""
     named = None if identity is None else Path(identity).expanduser()
     endpoint = Endpoint.of(
-        address or os.environ.get(COORDINATOR_VARIABLE), named_folder(named, USER_FOLDER), is_insecure
+        address or os.environ.get(COORDINATOR_VARIABLE), named_folder(named, user_folder()), is_insecure
     )
     if endpoint.warning is not None:
         log(WARNING, "%s", endpoint.warning)

@@ -28,6 +28,7 @@ from wattfleet_flower.server.replies import RoundReplies
 from wattfleet_flower.server.round_messages import assigned_messages
 from wattfleet_flower.server.selection import Select, selected_nodes
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
+from wattfleet_flower.server.stopping import end_of, reported_stop
 from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
@@ -97,7 +98,7 @@ class PlannedRounds:
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
         self._outage = Outage(away, strategy, clock)
-        self._has_planned = self._may_follow = False
+        self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned: dict[int, UnplannedRound] = {}
 
     @contextmanager
@@ -114,19 +115,24 @@ class PlannedRounds:
             PlanningError: the coordinator refused the run.
             InvalidInputError: no valid workload name can be derived from the run.
         """
-        with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id:
+        with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id, reported_stop(self._stop, grid.get_node_ids):
             self._start(run_id, rounds, self._workload(grid, arrays))
             try:
                 yield
             except BaseException as error:
-                self._finish(f"{type(error).__name__}: {error}")
+                self._finish(end_of(error))
                 raise
             self._finish("")
 
     def require_start(self, grid: Grid, arrays: ArrayRecord) -> None:
-        """Start the run if `start` was not called, because the app or another strategy configures rounds directly."""
+        """Start the run if `start` was not called, because the app or another strategy configures rounds directly.
+
+        A run that has finished is started again, because the app configures further rounds.
+        """
         if not self._run.is_started:
             self._start(str(grid.run.run_id), 0, self._workload(grid, arrays))
+        elif self._run.is_finished:
+            self._run.start_again()
 
     def _workload(self, grid: Grid, arrays: ArrayRecord) -> Workload:
         """The workload of the run, with the batch sizes that its plans may choose."""
@@ -387,14 +393,21 @@ class PlannedRounds:
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
     def _start(self, run_id: str, rounds: int, workload: Workload) -> None:
-        self._has_planned = self._may_follow = False
+        self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned = {}
         self._run.start(run_id, rounds, workload)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
             unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
             self._outage.continues(unreachable, are_exclusions_known=False)
 
+    def _stop(self, why: str) -> None:
+        """Report that somebody has stopped the run; the process ends within seconds."""
+        self._run.finish(why)
+        self._is_ended = True
+
     def _finish(self, error: str) -> None:
+        if self._is_ended:
+            return
         self._run.finish(error)
         began_s = self._clock.now_s()
         while self._planner.pending_reports and not error:
@@ -430,7 +443,6 @@ class PlannedRounds:
         """Request a plan until there is one: devices may not be ready yet, or the budget may still be too low."""
         refusal = None
         began_s = logged_s = -float("inf")
-        is_run_known = True
         while True:
             try:
                 self._planner.send_pending()
@@ -439,11 +451,6 @@ class PlannedRounds:
                     known = selected_nodes(self._select, number, self._run.predictions(known))
                 return self._run.plan(number, known)
             except RefusedError as refused:
-                if refused.code is grpc.StatusCode.NOT_FOUND and is_run_known:
-                    # The coordinator's store has been replaced since the run began.
-                    is_run_known = False
-                    self._run.start_again()
-                    continue
                 timeout_s, poll_s = self._wait_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()
                 if refused.code is not refusal:

@@ -26,18 +26,19 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unsupported_version
 from wattfleet_flower.logged_program import start_logged
-from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
+from wattfleet_flower.superlink.control_access import ControlAccess, ExplainedRefusals, LocalRuntime
 from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
 from wattfleet_flower.superlink.node_registry import NodeRegistry
 from wattfleet_flower.superlink.server_certificate import FOLDER, ServerCertificate
 from wattfleet_flower.superlink.tls_files import WatchedFiles, load_pair
-from wattfleet_identity.endpoint import USER_FOLDER, Endpoint, named_folder, require_identity
+from wattfleet_identity.endpoint import Endpoint, named_folder, require_identity, user_folder
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.peers import Role
 from wattfleet_io.cli import exit_code, print_error
 from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 from wattfleet_io.logs import log_format
+from wattfleet_io.settings.user_file import in_home
 
 # The package exports a function of the module's name.
 _flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
@@ -80,7 +81,7 @@ def own_options_parser() -> argparse.ArgumentParser:
         "--identity",
         type=Path,
         metavar="FOLDER",
-        help=f"use the identity in this folder (default: {IDENTITY_VARIABLE}, or {USER_FOLDER})",
+        help=f"use the identity in this folder (default: {IDENTITY_VARIABLE}, or {in_home(user_folder())})",
     )
     parser.add_argument(
         "--coordinator",
@@ -139,7 +140,7 @@ def _secure(options: argparse.Namespace, flower_options: Sequence[str]) -> None:
         if options.identity is not None:
             raise InvalidInputError("--insecure switches TLS off, but --identity needs TLS: leave out one of them")
         return
-    folder = named_folder(options.identity, USER_FOLDER)
+    folder = named_folder(options.identity, user_folder())
     if folder is None:
         return
     folder = folder.absolute()
@@ -204,7 +205,7 @@ class _Serving:
         # Flower has checked that there are three files.
         certificate_file, key_file, trusted_file = paths = [Path(file).expanduser() for file in self._files]
         certificate = self._certificate or WatchedFiles(*paths)
-        config = serving_config(app, **settings)
+        config = serving_config(ExplainedRefusals(app, lambda key: keeper.is_not_enrolled(key)), **settings)
         config.load()
         context, registry = config.ssl, NodeRegistry(self._control(trusted_file))
         assert context is not None, "the options include TLS files"

@@ -1,12 +1,15 @@
 """Access control of the SuperLink: proofs of identity for Flower's Control API, local processes for its Runtime API.
 
 On its own, Flower lets anybody who reaches the port start runs and register SuperNodes. Its Runtime API is on the same
-port. It is meant for the processes that the SuperLink starts, but hands out tasks to any caller.
+port. It is meant for the processes that the SuperLink starts, but hands out tasks to any caller. Its Fleet API refuses
+a SuperNode in the same way whether it was revoked, or the SuperLink was just restarted.
 """
 
 from __future__ import annotations
 
+import binascii
 import secrets
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,16 +17,20 @@ from typing import Any, NoReturn
 
 from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_FLWR_AID
 from flwr.supercore.auth.typing import AccountAuthCredentials, AccountAuthLoginDetails, AccountInfo
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.superlink.auth_plugin import ControlAuthnPlugin
 
 from wattfleet.errors import WattfleetError
+from wattfleet_flower.enrolment_header import HEADER, NOT_ENROLLED
 from wattfleet_identity.peers import USERS_OF_FLWR
 from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proven
 from wattfleet_io.clock import utc_now
 
 CONNECT = "wattfleet flower connect"
 _RUNTIME = "/v1/runtime/"
+_FLEET = "/v1/fleet/"
+_FIRST_ERROR = 400
 _FORWARDED = (b"forwarded", b"x-forwarded-for")
 
 
@@ -132,6 +139,41 @@ class LocalRuntime:
             return
         await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
         await send({"type": "http.response.body", "body": b"the Runtime API is for processes of this machine\n"})
+
+
+class ExplainedRefusals:
+    """An ASGI app that adds a header to each refusal of a SuperNode whose key is not enrolled."""
+
+    def __init__(self, app: App, is_not_enrolled: Callable[[bytes], bool]) -> None:
+        """Wrap Flower's app.
+
+        Args:
+            app: Flower's app.
+            is_not_enrolled: returns whether a public key, in PEM, is certainly not enrolled.
+        """
+        self._app = app
+        self._is_not_enrolled = is_not_enrolled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def explain(message: MutableMapping[str, Any]) -> None:
+            is_refused = message["type"] == "http.response.start" and message["status"] >= _FIRST_ERROR
+            if is_refused and self._is_not_enrolled(_public_key(scope)):
+                message["headers"] = [*message.get("headers", ()), (HEADER.encode(), NOT_ENROLLED.encode())]
+            await send(message)
+
+        is_fleet = scope["type"] == "http" and scope["path"].startswith(_FLEET)
+        await self._app(scope, receive, explain if is_fleet else send)
+
+
+def _public_key(scope: Scope) -> bytes:
+    """The public key of the SuperNode that sends a request; empty if it has none."""
+    name = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+    try:
+        return b64decode(next((value for key, value in scope["headers"] if key == name), b""), validate=True)
+    except binascii.Error:
+        return b""
 
 
 def _is_local(scope: Scope) -> bool:

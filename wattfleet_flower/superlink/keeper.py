@@ -64,7 +64,7 @@ class Keeper:
         self._pause_s = every_s
         self._revision = ""
         self._enrolled: dict[bytes, str] = {}
-        self._is_known = False
+        self._is_known = self._is_confirmed = False
         self._checks_left = 0
         self._authority = b""
         self._problems: dict[str, str] = {}
@@ -91,6 +91,14 @@ class Keeper:
             count_of(len(enrolled.supernodes), "SuperNode"),
             count_of(len(enrolled.revoked), "revoked certificate"),
         )
+
+    def is_not_enrolled(self, key: bytes) -> bool:
+        """Whether a SuperNode's key is not on the list that the coordinator has sent since this SuperLink started.
+
+        Args:
+            key: the public key in PEM.
+        """
+        return self._is_confirmed and key not in self._enrolled
 
     def run(self) -> None:
         """Check repeatedly until the process ends. The pauses grow while something fails."""
@@ -129,7 +137,7 @@ class Keeper:
             supernodes = {view.public_key: view.device_id for part in parts for view in part.supernodes}
             enrolled = EnrolmentList(supernodes, tuple(first.revoked_serials))
             self._apply(enrolled)
-            self._revision = first.revision
+            self._revision, self._is_confirmed = first.revision, True
         self._store(enrolled)
         return self._settled("coordinator", "the coordinator answers again")
 

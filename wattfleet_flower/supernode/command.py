@@ -36,6 +36,8 @@ from wattfleet_io.cli import exit_code, print_error
 from wattfleet_io.clock import SystemClock
 from wattfleet_io.logs import log_format
 
+# The package exports a function of the module's name.
+_flower: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
 _CONNECTION = "flwr.supernode.fleet_http_connection"
 _TASK_POLL_S = 0.2
 _REPLY_POLL_S = 0.1
@@ -65,16 +67,14 @@ def main() -> None:
             log(WARNING, "wattfleet-supernode runs as flower-supernode: %s", reason)
         else:
             _change(options)
-            if enrolled is not None:
-                _connect_as(enrolled, flower_options)
+            _keep_connected(enrolled, flower_options)
     flower_supernode()
 
 
 def _log_as_chosen() -> None:
     """If the log is JSON, also log the lines of the SuperNode's uvicorn as JSON."""
-    module: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
-    if log_format() == "json" and hasattr(module, "uvicorn"):  # Flower 1.30 has no uvicorn here
-        module.uvicorn = changed_copy(module.uvicorn, Config=partial(module.uvicorn.Config, log_config=None))
+    if log_format() == "json" and hasattr(_flower, "uvicorn"):  # Flower 1.30 has no uvicorn here
+        _flower.uvicorn = changed_copy(_flower.uvicorn, Config=partial(_flower.uvicorn.Config, log_config=None))
 
 
 def own_options_parser() -> argparse.ArgumentParser:
@@ -130,6 +130,7 @@ def _unsupported() -> str:
         return "it needs Linux"
     executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
     for module, name in (
+        (_flower, "start_client_internal"),
         (start_client_internal, "http_request_response"),
         (start_client_internal, "time"),
         (importlib.import_module(_CONNECTION), "FleetHttpClient"),
@@ -157,18 +158,40 @@ def _change(options: argparse.Namespace) -> None:
         start_client_internal.subprocess = SimpleNamespace(Popen=_superexec(options.warm_imports))
 
 
-def _connect_as(enrolled: Enrolled, flower_options: Sequence[str]) -> None:
-    """Make Flower's SuperNode connect as an enrolled device, unless the user passed --root-certificates."""
-    if any(each.split("=")[0] == "--root-certificates" for each in flower_options):
-        return
+def _keep_connected(enrolled: Enrolled | None, flower_options: Sequence[str]) -> None:
+    """Make Flower's SuperNode survive a restart of the SuperLink.
+
+    Args:
+        enrolled: the enrolment of the device; it is not used if the user passed --root-certificates.
+        flower_options: the options for Flower.
+    """
     # Other versions of Flower do not have what this imports.
-    from wattfleet_flower.supernode.fleet_client import EnrolledClient
+    from flwr.supercore.exit import ExitCode, flwr_exit
+
+    from wattfleet_flower.supernode.fleet_client import EnrolledClient, SteadyClient
 
     connection: Any = importlib.import_module(_CONNECTION)
+    start = start_client_internal.start_client_internal
+    names_roots = any(each.split("=")[0] == "--root-certificates" for each in flower_options)
+    factories: list[Any] = []
 
-    def connect(address: str, insecure: bool, roots: object, interceptors: Sequence[Any]) -> EnrolledClient:
-        return EnrolledClient(address, enrolled.trusted_file, interceptors)
+    def start_with_state(*, state_factory: Any, **options: Any) -> None:
+        factories.append(state_factory)
+        start(state_factory=state_factory, **options)
+        # Flower has logged an error. On its own, it would leave a process that handles no messages.
+        flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The SuperNode cannot go on: start it again.")
 
+    def connect(address: str, insecure: bool, roots: Any, interceptors: Sequence[Any]) -> SteadyClient:
+        client: SteadyClient
+        if enrolled is None or names_roots:
+            client = SteadyClient.from_server_address(address, insecure, roots, interceptors)
+        else:
+            client = EnrolledClient(address, enrolled.trusted_file, interceptors)
+        # Apps see the node id of the SuperNode's own state.
+        client.on_new_id = lambda node_id: [factory.state().set_node_id(node_id) for factory in factories]
+        return client
+
+    _flower.start_client_internal = start_with_state
     connection.FleetHttpClient = SimpleNamespace(from_server_address=connect)
 
 

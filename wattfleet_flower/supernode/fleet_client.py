@@ -1,4 +1,4 @@
-"""The connection of an enrolled device's SuperNode to the SuperLink, with clear errors and patient retries."""
+"""The connection of a SuperNode to the SuperLink: it survives a restart of the SuperLink, and explains refusals."""
 
 from __future__ import annotations
 
@@ -6,24 +6,47 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.common import log
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
+from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    RegisterNodeFleetRequest,
+    RegisterNodeFleetResponse,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from wattfleet_flower.enrolment_header import HEADER, NOT_ENROLLED
 from wattfleet_io.clock import Clock, SystemClock, utc_now
 
 ACCEPTED_WITHIN_S = 90.0
-"""Seconds for which a SuperNode repeats its request before it gives up. A SuperLink learns of a new device within
-seconds, and accepts a SuperNode that was killed again after 55 s."""
+"""Seconds for which a SuperNode that starts repeats its request although its key is not enrolled. A SuperLink learns of
+a new device within seconds, and accepts a SuperNode that was killed again after 55 s."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+_ATTEMPTS = 3
+"""How often a request is sent that the SuperLink answers with a server error, if it has to be given up."""
+
+_LEAST_SKEW_S = 4.0
+"""Flower accepts signatures that are up to 305 s old, but none that are over 5 s in the future. The time in a response
+has whole seconds."""
+
+_SERVER_ERRORS = 500
+_ENDED = "UNEXPECTED_EOF_WHILE_READING"
 # OpenSSL's numbers of X.509 verification results.
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
 _UNKNOWN_ISSUER = (2, 18, 19, 20, 21)
@@ -32,12 +55,216 @@ _REVOKED = (
     " SuperLink is not of its fleet. `wattfleet coordinator certificates` shows it; enrol it again with"
     " `wattfleet agent join`"
 )
+_UNREGISTERED = (
+    "this SuperNode was unregistered at the SuperLink, such as with `flwr supernode unregister`: start it again, so"
+    " that it registers anew"
+)
+_UNKNOWN = (
+    "the SuperLink does not know this SuperNode's key; trying again. A `wattfleet-superlink` registers the enrolled"
+    " devices within seconds of its start. A `flower-superlink` needs `flwr supernode register`"
+)
+
+Answer = TypeVar("Answer")
 
 
-class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not typed for strict checking
-    """Flower's client of the SuperLink, for an enrolled device."""
+class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not typed for strict checking
+    """Flower's client of the SuperLink, which activates its SuperNode again if the SuperLink has forgotten it.
+
+    A SuperLink keeps SuperNodes in memory, so it knows none of them after a restart. Flower's SuperNode then ends. This
+    client gets a new node id instead. It uses the new id in all requests, although Flower goes on with the first one.
+
+    Attributes:
+        on_new_id: called with the new node id.
+    """
 
     _client: httpx.Client  # set by Flower's class
+
+    def __init__(self, *arguments: Any, clock: Clock | None = None, **options: Any) -> None:
+        """Connect at the first request.
+
+        Args:
+            arguments: those of Flower's client.
+            clock: waits; None for the system's clock.
+            options: those of Flower's client.
+        """
+        super().__init__(*arguments, **options)
+        self.on_new_id: Callable[[int], None] = lambda _: None
+        self._clock = clock or SystemClock()
+        self._problem = ""
+        self._node_id: int | None = None
+        self._returning = threading.Lock()  # heartbeats are sent by another thread
+        self._registration: RegisterNodeFleetRequest | None = None
+        self._activation = ActivateNodeRequest()
+
+    def RegisterNode(self, request: RegisterNodeFleetRequest) -> RegisterNodeFleetResponse:  # noqa: N802 - named by Flower
+        """Register a SuperNode without a key of its own."""
+        self._registration = request
+        return super().RegisterNode(request)
+
+    def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - named by Flower
+        """Activate the SuperNode, as soon as the SuperLink accepts its key.
+
+        Raises:
+            httpx.HTTPStatusError: the SuperLink refuses; for a key that is not enrolled, only after 90 s of refusals.
+        """
+        give_up_s, pause_s = self._clock.now_s() + ACCEPTED_WITHIN_S, _FIRST_PAUSE_S
+        while True:
+            try:
+                activated = super().ActivateNode(request)
+            except httpx.HTTPStatusError as error:
+                if not (_is_unauthorized(error) or _code(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED):
+                    raise
+                if _is_not_enrolled(error) and self._clock.now_s() + pause_s > give_up_s:
+                    log(ERROR, "wattfleet-supernode: %s", _REVOKED)
+                    raise
+                self._note(*self._why_unknown(error))
+            else:
+                self._activation, self._node_id = request, activated.node_id
+                return activated
+            self._clock.sleep_s(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    def GetRun(self, request: GetRunRequest) -> GetRunResponse:  # noqa: N802 - named by Flower
+        """Request a run.
+
+        Raises:
+            RunNotRunningException: the SuperLink answers with errors. Flower then ignores the message.
+        """
+        return _of_running_run(lambda: super(SteadyClient, self).GetRun(request))
+
+    def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802 - named by Flower
+        """Request the app of a run; raises as `GetRun`."""
+        return _of_running_run(lambda: super(SteadyClient, self).GetFab(request))
+
+    def _unary_unary(self, *, request: Any, **options: Any) -> Any:
+        """Send a request under the current node id; if the SuperLink has forgotten the SuperNode, return to it first.
+
+        Raises:
+            httpx.ConnectError: the SuperLink cannot be used now. Flower then repeats the request.
+            httpx.HTTPStatusError: the SuperLink refuses.
+        """
+        node_id = self._node_id
+        if node_id is None or isinstance(request, (RegisterNodeFleetRequest, ActivateNodeRequest)):
+            return self._attempted(request, **options)
+        try:
+            return self._attempted(_addressed(request, node_id), **options)
+        except httpx.HTTPStatusError as error:
+            is_leaving = isinstance(request, (DeactivateNodeRequest, UnregisterNodeFleetRequest))
+            if is_leaving or not _is_unauthorized(error):
+                raise
+            self._return(node_id, error)
+        return self._attempted(_addressed(request, self._node_id), **options)
+
+    def _attempted(self, request: Any, **options: Any) -> Any:
+        """Send a request, and again after a server error: without end if Flower waits for it, else some times.
+
+        Flower's SuperNode does not survive such an error of a request for messages, and a heartbeat is never sent again
+        after one.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return super()._unary_unary(request=request, **options)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < _SERVER_ERRORS:
+                    raise
+                if isinstance(request, (PullMessagesRequest, SendNodeHeartbeatRequest, ActivateNodeRequest)):
+                    status = f"{error.response.status_code} {error.response.reason_phrase}"
+                    self._note(WARNING, f"the SuperLink answers with an error, {status}: see its log; trying again")
+                    raise httpx.ConnectError(status, request=error.request) from None
+                if attempt == _ATTEMPTS:
+                    raise
+            self._clock.sleep_s(_FIRST_PAUSE_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _return(self, node_id: int, refusal: httpx.HTTPStatusError) -> None:
+        """Activate the SuperNode again, once.
+
+        Args:
+            node_id: the node id that the SuperLink does not know.
+            refusal: its answer.
+
+        Raises:
+            httpx.ConnectError: the SuperLink does not accept it now, so that Flower tries again.
+            httpx.HTTPStatusError: it never will. Flower then ends the SuperNode.
+        """
+        with self._returning:
+            if self._node_id != node_id:  # another thread has done it meanwhile
+                return
+            if _is_not_enrolled(refusal):
+                log(ERROR, "wattfleet-supernode: %s", _REVOKED)
+                raise refusal
+            is_registered_before = False
+            try:
+                if self._registration is not None:
+                    try:
+                        super().RegisterNode(self._registration)
+                    except httpx.HTTPStatusError as error:
+                        if _code(error) != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                            raise
+                        is_registered_before = True
+                self._node_id = super().ActivateNode(self._activation).node_id
+            except httpx.HTTPStatusError as error:
+                if is_registered_before and _code(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+                    log(ERROR, "wattfleet-supernode: %s", _UNREGISTERED)
+                    raise refusal from None
+                if _is_not_enrolled(error):
+                    log(ERROR, "wattfleet-supernode: %s", _REVOKED)
+                    raise refusal from None
+                self._note(*self._why_unknown(error))
+                raise httpx.ConnectError("the SuperLink does not know this SuperNode", request=error.request) from None
+            self.on_new_id(self._node_id)
+            log(INFO, "wattfleet-supernode: the SuperLink has accepted this SuperNode again, as %d", self._node_id)
+            self._problem = ""
+
+    def _send(self, context: ProtobufRequestContext, *, stream: bool = False) -> httpx.Response:
+        try:
+            response: httpx.Response = super()._send(context, stream=stream)
+        except httpx.ConnectError as error:
+            if (reason := self._why(_tls_error(error))) is None:
+                raise
+            self._note(WARNING, reason)
+            # Flower gives up if the text mentions TLS, and tries again otherwise.
+            raise httpx.ConnectError("the SuperLink was not accepted", request=context.request) from None
+        except httpx.TransportError as error:
+            if _tls_error(error) is None:
+                raise
+            raise httpx.ReadError("the SuperLink ended the connection", request=context.request) from None
+        if response.is_success:
+            self._problem = ""
+        return response
+
+    def _why(self, error: ssl.SSLError | None) -> str | None:
+        """Return why TLS failed, if another attempt may succeed; else None.
+
+        Args:
+            error: OpenSSL's error; None if TLS is not the cause.
+        """
+        if error is None or error.reason != _ENDED:
+            return None
+        return "the SuperLink has ended a connection before it was protected, as a SuperLink that stops does"
+
+    def _why_unknown(self, refusal: httpx.HTTPStatusError) -> tuple[int, str]:
+        """Return why the SuperLink does not accept the SuperNode now, after the level to log this at."""
+        if not _is_unauthorized(refusal):
+            return INFO, _UNKNOWN
+        skew_s = _skew_s(refusal.response)
+        if skew_s is None or abs(skew_s) < _LEAST_SKEW_S:
+            return WARNING, "the SuperLink does not accept this SuperNode's signature; trying again"
+        return (
+            WARNING,
+            f"the SuperLink does not accept this SuperNode, since the clocks of the two machines differ by"
+            f" {abs(skew_s):.0f} s: set the clock of this machine, or that of the SuperLink; trying again",
+        )
+
+    def _note(self, level: int, problem: str) -> None:
+        """Log a problem once, until a request succeeds."""
+        if problem != self._problem:
+            log(level, "wattfleet-supernode: %s", problem)
+        self._problem = problem
+
+
+class EnrolledClient(SteadyClient):
+    """The client of an enrolled device, which trusts the fleet's authorities."""
 
     def __init__(
         self,
@@ -58,36 +285,13 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         """
         self._address = address
         self._trusted = trusted
-        self._clock = clock or SystemClock()
         self._now = now
         self._trusted_pem = b""
-        self._problem = ""
-        self._lock = threading.Lock()  # heartbeats are sent by another thread
+        self._lock = threading.Lock()
         self._requests = 0
         self._retired: list[httpx.Client] = []
-        super().__init__(f"https://{address}", interceptors=interceptors, verify=_trusting(b""))
+        super().__init__(f"https://{address}", interceptors=interceptors, verify=_trusting(b""), clock=clock)
         self._trust()
-
-    def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - named by Flower
-        """Activate the SuperNode, as soon as the SuperLink accepts its key.
-
-        Raises:
-            httpx.HTTPStatusError: the SuperLink refuses; for an unknown key, only after 90 s of refusals.
-        """
-        give_up_s, pause_s = self._clock.now_s() + ACCEPTED_WITHIN_S, _FIRST_PAUSE_S
-        while True:
-            try:
-                activated: ActivateNodeResponse = super().ActivateNode(request)
-                return activated
-            except httpx.HTTPStatusError as error:
-                if not _is_unknown(error):
-                    raise
-                if self._clock.now_s() + pause_s > give_up_s:
-                    log(ERROR, "wattfleet-supernode: %s", _REVOKED)
-                    raise
-            self._note(INFO, "the SuperLink does not know this device's key yet; trying again")
-            self._clock.sleep_s(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
     def close(self) -> None:
         """Close all connections."""
@@ -100,27 +304,12 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
         with self._lock:
             self._requests += 1
         try:
-            return self._answered(context, stream)
+            return super()._send(context, stream=stream)
         finally:
             with self._lock:
                 self._requests -= 1
                 if not self._requests:
                     self._close_retired()
-
-    def _answered(self, context: ProtobufRequestContext, stream: bool) -> httpx.Response:
-        try:
-            response: httpx.Response = super()._send(context, stream=stream)
-        except httpx.ConnectError as error:
-            if (reason := self._why(error)) is None:
-                raise
-            self._note(WARNING, reason)
-            # Flower gives up if the text mentions TLS, and tries again otherwise.
-            raise httpx.ConnectError("the SuperLink was not accepted", request=context.request) from None
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            self._note(ERROR, _REVOKED)
-        elif response.is_success:
-            self._problem = ""
-        return response
 
     def _trust(self) -> None:
         """Trust exactly the authorities in the file, also for connections that are open."""
@@ -143,43 +332,36 @@ class EnrolledClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not ty
             client.close()
         self._retired.clear()
 
-    def _why(self, error: httpx.ConnectError) -> str | None:
+    def _why(self, error: ssl.SSLError | None) -> str | None:
         """Return why the SuperLink's certificate is rejected; None if TLS is not the cause of the error."""
-        found: BaseException | None = error
-        while found is not None and not isinstance(found, ssl.SSLError):
-            found = found.__cause__ or found.__context__
-        if found is None:
+        if error is None:
             return None
+        if (reason := super()._why(error)) is not None:
+            return reason
         whose = f"the certificate of the SuperLink at {self._address}"
-        if not isinstance(found, ssl.SSLCertVerificationError):
+        if not isinstance(error, ssl.SSLCertVerificationError):
             return (
-                f"the SuperLink at {self._address} does not speak TLS ({found.reason or found}): start it as"
+                f"the SuperLink at {self._address} does not speak TLS ({error.reason or error}): start it as"
                 " `wattfleet-superlink` with an identity"
             )
-        if found.verify_code in (_EXPIRED, _NOT_YET_VALID):
-            state = "has expired" if found.verify_code == _EXPIRED else "is not valid yet"
+        if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
+            state = "has expired" if error.verify_code == _EXPIRED else "is not valid yet"
             return (
                 f"{whose} {state} at {self._now():%Y-%m-%d %H:%M} UTC, the time of this machine: set its clock if that"
                 " is wrong, or else see why `wattfleet-superlink` cannot renew it"
             )
-        if found.verify_code in _UNKNOWN_ISSUER:
+        if error.verify_code in _UNKNOWN_ISSUER:
             return (
                 f"{whose} was not issued by the authority of this device's fleet: check the address. If the fleet has"
                 " another"
                 " authority now, enrol the device again with `wattfleet agent join`"
             )
-        if found.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
+        if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
             return (
                 f"{whose} was issued for other names: connect to one of them, or restart the coordinator with"
                 " --superlink-host for this one"
             )
-        return f"{whose} cannot be verified: {found.verify_message}"
-
-    def _note(self, level: int, problem: str) -> None:
-        """Log a problem once, until a request succeeds."""
-        if problem != self._problem:
-            log(level, "wattfleet-supernode: %s", problem)
-        self._problem = problem
+        return f"{whose} cannot be verified: {error.verify_message}"
 
 
 def _trusting(authorities_pem: bytes) -> ssl.SSLContext:
@@ -195,6 +377,50 @@ def _trusting(authorities_pem: bytes) -> ssl.SSLContext:
     return context
 
 
-def _is_unknown(error: httpx.HTTPStatusError) -> bool:
+def _of_running_run(request: Callable[[], Answer]) -> Answer:
+    """Send a request; a server error means that the run cannot be used, which Flower's SuperNode survives."""
+    try:
+        return request()
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code < _SERVER_ERRORS:
+            raise
+        raise RunNotRunningException from error
+
+
+def _addressed(request: Any, node_id: int | None) -> Any:
+    """Return a copy of a request under another node id."""
+    addressed = type(request)()
+    addressed.CopyFrom(request)
+    (addressed.node if hasattr(addressed, "node") else addressed).node_id = node_id
+    return addressed
+
+
+def _tls_error(error: httpx.TransportError) -> ssl.SSLError | None:
+    """The error of OpenSSL that caused another one; None if there is none."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, ssl.SSLError):
+        found = found.__cause__ or found.__context__
+    return found
+
+
+def _is_unauthorized(error: httpx.HTTPStatusError) -> bool:
+    return error.response.status_code == httpx.codes.UNAUTHORIZED
+
+
+def _is_not_enrolled(error: httpx.HTTPStatusError) -> bool:
+    """Whether the SuperLink knows that the key is not enrolled; only `wattfleet-superlink` reports this."""
+    return error.response.headers.get(HEADER) == NOT_ENROLLED
+
+
+def _code(error: httpx.HTTPStatusError) -> int | None:
+    """Flower's code of an error; None if it has none."""
     found = FlowerError.from_json(error.response.text)
-    return found is not None and found.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+    return None if found is None else int(found.code)
+
+
+def _skew_s(response: httpx.Response) -> float | None:
+    """How far this machine's clock is ahead of the server's, seconds; None if the response does not state its time."""
+    try:
+        return (utc_now() - parsedate_to_datetime(response.headers["date"])).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return None

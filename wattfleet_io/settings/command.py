@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 import click
 from typer.core import TyperCommand, TyperOption
 
+from wattfleet_io.help import Help
+
 if TYPE_CHECKING:
     from wattfleet_io.settings.model import Key, Settings
 
@@ -39,6 +41,8 @@ class SettingsCommand(TyperCommand):
     """The location of the model, such as `coordinator.settings:CoordinatorSettings`."""
     prefix: str
     """The prefix of the environment variables, such as `WATTFLEET_COORDINATOR_`."""
+
+    context_class = Help
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the model's options, then the command's own."""
@@ -86,15 +90,15 @@ def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
     yield TyperOption(
         param_decls=["--config"],
         type=click.Path(path_type=Path),
-        help=f"Read settings from this TOML file. Options override environment variables ({prefix}...), which"
-        f" override the file. Default: {prefix}CONFIG, else no file.",
+        help="Read all settings from this TOML file. Variables override it, and options override both. Default:"
+        f" {prefix}CONFIG, else no file.",
         expose_value=False,
         callback=_note("config"),
     )
     yield TyperOption(
         param_decls=["--print-config"],
         is_flag=True,
-        help="Print the effective settings as commented TOML, with what is missing, then exit.",
+        help="Print all settings, with those that have no option, as commented TOML; then exit.",
         expose_value=False,
         callback=_note("print-config"),
     )
@@ -112,7 +116,6 @@ def _of_key(key: Key, panel: str, prefix: str) -> Iterator[TyperOption]:
     yield _KeyOption(
         param_decls=[key.option],
         envvar=variable_of(prefix, key.path),
-        show_envvar=True,
         type=str if choices else _click_type(get_args(type_)[0] if is_list else type_),
         metavar="NAME" if in_help else f"[{'|'.join(choices)}]" if choices else None,
         is_flag=type_ is bool or None,

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from wattfleet_io.help import Help, prefix_of, settable_options
 from wattfleet_io.settings.command import SettingsCommand
-from wattfleet_io.settings.user_file import DefaultsFromFile, key_of, settable_options
+from wattfleet_io.settings.user_file import DefaultsFromFile, key_of
 
 
 def name_variables(command: click.Command, path: Sequence[str]) -> None:
@@ -25,14 +26,15 @@ def name_variables(command: click.Command, path: Sequence[str]) -> None:
         path: the words that run it, such as `["wattfleet", "coordinator"]`.
     """
     if isinstance(command, click.Group):
+        command.context_class = Help
         for name, each in command.commands.items():
             name_variables(each, [*path, name])
     elif not isinstance(command, SettingsCommand):
         command.context_class = DefaultsFromFile
         for option in settable_options(command.params):
-            option.show_envvar = True
+            option.show_envvar = False  # the end of the help names all of them
             if option.envvar is None:
-                option.envvar = "_".join([*path, key_of(option)]).replace("-", "_").upper()
+                option.envvar = prefix_of(path) + key_of(option).upper()
 
 
 def variables_of(command: click.Command) -> Iterator[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from click.core import ParameterSource
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE
+from wattfleet_io.help import Help, settable_options
 from wattfleet_io.parsing import parse_toml
 
 FILE_VARIABLE = "WATTFLEET_CONFIG"
@@ -37,20 +38,13 @@ _SHARED = {COORDINATOR_VARIABLE: "coordinator", IDENTITY_VARIABLE: "identity", I
 """For each connection variable, the key in the table `connection`."""
 
 
-class DefaultsFromFile(click.Context):
+class DefaultsFromFile(Help):
     """The context of a command whose options get their defaults from the user's settings file."""
 
     def __init__(self, command: click.Command, *arguments: Any, **more: Any) -> None:
         super().__init__(command, *arguments, **more)
         if not self.resilient_parsing:  # defaults are not needed for a shell's completion
             self.default_map = _defaults(self)
-
-
-def settable_options(parameters: Iterable[click.Parameter]) -> Iterator[click.Option]:
-    """Return the options that can be set by a variable and in the file."""
-    for each in parameters:
-        if isinstance(each, click.Option) and each.allow_from_autoenv and not each.hidden and not each.is_eager:
-            yield each
 
 
 def key_of(option: click.Option) -> str:
@@ -67,14 +61,25 @@ def with_origin(error: click.BadParameter) -> click.BadParameter:
     return click.BadParameter(f"{error.message.rstrip('.')} (in {_path()}).", error.ctx, error.param)
 
 
+def config_folder() -> Path:
+    """Return the folder of the user's settings and identity: `wattfleet` in XDG_CONFIG_HOME, or else in ~/.config."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(folder):  # the standard ignores relative paths
+        folder = os.path.expanduser("~/.config")
+    return Path(folder, "wattfleet")
+
+
+def in_home(path: Path) -> str:
+    """Return a path for people, with `~` for the user's home."""
+    home, text = os.path.expanduser("~"), str(path)
+    return f"~{text.removeprefix(home)}" if text.startswith(f"{home}/") else text
+
+
 def _path() -> Path | None:
     named = os.environ.get(FILE_VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(folder):  # the standard ignores relative paths
-        folder = os.path.expanduser("~/.config")
-    return Path(folder, "wattfleet", "config.toml")
+    return config_folder() / "config.toml"
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class RenewRequest(_message.Message):
 
     REQUEST_PEM_FIELD_NUMBER: _builtins.int
     request_pem: _builtins.bytes
-    """PKCS #10, with the key of the caller's certificate"""
+    """PKCS #10, with the key of the caller's certificate; another key is refused"""
     def __init__(
         self,
         *,

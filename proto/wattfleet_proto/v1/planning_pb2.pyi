@@ -958,7 +958,7 @@ class FinishRunRequest(_message.Message):
     RUN_TOKEN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     error: _builtins.str
-    """empty if it completed"""
+    """why it ended early, see run_end.py; empty if it completed"""
     run_token: _builtins.str
     def __init__(
         self,

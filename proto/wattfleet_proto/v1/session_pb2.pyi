@@ -740,6 +740,32 @@ class ProfileOrder(_message.Message):
 Global___ProfileOrder: _TypeAlias = ProfileOrder  # noqa: Y015
 
 @_typing.final
+class RevokedCertificates(_message.Message):
+    """The revoked certificates of viewers and operators that have not expired: their owners may no longer read the metrics
+    that the agent serves. Sent after the Welcome, unless there are none, and with every change; from protocol 2.7 on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def serials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """hexadecimal; all of them"""
+
+    def __init__(
+        self,
+        *,
+        serials: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["serials", b"serials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokedCertificates: _TypeAlias = RevokedCertificates  # noqa: Y015
+
+@_typing.final
 class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -748,6 +774,7 @@ class SessionResponse(_message.Message):
     GRANT_FIELD_NUMBER: _builtins.int
     ANNOUNCED_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -758,6 +785,8 @@ class SessionResponse(_message.Message):
     def announced(self) -> Global___WorkloadsAnnounced: ...
     @_builtins.property
     def profile(self) -> Global___ProfileOrder: ...
+    @_builtins.property
+    def revoked(self) -> Global___RevokedCertificates: ...
     def __init__(
         self,
         *,
@@ -766,12 +795,13 @@ class SessionResponse(_message.Message):
         grant: Global___Grant | None = ...,
         announced: Global___WorkloadsAnnounced | None = ...,
         profile: Global___ProfileOrder | None = ...,
+        revoked: Global___RevokedCertificates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "announced", b"announced", "body", b"body", "grant", b"grant", "profile", b"profile", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "announced", b"announced", "body", b"body", "grant", b"grant", "profile", b"profile", "revoked", b"revoked", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "announced", b"announced", "body", b"body", "grant", b"grant", "profile", b"profile", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "announced", b"announced", "body", b"body", "grant", b"grant", "profile", b"profile", "revoked", b"revoked", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "grant", "announced", "profile"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "grant", "announced", "profile", "revoked"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -40,7 +40,7 @@ WITH_AN_AUTHORITY = [
     "browser-certificate ANNA.p12",
 ]
 OF_THE_SERVER = {
-    *("serve", "install", "uninstall", "store check", "store backup", "store restore"),
+    *("serve", "install", "uninstall", "store check", "store backup", "store restore", "store carry-over"),
     *("reference sign", "reference keys init", "reference keys rotate", "reference keys show"),
 }
 """Commands that run or maintain a coordinator, or sign references with TUF."""

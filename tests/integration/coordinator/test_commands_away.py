@@ -67,7 +67,9 @@ def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch:
 
 def test_the_environment_names_the_coordinator_unless_the_command_line_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATTFLEET_COORDINATOR", "127.0.0.1:1")
-    with pytest.raises(CoordinatorUnreachableError, match="no coordinator answers at 127.0.0.1:1:"):
+    with pytest.raises(
+        CoordinatorUnreachableError, match="no coordinator answers at 127.0.0.1:1, as WATTFLEET_COORDINATOR says:"
+    ):
         command("runs")
     with pytest.raises(CoordinatorUnreachableError, match="no coordinator answers at 127.0.0.1:2:"):
         command("runs", "--coordinator", "127.0.0.1:2")

@@ -47,6 +47,8 @@ async def test_the_log_tells_of_each_state_of_a_device_and_each_round(
             await client.planning.FinishRound(finish)
         await nano.goodbye()
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="the app crashed"))
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="other", strategy="FedAvg", rounds=3))
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="other", error="stopped by SIGTERM"))
     states = [each["state"] for each in fields_of(caplog, "nano ")]
     assert states == ["enrolled", "ready", "profiling", "ready", "offline"], "progress is no line at this level"
     [planned] = fields_of(caplog, f"round {plan.plan_id} is planned: 2 devices of 2")
@@ -54,6 +56,7 @@ async def test_the_log_tells_of_each_state_of_a_device_and_each_round(
     [finished] = fields_of(caplog, f"round {plan.plan_id} is finished: 1 of 2 devices trained, 41.5 s")
     assert (finished["failed"], finished["wall_s"]) == (["nano"], 41.5)
     assert fields_of(caplog, f"run {RUN} ended with an error: the app crashed")
+    assert fields_of(caplog, "run other was stopped by SIGTERM")
 
 
 async def test_a_round_that_cannot_be_planned_is_told_once_however_often_flower_asks(

@@ -177,7 +177,7 @@ def test_an_enrolment_can_be_repeated_after_a_kill_at_any_moment(
 
 def test_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
     authority = AuthorityFolder.create(tmp_path / "authority", [], NOW)
-    make_operator(authority, "127.0.0.1:7070", NOW)
+    make_operator(authority, NOW)
     authority.begin_rotation(NOW)
     for path in (tmp_path / "authority", *(tmp_path / "authority").rglob("*")):
         is_secret = path.is_dir() or path.suffix == ".key" or path.name == "key.pem"
@@ -190,9 +190,9 @@ def test_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
 
 def test_an_expired_operators_identity_is_made_anew(tmp_path: Path) -> None:
     authority = AuthorityFolder.create(tmp_path / "authority", [], NOW)
-    assert make_operator(authority, "127.0.0.1:7070", NOW)
-    assert not make_operator(authority, "127.0.0.1:7070", NOW + 364 * A_DAY)
-    assert make_operator(authority, "127.0.0.1:7070", NOW + 365 * A_DAY)
+    assert make_operator(authority, NOW)
+    assert not make_operator(authority, NOW + 364 * A_DAY)
+    assert make_operator(authority, NOW + 365 * A_DAY)
     found = read_identity(folder_of(authority.folder))
     assert found is not None and found.certificate.not_after > NOW + 700 * A_DAY
 
@@ -201,10 +201,10 @@ def test_an_expired_operators_identity_is_made_anew(tmp_path: Path) -> None:
 def test_the_first_operators_authority_is_noted(tmp_path: Path, is_made_during_rotation: bool) -> None:
     authority = AuthorityFolder.create(tmp_path / "authority", [], NOW)
     if not is_made_during_rotation:
-        make_operator(authority, "127.0.0.1:7070", NOW)
+        make_operator(authority, NOW)
     rotating = authority.begin_rotation(NOW)
     if is_made_during_rotation:
-        make_operator(rotating, "127.0.0.1:7070", NOW)
+        make_operator(rotating, NOW)
     identities = Identities()
     [record] = adopted(rotating, identities, NOW)
     issuer = rotating.issuer if is_made_during_rotation else rotating.authority

@@ -145,7 +145,8 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
         title, _, head, first, second, more, total = (await shell("rounds", columns=90)).stdout.splitlines()
         assert total == "energy of the trainings: 1.2 kJ in 1 of 2 rounds"
         assert title == f"run {RUN}: FedAvg, workload unnamed, 3 rounds requested, running"
-        assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json also prints recall"
+        assert head.split()[-3:] == ["accuracy", "f1", "loss"]
+        assert more == "no room for recall: widen the terminal, or use --json"
         row = first.split()
         assert row[:7] == ["1", "1", "of", "2", "100.0", f"{plan.planned_w:.1f}", "46.0"]
         assert row[7:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "1.2", "kJ", "0.667", "0.500", "1.500"]
@@ -161,7 +162,8 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
         ):
             await shell("rounds", "--run", "x")
         brief = (await shell("rounds", columns=60)).stdout.splitlines()
-        assert brief[4].split()[-1] == "taken" and brief[-2] == "--json also prints accuracy, f1, loss, recall"
+        assert brief[4].split()[-1] == "taken"
+        assert "no room for energy, accuracy, f1, loss, recall: " in " ".join(brief)
 
 
 async def test_what_clients_evaluated_is_shown_after_what_the_server_did(config: CoordinatorSettings) -> None:
@@ -170,9 +172,10 @@ async def test_what_clients_evaluated_is_shown_after_what_the_server_did(config:
         await a_round(client, orin)
         request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"clientapp_accuracy": 0.625})
         await client.planning.ReportMetrics(request)
-        _, _, head, _, more = (await shell("rounds", columns=90)).stdout.splitlines()
+        _, _, head, _, more, unobserved = (await shell("rounds", columns=90)).stdout.splitlines()
         assert head.split()[-3:] == ["accuracy", "f1", "loss"]
-        assert more == "--json also prints recall, clientapp_accuracy"
+        assert more == "no room for recall, clientapp_accuracy: widen the terminal, or use --json"
+        assert unobserved.startswith("round 1 not observed: devices measured other modes, ")
         assert "clientapp_accuracy 0.625" in " ".join((await shell("round", RUN, "1", columns=140)).stdout.split())
 
 

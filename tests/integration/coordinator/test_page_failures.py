@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.page import fleet_page, updates, viewers
+from coordinator.page import fleet_page, updates
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.settings import CoordinatorSettings
 from coordinator.store.errors import StoreUnavailableError
 from tests.fakes.browser import browsing
 from tests.fakes.served import serving
-from wattfleet_identity.http_access import AccessDeniedError
 
 _DESK = {"width": 1280, "height": 900}
 _WITHIN_S = 30.0
@@ -137,23 +136,6 @@ async def test_without_any_snapshot_pages_fail_with_the_id_of_one_line_of_the_lo
     [error_id] = {id_in(text) for _, _, text in answers}
     assert logged(caplog, error_id).exc_info is not None
     assert len([each for each in caplog.records if each.levelno == logging.ERROR]) == 1
-
-
-def cannot_tell(*arguments: Any) -> Any:
-    raise AccessDeniedError("the role may not read this")
-
-
-@pytest.mark.parametrize("broken", [{"role_of": fails}, {"role_of": cannot_tell, "refused": fails}], ids=list)
-async def test_an_unexpected_error_while_a_viewer_is_checked_has_an_id_too(
-    broken: dict[str, Any], config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    for name, replacement in broken.items():
-        monkeypatch.setattr(viewers, name, replacement)
-    async with serving(config) as client:
-        status, headers, text = await answer_of(f"http://{client.bound.page_address}/runs")
-    assert status == 500 and headers["Content-Security-Policy"] is not None
-    assert logged(caplog, id_in(text)).exc_info is not None
-    assert _DETAIL not in text
 
 
 async def test_a_page_too_many_says_that_it_is_not_live_and_asks_again(

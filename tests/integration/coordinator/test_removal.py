@@ -196,7 +196,7 @@ async def test_a_run_is_ended_and_deleted_once_no_device_trains_for_it(config: C
             " their trainings"
         )
         [run] = await client.runs()
-        assert (run.finished, run.error) == (True, "ended by the operator")
+        assert (run.finished, run.error) == (True, "stopped by an operator, who ended it")
         await orin.lease(GrantPhase.OVER, orin.keeps_to)
         await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
         ready = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50)

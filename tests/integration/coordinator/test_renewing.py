@@ -95,6 +95,24 @@ async def test_early_renewals_are_limited_and_the_newest_certificate_stays_valid
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize("role", [Role.DEVICE, Role.VIEWER])
+async def test_a_renewal_keeps_the_key_of_the_certificate(
+    config: CoordinatorSettings, tmp_path: Path, role: Role
+) -> None:
+    async with administered(config, tmp_path / "authority") as (served, service, _):
+        name, applicant = ("orin-3", ORIN_3) if role is Role.DEVICE else ("anna-2", Applicant())
+        identity = await joined(service, role, applicant, name)
+        async with calling(served, identity) as client:
+            request = enrolment_pb2.RenewRequest(request_pem=request_certificate(new_key()))
+            with pytest.raises(grpc.aio.AioRpcError, match="another key than .*enrol again for a new key") as refused:
+                await enrolment_pb2_grpc.EnrolmentServiceStub(client.channel).Renew(request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        listed = service.ListCertificates(identity_pb2.ListCertificatesRequest())
+        own = [each async for answer in listed for each in answer.certificates if each.name == name]
+        assert [each.serial for each in own] == [identity.certificate.serial]
+        assert (await renewed(served, identity)).peer.name == name
+
+
 async def test_a_revoked_owner_renews_nothing(config: CoordinatorSettings, tmp_path: Path) -> None:
     async with administered(config, tmp_path / "authority") as (served, service, _):
         device = await joined(service, Role.DEVICE, ORIN_3)

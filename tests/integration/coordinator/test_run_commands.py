@@ -44,6 +44,19 @@ async def test_a_run_is_listed_with_what_it_has_cost(config: CoordinatorSettings
         assert float(row["training_j"]) == pytest.approx(sum(JOULES.values()))
 
 
+async def test_a_run_that_somebody_stopped_has_not_failed(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        for run_id, error in (("halted", "stopped by Flower's SuperLink, as after `flwr stop`"), ("broken", "no luck")):
+            await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3))
+            await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_id, error=error))
+        states = {each["run_id"]: each["state"] for each in (await asked(shell, "runs"))["runs"]}
+        assert states == {"halted": "stopped", "broken": "failed"}
+        lines = (await shell("runs", columns=120)).stdout.splitlines()
+        assert [line.split()[:2] for line in lines[1:3]] == [["halted", "stopped"], ["broken", "failed"]]
+        assert "run halted: stopped by Flower's SuperLink, as after `flwr stop`" in lines
+        assert "3 rounds requested, stopped" in (await shell("rounds", "--run", "halted", columns=160)).stdout
+
+
 async def test_a_round_says_who_trained_why_and_what_failed(config: CoordinatorSettings) -> None:
     async with served_with_shell(config) as (client, shell):
         orin, nano = await client.two_ready()

@@ -1,12 +1,15 @@
-"""SIGTERM ends the coordinator within its time limit, whichever part hangs."""
+"""A signal ends the coordinator within its time limit, whichever part hangs."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.polling import until
@@ -99,3 +102,21 @@ def test_sigterm_ends_a_coordinator_whose_log_nobody_reads(tmp_path: Path) -> No
     finally:
         status = coordinator.stop()
     assert status == 1
+
+
+async def test_a_closed_terminal_ends_it_and_a_signal_that_was_ignored_does_not(tmp_path: Path) -> None:
+    in_the_background = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    coordinator = CoordinatorProcess(
+        tmp_path, tmp_path / "coordinator.db", "--site-budget-w", "60", wrapper=in_the_background
+    )
+    await coordinator.start()
+    try:
+        coordinator.send(signal.SIGINT)
+        async with grpc.aio.insecure_channel(coordinator.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for _ in range(2):  # the first may be answered before the signal arrives
+                await health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert coordinator.serves
+    finally:
+        status = coordinator.stop(signal.SIGHUP)
+    assert status == 0, coordinator.log.read_text()

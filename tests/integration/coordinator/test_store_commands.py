@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.store import checksums
-from coordinator.store.backups import restore_file
+from coordinator.store.restoring import Restoration
 from coordinator.store.store import Store
 from tests.fakes.full_store import everything_in, fill, served_by
 from tests.fakes.records_to_store import BLANK
@@ -133,9 +133,9 @@ class Killed(BaseException):
     """Represents SIGKILL."""
 
 
-def killed_before(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
-    """Make the process die after `step` changes of the folder; returns the names of these changes."""
-    made: list[str] = []
+def killed_before(monkeypatch: pytest.MonkeyPatch, step: int) -> list[tuple[str, str]]:
+    """Make the process die after `step` changes of the folder; returns the names of these changes and their targets."""
+    made: list[tuple[str, str]] = []
 
     def dying(name: str) -> None:
         change = getattr(os, name)
@@ -143,7 +143,7 @@ def killed_before(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
         def changed(*arguments: Any, **options: Any) -> Any:
             if len(made) == step:
                 raise Killed
-            made.append(name)
+            made.append((name, str(arguments[-1])))
             return change(*arguments, **options)
 
         monkeypatch.setattr(os, name, changed)
@@ -151,6 +151,11 @@ def killed_before(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
     for name in ("link", "replace", "unlink"):
         dying(name)
     return made
+
+
+def restore(backup: Path, path: Path) -> None:
+    with Restoration(backup, path) as restoration:
+        restoration.put_in_place()
 
 
 @pytest.mark.parametrize("step", range(12))
@@ -171,10 +176,10 @@ def test_a_restore_that_is_killed_leaves_the_old_or_the_new_store(
     with monkeypatch.context() as patched:
         made = killed_before(patched, step)
         with suppress(Killed):
-            restore_file(backup, folder / path.name)
-    expected = new if len(made) < step or made.count("replace") == 2 else old
-    assert everything_in(folder / path.name) == expected
-    restore_file(backup, folder / path.name)
+            restore(backup, folder / path.name)
+    is_restored = ("replace", str(folder / path.name)) in made
+    assert everything_in(folder / path.name) == (new if is_restored else old)
+    restore(backup, folder / path.name)
     assert everything_in(folder / path.name) == new
 
 

@@ -220,3 +220,23 @@ def test_compose_reads_it(version: str, overrides: list[str]) -> None:
     chosen = [word for file in ["docker-compose.yml", *overrides] for word in ("-f", str(DEPLOY / file))]
     read = subprocess.run([*command, *chosen, "config", "--quiet"], capture_output=True, text=True)
     assert (read.returncode, read.stdout, read.stderr) == (0, "", "")
+
+
+def test_running_the_rounds_alone_starts_the_whole_fleet(services: dict[str, Service]) -> None:
+    """As `docker compose run flower-run` in deploy/README.md."""
+    started, begun = set(), ["flower-run"]
+    while begun:
+        name = begun.pop()
+        started.add(name)
+        begun += set(services[name].get("depends_on", ())) - started
+    assert set(services) - started == {"prometheus", "grafana"}
+
+
+def test_no_documented_command_stops_the_fleet_when_a_one_shot_service_has_ended(services: dict[str, Service]) -> None:
+    ends_first = {name for name, service in services.items() if service.get("restart") == "no"} - {"flower-run"}
+    assert ends_first == {"authority", "invites"}
+    blocks = re.findall(r"^```\w*\n(.*?)^```", (DEPLOY / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    commands_in_blocks = [line for block in blocks for line in block.splitlines() if "compose" in line]
+    assert any("run --rm -T flower-run" in line for line in commands_in_blocks)
+    for line in commands_in_blocks:
+        assert not re.search(r"--exit-code-from|--abort-on-container-exit", line), line

@@ -18,7 +18,7 @@ from coordinator.identity.first_operator import folder_of, make_operator
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import certified
 from tests.fakes.served import serving
-from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
+from wattfleet_identity.endpoint import Endpoint, require_identity
 from wattfleet_io.clock import utc_now
 
 IMAGE = Path(__file__).parents[3] / "deploy" / "image"
@@ -28,7 +28,7 @@ MACHINES = [("device", "orin-0"), ("superlink", "superlink")]
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
     folder = tmp_path / "authority"
-    make_operator(AuthorityFolder.create(folder, ["127.0.0.1"], utc_now()), DEFAULT_ADDRESS, utc_now())
+    make_operator(AuthorityFolder.create(folder, ["127.0.0.1"], utc_now()), utc_now())
     return folder
 
 

@@ -183,6 +183,31 @@ def test_the_rounds_wait_for_the_whole_fleet() -> None:
         await_ready(RecordedView(fleets=[fleet(READY, PROFILING)]), 2, 0.0, 0.0)  # type: ignore[arg-type]
 
 
+def test_a_wait_says_for_whom_and_ends_without_them(
+    script: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = script["await_devices"].__globals__
+    monkeypatch.setitem(names, "POLL_S", 0.0)
+    offline = view_pb2.DeviceView(device_id="orin-nx-1", state=session_pb2.DEVICE_STATE_OFFLINE)
+    ready = view_pb2.DeviceView(device_id="orin-nx-0", state=READY)
+    waits = "ready; waiting up to 0 s for the others"
+    script["await_devices"](RecordedView(fleets=[[], [ready], [ready], [ready, offline]]), 3, 0.05)
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        f"0 of 3 devices are {waits}: 3 not enrolled",
+        f"1 of 3 devices are {waits}: 2 not enrolled",
+        f"1 of 3 devices are {waits}: orin-nx-1 offline, 1 not enrolled",
+        "not all of 3 devices were ready within 0.05 s: orin-nx-1 offline, 1 not enrolled. The run starts with 1 of"
+        " them; the others join when they are ready",
+    ]
+    monkeypatch.setitem(names, "REPEATED_AFTER_S", 0.0)
+    script["await_devices"](RecordedView(fleets=[[ready, offline], [ready, offline], [ready, ready]]), 2, 60.0)
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 3 and told[0] == told[1].replace("59 s", "60 s") and told[2] == "all 2 devices are ready"
+    with pytest.raises(NotInTimeError, match="orin-nx-1 offline"):
+        script["await_devices"](RecordedView(fleets=[[offline]]), 1, 0.0)
+
+
 def test_a_run_that_does_not_end_is_given_up() -> None:
     with pytest.raises(NotInTimeError, match="the Flower run did not end within 0 s"):
         await_run(RecordedView([run()]), "7", answers(), 0.0, 0.0)  # type: ignore[arg-type]

@@ -89,9 +89,7 @@ def viewer(fleet: CertifiedFleet, tmp_path: Path) -> Path:
     return tmp_path / "viewer"
 
 
-def test_an_agent(
-    fleet: CertifiedFleet, viewer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_to_stop: None
-) -> None:
+def test_an_agent(fleet: CertifiedFleet, viewer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
     write_identity(tmp_path / "state" / "identity", fleet.identity(Role.DEVICE, "orin-nano-0", board="orin-nano"))
     with (

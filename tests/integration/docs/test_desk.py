@@ -41,7 +41,6 @@ class Desk:
         self._lines: dict[str, str] = {}
         self._started: list[Path] = []
         coordinator, enrolment, metrics, page, superlink, *supernodes = free_ports(7)
-        self._coordinator = f"localhost:{coordinator}"
         self._environment = {
             **OFFLINE,
             "HOME": str(folder),
@@ -67,8 +66,7 @@ class Desk:
             return self._start(command)
         done = subprocess.run(
             ["bash", "-ec", command],
-            # The default port may be in use.
-            env={**self._variables(), "WATTFLEET_COORDINATOR": self._coordinator},
+            env=self._variables(),
             cwd=self._folder,
             input=self._pasted(command),
             capture_output=True,

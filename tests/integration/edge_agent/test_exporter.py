@@ -31,7 +31,7 @@ WITHIN_S = 20.0
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, quick_to_stop: None) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
     monkeypatch.setattr("edge_agent.runtime.board_sampler.INTERVAL_S", 0.02)
 
@@ -73,7 +73,10 @@ def scraped(url: str) -> dict[str, float]:
 
 @pytest.fixture
 def https(fleet: CertifiedFleet, tmp_path: Path) -> Callable[[str, Identity | None], tuple[str, str]]:
-    """Read a URL with an identity, as Prometheus does; returns the text and the server certificate's serial number."""
+    """Read a URL with an identity, as Prometheus does; returns the text and the server certificate's serial number.
+
+    A refusal raises an error.
+    """
 
     def read(url: str, identity: Identity | None) -> tuple[str, str]:
         context = fleet.https_context(identity, tmp_path / "caller")
@@ -84,6 +87,8 @@ def https(fleet: CertifiedFleet, tmp_path: Path) -> Callable[[str, Identity | No
                 connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
                 response = http.client.HTTPResponse(connection)
                 response.begin()
+                if response.status != 200:
+                    raise http.client.HTTPException(response.read())
                 assert certificate is not None
                 return response.read().decode(), str(certificate["serialNumber"]).lower()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,19 @@ def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level(logging.INFO)
     yield WarningLog(caplog)
+
+
+@pytest.fixture
+def restored_seams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the names in Flower's SuperNode that `wattfleet-supernode` replaces."""
+    for module, names in (
+        ("flwr.supernode.start_client_internal", ("http_request_response", "time", "subprocess")),
+        ("flwr.supernode.cli.flower_supernode", ("start_client_internal",)),
+        ("flwr.supernode.fleet_http_connection", ("FleetHttpClient",)),
+    ):
+        for name in names:
+            found = importlib.import_module(module)
+            monkeypatch.setattr(found, name, getattr(found, name))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import (
@@ -17,7 +17,7 @@ from tests.fakes.flower_in_process import (
     trained,
 )
 from tests.fakes.power_aware_runs import ARRAYS, KNOWN, B, WarningLog, fleet, run
-from wattfleet_flower import PowerAware
+from wattfleet_flower import FedBuff, PlanningError, PowerAware
 from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2
 
@@ -119,13 +119,40 @@ def test_a_run_ends_even_if_the_coordinators_disk_stays_full(warnings: WarningLo
     assert warnings.about("no complete record of this run: 2 reports could not be sent")
 
 
-def test_a_coordinator_with_a_new_store_is_sent_the_run_again() -> None:
+@pytest.mark.parametrize("strategy", [FedAvg(fraction_evaluate=0.0), FedBuff(buffer_size=2)])
+def test_a_run_that_the_coordinator_does_not_know_any_more_ends_with_the_reason(strategy: Any) -> None:
     grid = GridOfNodes(fleet())
-    unknown = StatusError(grpc.StatusCode.NOT_FOUND, "run '7' never started")
-    planner = PlannerStub(refusals=[unknown])
-    run(grid, planner)
-    assert len(planner.asked("StartRun")) == 2
-    assert len(grid.trainings()) == 4
+    planner = PlannerStub(refusals=[StatusError(grpc.StatusCode.NOT_FOUND, "unknown run '7': it never started")])
+    with pytest.raises(PlanningError, match=r"does not know run 7\S* any more.*Start the run again"):
+        run(grid, planner, strategy=strategy)
+    assert len(planner.asked("StartRun")) == 1, "it is not started anew: devices may hold grants of its plans"
+    assert "does not know run 7" in planner.asked("FinishRun")[-1].error
+    assert grid.trainings() == []
+
+
+def test_nodes_that_a_restored_coordinator_does_not_know_are_bound_again() -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub()
+
+    def restored(number: int, arrays: ArrayRecord) -> MetricRecord:
+        if number == 1:
+            planner.nodes.clear()
+        return MetricRecord({"accuracy": 0.1})
+
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock)
+    strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=restored)
+    assert planner.nodes == KNOWN
+    assert len(grid.trainings()) == 2 * len(KNOWN)
+    assert len(grid.identifications()) == len(KNOWN), "each node is asked once"
+
+
+def test_an_app_that_configures_rounds_after_its_run_starts_it_again() -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub()
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock)
+    strategy.start(grid, ARRAYS, num_rounds=1)
+    assert list(strategy.configure_train(2, ARRAYS, ConfigRecord(), grid))
+    assert [method for method, _ in planner.calls if method != "ResolveNodes"][-3:] == [
+        *("FinishRun", "StartRun", "PlanRound")
+    ]
 
 
 def served(planner: PlannerStub, port: int = 0) -> tuple[grpc.Server, int]:

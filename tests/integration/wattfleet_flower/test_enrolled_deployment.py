@@ -1,4 +1,7 @@
-"""A SuperLink and a SuperNode over TLS with node authentication, set up by pasting one line."""
+"""A board with an agent, a SuperLink and a SuperNode over TLS with node authentication, set up by pasting one line.
+
+The agent and the SuperLink are killed on the way. `tests/faults/test_processes.py` kills every process at every stage.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -14,14 +17,17 @@ import pytest
 from flwr.proto.control_pb2 import ListNodesRequest
 
 from tests.fakes.certified import CertifiedFleet
+from tests.fakes.real_fleet import AppRun
+from wattfleet_identity.endpoint import Endpoint
 from wattfleet_identity.identity_folder import read_identity
 from wattfleet_identity.supernode_folder import SuperNodeKey
+from wattfleet_simulation.coordinator_view import CoordinatorView
 from wattfleet_simulation.flower import OFFLINE, free_ports
 from wattfleet_simulation.processes import Part, Parts, environment, program
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
-APP = Path(__file__).parents[3] / "benchmarks" / "round_overhead" / "app"
+APP = Path(__file__).parents[2] / "faults" / "boards_app"
 HOST = "127.0.0.1"
 _WITHIN_S = 200.0
 
@@ -43,6 +49,7 @@ class Deployment:
     coordinator: str
     superlink: str
     log: Path
+    processes: dict[str, Part] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -79,6 +86,29 @@ class Deployment:
         self.done("wattfleet", "agent", "join", *words, line=self.invite("--device", device_id))
         return state / "supernode"
 
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again after it has ended."""
+        command = ["--identity", str(self.folder / "superlink"), "--check-s", "0.5", "--host", HOST]
+        port = self.superlink.partition(":")[2]
+        command += ["--port", port, "--disable-runtime-dependency-installation"]
+        self.processes["superlink"] = self.parts.start(
+            "superlink", [program("wattfleet-superlink"), *command], self.environment
+        )
+
+    def start_agent(self, device_id: str) -> None:
+        """Start a board's agent, or start it again after it has ended."""
+        options = ["--device", "simulated:orin-nano", "--device-id", device_id, "--coordinator", self.coordinator]
+        options += ["--state-dir", str(self.folder / device_id), "--socket", str(self.folder / f"{device_id}.sock")]
+        self.processes["agent"] = self.parts.start(
+            "agent", [program("wattfleet"), "agent", "run", *options], self.environment
+        )
+        until("the agent listens", lambda: (self.folder / f"{device_id}.sock").exists())
+
+    def kill(self, name: str) -> None:
+        process = self.processes[name].process
+        process.kill()
+        process.wait()
+
     def start_supernode(self, name: str, *options: str, program_name: str = "wattfleet-supernode") -> Part:
         [port] = free_ports(1)
         command = [program(program_name), "--host", HOST, "--port", str(port), *options]
@@ -109,30 +139,47 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         made.done(
             "wattfleet", "join", "--identity", str(identity), line=made.invite("--role", "superlink", "--name", "s")
         )
-        command = ["wattfleet-superlink", "--identity", str(identity), "--check-s", "0.5"]
-        options = ["--host", HOST, "--port", str(superlink_port), "--disable-runtime-dependency-installation"]
-        parts.start("superlink", [program(command[0]), *command[1:], *options], made.environment)
+        made.start_superlink()
         yield made
 
 
 def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment) -> None:
     supernode_folder = deployment.enrol("nano-1")
-    # No further options: address, authorities, key and device id come from the enrolment.
+    deployment.start_agent("nano-1")
+    # No further options: address, authorities, key, device id and socket come from the enrolment.
     supernode = deployment.start_supernode("supernode", "--enrolled", str(supernode_folder))
     until("the board is registered", lambda: "SuperNode of nano-1 is registered" in deployment.log.read_text())
     operator = str(deployment.folder / "wattfleet-identity" / "operator")
     connect = ("wattfleet", "flower", "connect", "--identity", operator, "--coordinator", deployment.coordinator)
     deployment.done(*connect)
     until("the SuperNode is connected", lambda: "SuperNode ID: " in supernode.log.read_text())
-    [node] = [each for each, status in deployment.nodes().items() if status == "online"]
 
-    # A round of the user's app runs.
-    result = deployment.folder / "rounds.jsonl"
-    config = {"rounds": 2, "devices": 1, "waiting": "wattfleet", "result": str(result)}
+    # The user's app trains. When the agent is killed, the run waits for the board, and goes on when the agent is back.
+    notes = deployment.folder / "notes.jsonl"
+    config = {"rounds": 100, "devices": 1, "train-s": 1.0, "notes": str(notes)}
     options = [word for key, value in config.items() for word in ("-c", f"{key}={json.dumps(value)}")]
-    deployment.done("flwr", "run", str(APP), "wattfleet", "--format", "json", *options)
-    until("two rounds run", lambda: result.exists() and len(result.read_text().splitlines()) == 2)
-    assert [len(json.loads(line)["nodes"]) for line in result.read_text().splitlines()] == [1, 1]
+    started = json.loads(deployment.done("flwr", "run", str(APP), "wattfleet", "--format", "json", *options))
+    with CoordinatorView(Endpoint.of(deployment.coordinator, Path(operator))) as view:
+        run = AppRun(str(started["run-id"]), notes, view)
+        until("the board trains", lambda: run.notes("trains"))
+        deployment.kill("agent")
+        until("the board is asked again, twice", lambda: len(run.notes("asked")) >= 3 or run.has_ended())
+        assert not run.has_ended(), run.seen().run.error
+        before = len(run.notes("closed", replies=1))
+        deployment.start_agent("nano-1")
+        until("a further round has ended", lambda: len(run.notes("closed", replies=1)) > before)
+
+        # The user stops it.
+        deployment.done("flwr", "stop", run.run_id, "wattfleet")
+        until("the run has ended", run.has_ended)
+        assert run.seen().run.error == "stopped by Flower's SuperLink, as after `flwr stop`"
+
+    # A SuperLink that was killed and started again knows no SuperNode. The SuperNode returns by itself.
+    deployment.kill("superlink")
+    deployment.start_superlink()
+    until("the SuperNode is back", lambda: "has accepted this SuperNode again" in supernode.log.read_text())
+    assert "revoked" not in supernode.log.read_text()
+    [node] = [each for each, status in deployment.nodes().items() if status == "online"]
 
     # Revoking the board's certificate unregisters its SuperNode, which ends.
     deployment.done("wattfleet", "coordinator", "revoke", "nano-1", "--coordinator", deployment.coordinator)

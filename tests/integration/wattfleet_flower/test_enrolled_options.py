@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("flwr.supernode.fleet_http_connection")
 
 from flwr.common.config import parse_config_args
-from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode import fleet_http_connection
 
 from tests.fakes.certified import CertifiedFleet
 from wattfleet_flower.supernode import command
-from wattfleet_flower.supernode.fleet_client import EnrolledClient
+from wattfleet_flower.supernode.fleet_client import EnrolledClient, SteadyClient
 from wattfleet_identity.identity_folder import Identity
 from wattfleet_identity.peers import Role
 from wattfleet_identity.supernode_folder import SuperNodeKey, update_supernode, write_supernode
@@ -24,13 +24,10 @@ pytestmark = pytest.mark.skipif(not flwr.__version__.startswith("1.41."), reason
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def started(monkeypatch: pytest.MonkeyPatch, restored_seams: None) -> list[list[str]]:
     """The options of each start of Flower's SuperNode, which is replaced by a fake."""
     starts: list[list[str]] = []
     monkeypatch.setattr(command, "flower_supernode", lambda: starts.append(sys.argv[1:]))
-    for name in ("http_request_response", "time", "subprocess"):
-        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
-    monkeypatch.setattr(fleet_http_connection, "FleetHttpClient", fleet_http_connection.FleetHttpClient)
     monkeypatch.delenv("WATTFLEET_SUPERNODE", raising=False)
     return starts
 
@@ -70,7 +67,6 @@ def test_everything_follows_from_the_enrolment(
 
 def test_options_by_hand_win(started: list[list[str]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATTFLEET_SUPERNODE", str(folder))
-    before = fleet_http_connection.FleetHttpClient
     by_hand = ["--superlink=10.0.0.5:8000", "--root-certificates", "ca.pem", "--auth-supernode-private-key", "own"]
     run(monkeypatch, *by_hand, "--node-config", "device-id='other' partition-id=3 fast=true")
     [options] = started
@@ -78,7 +74,8 @@ def test_options_by_hand_win(started: list[list[str]], folder: Path, monkeypatch
     assert [options.count(each) for each in by_hand] == [1] * len(by_hand) and "--superlink" not in options
     config = parse_config_args([value(options, "--node-config")])
     assert config == {"device-id": "other", "partition-id": 3, "fast": True, "agent-socket": "/run/orin-3.sock"}
-    assert fleet_http_connection.FleetHttpClient is before
+    connection = fleet_http_connection.FleetHttpClient.from_server_address("10.0.0.5:8000", False, None, [])
+    assert type(connection) is SteadyClient
 
 
 def test_insecure_leaves_the_enrolment_aside(

@@ -21,7 +21,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_flower.superlink.control_access import ControlAccess
 from wattfleet_flower.superlink.enrolment_list import StoredList
 from wattfleet_flower.superlink.keeper import Keeper
-from wattfleet_flower.superlink.node_registry import NodeRegistry
+from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
 from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate
 from wattfleet_flower.superlink.tls_files import WatchedFiles
 from wattfleet_identity.certificates import matches
@@ -140,6 +140,27 @@ async def test_a_start_without_the_coordinator_knows_the_revocations_of_before(
     stored.write_text("{}")
     await asyncio.to_thread(SuperLink(served.bound.address, fleet, tmp_path / "superlink").keeper.restore)
     assert "enrolled.json is damaged: delete it" in caplog.text
+
+
+async def test_a_board_counts_as_not_enrolled_only_once_the_coordinator_has_said_so(
+    settings: CoordinatorSettings, fleet: CertifiedFleet, tmp_path: Path
+) -> None:
+    mine, other = SuperNodeKey.create(), SuperNodeKey.create()
+    async with serving(settings) as served, calling(served, fleet.identity(Role.OPERATOR)) as operator:
+        superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        await joined(service, Role.DEVICE, Applicant("nano-1", "orin-nano", "6f0c"), "nano-1", mine.public)
+        mine_pem, other_pem = (flower_key(each.public.decode()) for each in (mine, other))
+        assert not superlink.keeper.is_not_enrolled(other_pem)
+        await asyncio.to_thread(superlink.keeper.check)
+        assert superlink.keeper.is_not_enrolled(other_pem) and not superlink.keeper.is_not_enrolled(mine_pem)
+        await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="nano-1"))
+        await asyncio.to_thread(superlink.keeper.check)
+        assert superlink.keeper.is_not_enrolled(mine_pem)
+    # A SuperLink that starts while the coordinator is away has an older list, which may lack new boards.
+    second = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
+    await asyncio.to_thread(second.keeper.restore)
+    assert not second.keeper.is_not_enrolled(mine_pem)
 
 
 async def test_a_list_that_still_holds_is_not_old(

@@ -32,11 +32,9 @@ class Flower:
 
 
 @pytest.fixture
-def flower(monkeypatch: pytest.MonkeyPatch) -> Flower:
+def flower(monkeypatch: pytest.MonkeyPatch, restored_seams: None) -> Flower:
     flower = Flower()
     monkeypatch.setattr(command, "flower_supernode", flower)
-    for name in SEAMS:
-        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     return flower
 
 

@@ -27,6 +27,7 @@ class Running:
     """A SuperLink with one SuperNode that runs rounds."""
 
     deployment: FlowerDeployment
+    superlink: Part
     supernode: Part
     result: Path
     run_id: str = ""
@@ -54,10 +55,13 @@ def _command(process: psutil.Process) -> list[str]:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     with Parts(tmp_path / "logs") as parts:
-        deployment = FlowerDeployment(parts, tmp_path / "home", [Node("a", 0, tmp_path / "none.sock")])
-        [supernode] = deployment.start()
+        node = Node("a", 0, tmp_path / "none.sock")
+        deployment = FlowerDeployment(parts, tmp_path / "home", [node])
+        superlink = deployment.start_superlink()
+        deployment.connect()
+        supernode = deployment.start_supernode(node)
         result = tmp_path / "rounds.jsonl"
-        running = Running(deployment, supernode, result)
+        running = Running(deployment, superlink, supernode, result)
         until(lambda: len(running.fork_servers()) == 1)
         config = {"rounds": 8, "devices": 1, "waiting": "wattfleet", "result": str(result)}
         running.run_id = deployment.submit(APP, config)
@@ -74,6 +78,20 @@ def test_rounds_go_on_when_the_fork_server_is_killed(running: Running) -> None:
     assert all(len(each["nodes"]) == 1 for each in running.rounds()), "no message was lost"
     warnings = [line for line in running.supernode.log.read_text().splitlines() if RUNTIME in line]
     assert len(warnings) == 1 and "the fork server has ended" in warnings[0]
+
+
+# The short form, of an enrolled device, is in `test_enrolled_deployment.py`.
+@pytest.mark.slow
+def test_a_plain_supernode_returns_to_a_superlink_that_was_restarted(running: Running) -> None:
+    until(lambda: len(running.rounds()) >= 2)
+    running.superlink.process.kill()
+    running.superlink.process.wait()
+    running.deployment.start_superlink()
+    until(lambda: "has accepted this SuperNode again" in running.supernode.log.read_text(), within_s=120.0)
+    before = len(running.rounds())
+    config = {"rounds": 2, "devices": 1, "waiting": "wattfleet", "result": str(running.result)}
+    running.deployment.submit(APP, config)
+    until(lambda: len(running.rounds()) == before + 2, within_s=120.0)
 
 
 def test_nothing_is_left_when_the_supernode_is_terminated(running: Running) -> None:

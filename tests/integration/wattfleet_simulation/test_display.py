@@ -6,10 +6,11 @@ import io
 import re
 
 from rich.console import Console
+from rich.live import Live
 
 from tests.fakes.compared_ways import COMPARISON
-from wattfleet_proto.v1 import session_pb2, view_pb2
-from wattfleet_simulation.display import LineDisplay, closing_line, closing_tables
+from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
+from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables
 from wattfleet_simulation.run import Snapshot
 
 
@@ -28,6 +29,27 @@ def ready(**more: float) -> view_pb2.DeviceView:
 def test_idle_watts_are_shown_once_they_are_known() -> None:
     assert "orin-nx-0: ready, 5,824 modes\n" in shown(ready())
     assert "orin-nx-0: ready, 5,824 modes, 4.8 W idle\n" in shown(ready(idle_w=4.81))
+
+
+def test_without_a_terminal_lines_state_how_far_the_run_is_and_how_long_it_takes() -> None:
+    plan = planning_pb2.PlanRoundResponse(planned_w=31.0, site_budget_w=60.0, duration_s=20.0)
+    rounds = [view_pb2.RoundView(round=1, plan=plan, wall_s=25.0, metrics={"accuracy": 0.5})]
+    out = io.StringIO()
+    display = LineDisplay(Console(file=out, width=200))
+    display.show(Snapshot("training in run 1 of 2", 1, [], rounds, "", {}, 100.0, 3, 170.0))
+    assert out.getvalue().splitlines() == [
+        "[ 100.0 s] training in run 1 of 2; about 3 min left",
+        "[ 100.0 s] round 1 of 3: 31.0 of 60 W planned, 20 s",
+        "[ 100.0 s] round 1 of 3 done: 31.0 of 60 W planned, 20 s, accuracy 50.0%; about 3 min left",
+    ]
+
+
+def test_on_a_terminal_the_first_line_states_how_long_the_run_takes() -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    with Live(console=console, auto_refresh=False) as live:
+        LiveDisplay(live).show(Snapshot("training in run 1 of 2", 1, [], [], "", {}, 100.0, 3, 170.0))
+        live.refresh()
+    assert "training in run 1 of 2  100 s; about 3 min left" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:

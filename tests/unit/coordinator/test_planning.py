@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from coordinator.errors import NoDevicesError
+from coordinator.errors import NoDevicesError, RunEndedError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders
@@ -102,6 +102,22 @@ async def test_of_what_went_wrong_the_beginning_is_kept() -> None:
         await service.ReportMetrics(
             planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics=metrics), PlaintextContext()
         )
+    await writer.close()
+
+
+async def test_a_run_that_has_ended_gets_no_plans_and_keeps_its_reason() -> None:
+    fleet, writer = small_fleet(), Writer(RecordingStore())
+    service = service_of(fleet, writer)
+    fleet.flower.finish_run(RUN, "ended by the operator")
+    plan = planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=[ORIN_NODE], epochs=1.0)
+    with pytest.raises(RunEndedError, match=f"run '{RUN}' has ended, start another run: ended by the operator"):
+        await service.PlanRound(plan, PlaintextContext())
+    with pytest.raises(RunEndedError):
+        await service.PredictNodes(planning_pb2.PredictNodesRequest(run_id=RUN), PlaintextContext())
+    await service.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="RefusedError"), PlaintextContext())
+    assert fleet.flower.runs[RUN].error == "ended by the operator"
+    await service.StartRun(planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg"), PlaintextContext())
+    assert (await service.PlanRound(plan, PlaintextContext())).assignments
     await writer.close()
 
 

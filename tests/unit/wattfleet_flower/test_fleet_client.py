@@ -1,8 +1,8 @@
-"""An enrolled SuperNode that the SuperLink does not accept."""
+"""The connection of an enrolled SuperNode: it trusts the fleet's authorities only, and explains wrong certificates."""
 
 from __future__ import annotations
 
-import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -14,59 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
-from flwr.supercore.error import ApiErrorCode
+from flwr.proto.fleet_pb2 import ActivateNodeResponse
 
 from tests.fakes.certified import CertifiedFleet
-from wattfleet_flower.supernode.fleet_client import ACCEPTED_WITHIN_S, EnrolledClient
+from tests.fakes.fleet_api import ACTIVATE, client_of
+from wattfleet_flower.supernode.fleet_client import EnrolledClient, SteadyClient
 from wattfleet_identity.certificates import new_key, request_certificate
-from wattfleet_io.clock import VirtualClock, utc_now
-
-
-def client_of(fleet: CertifiedFleet, address: str = "localhost:1", clock: VirtualClock | None = None) -> EnrolledClient:
-    return EnrolledClient(address, fleet.authority.folder / "trusted.pem", clock=clock or VirtualClock())
-
-
-class SuperLink(httpx.BaseTransport):
-    """A SuperLink that does not know the key for the first `unknown` requests."""
-
-    def __init__(self, unknown: int, code: int = ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED) -> None:
-        self.unknown = unknown
-        self.code = code
-        self.requests = 0
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.requests += 1
-        if self.requests <= self.unknown:
-            return httpx.Response(409, text=json.dumps({"code": self.code, "detail": "refused"}))
-        return httpx.Response(200, content=ActivateNodeResponse(node_id=7).SerializeToString())
-
-
-def activated(client: EnrolledClient, superlink: SuperLink) -> int:
-    client._client = httpx.Client(transport=superlink)  # noqa: SLF001 - Flower's class has no seam for it
-    return int(client.ActivateNode(ActivateNodeRequest(public_key=b"key", heartbeat_interval=30)).node_id)
-
-
-def test_a_board_that_is_not_known_yet_asks_again(fleet: CertifiedFleet) -> None:
-    clock = VirtualClock()
-    with client_of(fleet, clock=clock) as client:
-        assert activated(client, SuperLink(3)) == 7
-    assert 0 < clock.now_s() < ACCEPTED_WITHIN_S / 2
-
-
-def test_a_revoked_board_gives_up_and_says_what_to_do(fleet: CertifiedFleet, caplog: pytest.LogCaptureFixture) -> None:
-    clock = VirtualClock()
-    with client_of(fleet, clock=clock) as client, pytest.raises(httpx.HTTPStatusError):
-        activated(client, SuperLink(1000))
-    assert ACCEPTED_WITHIN_S / 2 < clock.now_s() <= ACCEPTED_WITHIN_S
-    assert "enrol it again with `wattfleet agent join`" in caplog.text
-
-
-def test_other_errors_are_not_waited_for(fleet: CertifiedFleet) -> None:
-    clock, superlink = VirtualClock(), SuperLink(1000, ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
-    with client_of(fleet, clock=clock) as client, pytest.raises(httpx.HTTPStatusError):
-        activated(client, superlink)
-    assert superlink.requests == 1 and clock.now_s() == 0
+from wattfleet_io.clock import utc_now
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -111,9 +65,6 @@ def superlink_certificate(fleet: CertifiedFleet, key_pem: bytes) -> bytes:
     )
 
 
-REQUEST = ActivateNodeRequest(public_key=b"key", heartbeat_interval=30)
-
-
 @pytest.mark.parametrize(
     ("case", "why"),
     [
@@ -133,10 +84,35 @@ def test_a_superlink_with_a_wrong_certificate_is_explained(
     pem = shown.authority.authority.issue_superlink(request_certificate(key_pem), hosts, timedelta(days=1), since)
     with tls_server(tmp_path, pem, key_pem) as address, client_of(fleet, address) as client:
         with pytest.raises(httpx.ConnectError) as refused:
-            client.ActivateNode(ActivateNodeRequest(public_key=b"key", heartbeat_interval=30))
+            client.ActivateNode(ACTIVATE)
     # Flower gives up permanently if the text contains one of these words.
     assert not {"certificate", "ssl", "tls"} & set(str(refused.value).lower().split())
     assert why in caplog.text
+
+
+def test_a_handshake_that_a_superlink_breaks_off_is_tried_again(
+    fleet: CertifiedFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def stop() -> None:
+            connection, _ = server.accept()
+            connection.recv(1)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(100_000)
+            connection.close()
+
+        for client in (
+            client_of(fleet, f"127.0.0.1:{server.getsockname()[1]}"),
+            SteadyClient(f"https://127.0.0.1:{server.getsockname()[1]}"),
+        ):
+            thread = threading.Thread(target=stop)
+            thread.start()
+            with client, pytest.raises(httpx.ConnectError, match="was not accepted"):
+                client.ActivateNode(ACTIVATE)
+            thread.join()
+    assert caplog.text.count("has ended a connection before it was protected") == 2
+    assert "does not speak TLS" not in caplog.text
 
 
 def test_a_replaced_authority_is_trusted_without_a_restart(fleet: CertifiedFleet, tmp_path: Path) -> None:
@@ -148,9 +124,9 @@ def test_a_replaced_authority_is_trusted_without_a_restart(fleet: CertifiedFleet
         EnrolledClient(address, trusted) as client,
     ):
         with pytest.raises(httpx.ConnectError):
-            client.ActivateNode(REQUEST)
+            client.ActivateNode(ACTIVATE)
         trusted.write_bytes(fleet.authority.trusted_pem + new.authority.trusted_pem)
-        assert client.ActivateNode(REQUEST).node_id == 7
+        assert client.ActivateNode(ACTIVATE).node_id == 7
 
 
 def test_a_removed_authority_is_not_trusted_any_more(fleet: CertifiedFleet, tmp_path: Path) -> None:
@@ -161,11 +137,11 @@ def test_a_removed_authority_is_not_trusted_any_more(fleet: CertifiedFleet, tmp_
         tls_server(tmp_path, superlink_certificate(fleet, key_pem), key_pem) as address,
         EnrolledClient(address, trusted) as client,
     ):
-        assert client.ActivateNode(REQUEST).node_id == 7
+        assert client.ActivateNode(ACTIVATE).node_id == 7
         trusted.write_bytes(new.authority.trusted_pem)
         # This also holds for the connection that is already open.
         with pytest.raises(httpx.ConnectError, match="was not accepted"):
-            client.ActivateNode(REQUEST)
+            client.ActivateNode(ACTIVATE)
         trusted.write_bytes(b"damaged")
         with pytest.raises(httpx.ConnectError, match="was not accepted"):
-            client.ActivateNode(REQUEST)
+            client.ActivateNode(ACTIVATE)

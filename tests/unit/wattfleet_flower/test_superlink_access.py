@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_FLWR_AID
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.error import FlowerError
 
 from tests.fakes.certified import CertifiedFleet
+from wattfleet_flower.enrolment_header import HEADER, NOT_ENROLLED
 from wattfleet_flower.superlink.command import serving_config
-from wattfleet_flower.superlink.control_access import ControlAccess, LocalRuntime
+from wattfleet_flower.superlink.control_access import ControlAccess, ExplainedRefusals, LocalRuntime
 from wattfleet_identity.peers import Role
 from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
 from wattfleet_io.clock import utc_now
@@ -69,14 +72,19 @@ def test_flwr_login_names_the_way_in(access: ControlAccess) -> None:
 
 async def status_of(app: Any, client: str | None, path: str, *headers: tuple[bytes, bytes]) -> int:
     """The status code of an ASGI app's response to a request to 10.0.0.5."""
-    statuses: list[int] = []
+    return int((await start_of(app, client, path, *headers))["status"])
+
+
+async def start_of(app: Any, client: str | None, path: str, *headers: tuple[bytes, bytes]) -> MutableMapping[str, Any]:
+    """The beginning of an ASGI app's response to a request to 10.0.0.5."""
+    starts: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("nothing is read")
 
     async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            statuses.append(message["status"])
+            starts.append(message)
 
     scope = {
         "type": "http",
@@ -88,8 +96,8 @@ async def status_of(app: Any, client: str | None, path: str, *headers: tuple[byt
         "server": ("10.0.0.5", 8000),
     }
     await app(scope, receive, send)
-    (status,) = statuses
-    return status
+    (start,) = starts
+    return start
 
 
 async def flowers_app(scope: Any, receive: Any, send: Any) -> None:
@@ -122,3 +130,24 @@ async def test_nobody_names_an_address_of_his_own(monkeypatch: pytest.MonkeyPatc
     config.load()
     assert await status_of(config.loaded_app, "10.0.0.9", _TASKS, (b"x-forwarded-for", b"127.0.0.1")) == 403
     assert await status_of(config.loaded_app, "127.0.0.1", _TASKS) == 200
+
+
+async def refusing_app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"text/plain")]})
+
+
+@pytest.mark.parametrize(
+    ("app", "path", "key", "is_told"),
+    [
+        (refusing_app, "/v1/fleet/pull-messages", b"revoked", True),
+        (refusing_app, "/v1/fleet/pull-messages", b"enrolled", False),
+        (flowers_app, "/v1/fleet/pull-messages", b"revoked", False),
+        (refusing_app, "/v1/control/list-nodes", b"revoked", False),
+    ],
+)
+async def test_a_refused_supernode_learns_that_it_is_not_enrolled(
+    app: Any, path: str, key: bytes, is_told: bool
+) -> None:
+    header = (FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b64encode(key))
+    start = await start_of(ExplainedRefusals(app, lambda key: key != b"enrolled"), "10.0.0.9", path, header)
+    assert ((HEADER.encode(), NOT_ENROLLED.encode()) in start.get("headers", [])) == is_told

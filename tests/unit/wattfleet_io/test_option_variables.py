@@ -185,12 +185,3 @@ def test_each_variable_belongs_to_one_option_and_none_to_a_one_shot() -> None:
     names.remove("WATTFLEET_COORDINATOR")  # that of `flower connect`, which declares it itself
     assert len(names) == len(set(names)) > 200
     assert set(names) & of_daemons == BOTH_READ
-
-
-@needs_all
-def test_the_help_names_the_variables() -> None:
-    devices = wattfleet("coordinator", "devices", "--help").output
-    for name in ("WATTFLEET_COORDINATOR_DEVICES_TAG", "WATTFLEET_COORDINATOR", "WATTFLEET_IDENTITY"):
-        assert f"[env var: {name}]" in devices
-    assert "[env var: WATTFLEET_COORDINATOR_STORE_KEEP_DAYS]" in wattfleet("coordinator", "serve", "--help").output
-    assert "WATTFLEET_VERSION_JSON" in wattfleet("version", "--help").output

@@ -1,1 +1,0 @@
-"""Layouts of commands' output for a terminal."""

@@ -1,0 +1,337 @@
+"""The server behind all HTTP addresses: which connections it closes, which it keeps, and whom it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import http.client
+import socket
+import ssl
+import threading
+import tracemalloc
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.certified import CertifiedFleet
+from tests.fakes.http_attacks import client_hello, connect, ends
+from wattfleet.errors import InvalidInputError
+from wattfleet_identity.certificate_check import CertificateCheck
+from wattfleet_identity.http_access import HttpAccess
+from wattfleet_identity.http_server import HttpLimits, caller_of, serving_http
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.peers import Role
+
+WITHIN_S = 30.0
+SLOW = HttpLimits(connections=8, timeout_s=WITHIN_S)
+QUICK = HttpLimits(timeout_s=0.2)
+LONG_BODY = b"x" * 50_000_000
+
+
+class App:
+    """An ASGI application that answers with its caller's role, or what its path says."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Event()
+        self.has_ended = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise AssertionError("it has none")
+        caller = caller_of(scope)
+        self.begun.release()
+        if scope["path"] == "/wait":
+            while not (self.may_end.is_set() or caller.is_stopping()):
+                await asyncio.sleep(0.01)
+        body = LONG_BODY if scope["path"] == "/long" else str(caller.role()).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        self.has_ended.set()
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@asynccontextmanager
+async def served(
+    app: App, limits: HttpLimits = SLOW, access: HttpAccess | None = None
+) -> AsyncIterator[Callable[..., Any]]:
+    """The application; yields a function that runs another one in a thread, with the port as its first argument."""
+    async with serving_http(app, "test", "127.0.0.1", 0, limits, access) as port:
+
+        async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+            return await asyncio.to_thread(function, port, *arguments)
+
+        yield in_thread
+
+
+def get(port: int, path: str = "/", context: ssl.SSLContext | None = None) -> str:
+    url = f"{'http' if context is None else 'https'}://127.0.0.1:{port}{path}"
+    with urllib.request.urlopen(url, timeout=WITHIN_S, context=context) as answer:
+        return str(answer.read().decode())
+
+
+class Fleet:
+    """A fleet's certificates, and who has been revoked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._certified = CertifiedFleet.create(folder / "authority")
+        self.revoked: set[str] = set()
+        authority = self._certified.authority
+        check = CertificateCheck(authority.authority.fleet, lambda serial: serial in self.revoked)
+        self.access = HttpAccess(lambda: authority.server_tls, check)
+
+    def identity(self, role: Role) -> Identity:
+        return self._certified.identity(role)
+
+    def context(self, identity: Identity | None) -> ssl.SSLContext:
+        return self._certified.https_context(identity, self.folder / "caller")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+# --- room ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_oldest_connections_without_a_request_make_room(app: App) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            idle = connect(opened, port, 50)
+            assert all(ends(each) for each in idle[:46])
+            assert get(port) == "None"
+            for newest in idle[-3:]:
+                newest.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert newest.recv(12) == b"HTTP/1.1 200"
+
+    async with served(app) as in_thread:
+        await in_thread(attack)
+
+
+async def test_many_connections_of_one_peer_close_none_of_another(app: App) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            [kept] = connect(opened, port, 1, host="127.0.0.2")
+            crowd = connect(opened, port, 50)
+            others = connect(opened, port, 20, host="127.0.0.3")
+            assert all(ends(each) for each in (*crowd[:40], *others[:10]))
+            kept.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert kept.recv(12) == b"HTTP/1.1 200"
+
+    async with served(app) as in_thread:
+        await in_thread(attack)
+
+
+async def test_many_peers_share_the_connections(app: App) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            idle = [connect(opened, port, 1, host=f"127.0.1.{last}")[0] for last in range(1, 30)]
+            assert all(ends(each) for each in idle[:21])
+            assert get(port) == "None"
+
+    async with served(app) as in_thread:
+        await in_thread(attack)
+
+
+async def test_a_request_that_is_being_answered_is_not_cut_off(app: App) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            asking = connect(opened, port, 4)
+            for each in asking:
+                each.sendall(b"GET /wait HTTP/1.0\r\n\r\n")
+                assert app.begun.acquire(timeout=WITHIN_S)
+            [further] = connect(opened, port, 1)
+            assert ends(further), "this peer has used up its share"
+            [another] = connect(opened, port, 1, host="127.0.0.2")
+            another.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert another.recv(12) == b"HTTP/1.1 200"
+            app.may_end.set()
+            assert [each.recv(12) for each in asking] == 4 * [b"HTTP/1.1 200"]
+
+    async with served(app) as in_thread:
+        await in_thread(attack)
+
+
+async def test_most_file_descriptors_are_kept_for_others(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (64, 64))
+
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            idle = connect(opened, port, 20)
+            assert all(ends(each) for each in idle[:16])
+
+    async with served(app, HttpLimits(connections=1_000, timeout_s=WITHIN_S)) as in_thread:
+        await in_thread(attack)
+
+
+# --- time ---------------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_sends_no_request_in_time_is_closed(app: App) -> None:
+    def attack(port: int) -> None:
+        stop = threading.Event()
+
+        def drip(slow: socket.socket, text: bytes) -> None:
+            try:
+                slow.sendall(text)
+                while not stop.wait(0.02):
+                    slow.sendall(b"x")
+            except OSError:
+                pass
+
+        with ExitStack() as opened:
+            idle, slow, answered = connect(opened, port, 3)
+            answered.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answered.recv(12) == b"HTTP/1.1 200"
+            dripping = [
+                threading.Thread(target=drip, args=(slow, b"GET / HTTP/1.1\r\nX-Slow: ")),
+                threading.Thread(target=drip, args=(answered, b"GET / HTTP/1.1\r\nX-Slow: ")),
+            ]
+            for each in dripping:
+                each.start()
+            try:
+                assert ends(idle) and ends(slow) and ends(answered)
+            finally:
+                stop.set()
+                for each in dripping:
+                    each.join()
+            assert get(port) == "None"
+
+    async with served(app, QUICK) as in_thread:
+        await in_thread(attack)
+
+
+async def test_an_unfinished_handshake_is_closed_in_time(app: App, fleet: Fleet) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            silent, half, begun = connect(opened, port, 3)
+            half.sendall(client_hello()[:60])
+            begun.sendall(client_hello())
+            assert ends(silent) and ends(half) and ends(begun)
+
+    async with served(app, QUICK, fleet.access) as in_thread:
+        await in_thread(attack)
+
+
+async def test_whoever_accepts_no_answer_in_time_is_closed(app: App) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            [slow] = connect(opened, port, 1)
+            slow.sendall(2 * b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert app.has_ended.wait(WITHIN_S), "its answer is given up"
+            received = 0
+            while not ends(slow):
+                received += len(slow.recv(1_000_000))
+            assert received < len(LONG_BODY)
+
+    async with served(app, QUICK) as in_thread:
+        await in_thread(attack)
+
+
+async def test_an_answer_may_take_longer_than_a_peer(app: App) -> None:
+    def ask(port: int) -> None:
+        threading.Timer(3 * QUICK.timeout_s, app.may_end.set).start()
+        assert get(port, "/wait") == "None"
+
+    async with served(app, QUICK) as in_thread:
+        await in_thread(ask)
+
+
+async def test_the_memory_of_unfinished_handshakes_comes_back(app: App, fleet: Fleet) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            for _ in range(40):
+                [each] = connect(opened, port, 1)
+                each.sendall(client_hello())
+                each.recv(1)  # its answer has begun
+
+    gc.disable()  # it comes back without a collection, since one may be far away
+    tracemalloc.start()
+    try:
+        async with served(app, HttpLimits(connections=4), fleet.access) as in_thread:
+            await in_thread(attack)
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            await in_thread(attack)
+            after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert after - before < 0.5e6 and peak - before < 3e6, "each has buffers of 0.3 MB"
+
+
+# --- callers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR])
+async def test_an_application_knows_its_callers_role(app: App, fleet: Fleet, role: Role) -> None:
+    async with served(app, access=fleet.access) as in_thread:
+        assert await in_thread(get, "/", fleet.context(fleet.identity(role))) == str(role)
+
+
+async def test_other_callers_are_told_why_they_are_refused(app: App, fleet: Fleet) -> None:
+    async with served(app, access=fleet.access) as in_thread:
+        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+            await in_thread(get, "/", fleet.context(fleet.identity(Role.DEVICE)))
+        assert "use a certificate of the role viewer" in refused.value.read().decode()
+        for stranger in (fleet.context(None), Fleet(fleet.folder / "x").context(None)):
+            with pytest.raises((OSError, http.client.HTTPException)):
+                await in_thread(get, "/", stranger)
+
+
+async def test_a_certificate_is_checked_at_each_request_of_a_connection(app: App, fleet: Fleet) -> None:
+    viewer = fleet.identity(Role.VIEWER)
+
+    def ask(port: int) -> None:
+        context = fleet.context(viewer)
+        with closing(http.client.HTTPSConnection("127.0.0.1", port, timeout=WITHIN_S, context=context)) as connection:
+            connection.request("GET", "/")
+            with connection.getresponse() as answer:
+                assert (answer.status, answer.read()) == (200, b"Role.VIEWER")
+            fleet.revoked.add(viewer.certificate.serial)
+            connection.request("GET", "/")
+            with connection.getresponse() as answer:
+                assert answer.status == 403 and b"was revoked" in answer.read()
+
+    async with served(app, access=fleet.access) as in_thread:
+        await in_thread(ask)
+
+
+# --- start and stop -----------------------------------------------------------------------------------------------
+
+
+async def test_a_stop_ends_idle_connections_and_answers_without_an_end(app: App) -> None:
+    with ExitStack() as opened:
+        async with served(app) as in_thread:
+
+            def ask(port: int) -> list[socket.socket]:
+                found = connect(opened, port, 2)
+                found[0].sendall(b"GET /wait HTTP/1.0\r\n\r\n")
+                assert app.begun.acquire(timeout=WITHIN_S)
+                return found
+
+            asking, idle = await in_thread(ask)
+        assert asking.recv(12) == b"HTTP/1.1 200"
+        assert ends(idle)
+
+
+async def test_an_address_that_cannot_be_served_is_refused_with_what_to_do(app: App) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInputError, match=f"cannot serve test on 127.0.0.1:{port}: .*choose another port"):
+            async with serving_http(app, "test", "127.0.0.1", port, SLOW):
+                pass
+    with pytest.raises(InvalidInputError, match="cannot serve test on 203.0.113.7:0"):
+        async with serving_http(app, "test", "203.0.113.7", 0, SLOW):
+            pass
