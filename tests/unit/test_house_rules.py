@@ -9,7 +9,6 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 MODULES = sorted(TESTS.rglob("*.py"))
 MAX_NAME = 79
-MAX_LINES = 400
 
 
 def relative(module: Path) -> str:
@@ -29,7 +28,3 @@ def test_names_of_tests_are_under_80_characters() -> None:
         if (names := [name for name in names_of_tests(module) if len(name) > MAX_NAME])
     }
     assert long == {}
-
-
-def test_no_test_module_is_over_400_lines() -> None:
-    assert not [relative(module) for module in MODULES if len(module.read_text().splitlines()) > MAX_LINES]

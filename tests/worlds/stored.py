@@ -38,12 +38,11 @@ class Stored:
     @property
     def grants(self) -> StoredGrants:
         """The stored grants."""
-        plans = {each.device_id: each.plan_id for each in self.given_ups.values() if each.plan_id}
-        return StoredGrants(given_up=plans)
+        return StoredGrants(given_up={each.device_id: each for each in self.given_ups.values() if each.plan_id})
 
     def current(self) -> list[RoundRecord]:
         """The rounds that are loaded at a start, oldest first, chosen as `coordinator.store.rounds.current` does."""
-        in_flight = {each for each, plan_id in self.grants.given_up.items() if plan_id in self.rounds}
+        in_flight = {each.device_id for each in self.grants.given_up.values() if each.plan_id in self.rounds}
         for record in self.rounds.values():
             if record.wall_s is None and not self.runs[record.run_id].finished:
                 in_flight |= record.nodes.keys()

@@ -94,7 +94,7 @@ async def test_after_init_and_serve_a_machine_is_invited_and_enrols(
 
 @pytest.mark.parametrize("has_authority", [False, True], ids=["plaintext", "TLS"])
 @pytest.mark.parametrize("place", ["folder", "settings file", "service"])
-async def test_the_coordinator_of_a_folder_of_a_settings_file_and_of_the_service_are_found(
+async def test_the_coordinator_of_a_folder_a_settings_file_and_the_service_is_found(
     config: CoordinatorSettings,
     empty_folder: Path,
     monkeypatch: pytest.MonkeyPatch,

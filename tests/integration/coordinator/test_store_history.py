@@ -78,7 +78,7 @@ def test_a_training_that_was_given_up_loads_its_round_however_old(store: Store, 
     store.save(GivenUpTraining("device-2", "running/2"), GrantLifetime(600.0))
     kept = reopen().load()
     assert [record.number for record in kept.rounds] == [2, 4, 5, 6]
-    assert kept.grants == StoredGrants(600.0, {"device-2": "running/2"})
+    assert kept.grants == StoredGrants(600.0, {"device-2": GivenUpTraining("device-2", "running/2")})
 
 
 def test_a_training_that_is_over_is_removed_and_one_of_a_deleted_run_loads_nothing(
@@ -90,7 +90,7 @@ def test_a_training_that_is_over_is_removed_and_one_of_a_deleted_run_loads_nothi
     store.save(GivenUpTraining("device-2", None))
     kept = reopen().load()
     assert [record.number for record in kept.rounds] == [4, 5, 6]
-    assert kept.grants == StoredGrants(0.0, {"device-1": "deleted/1"})
+    assert kept.grants == StoredGrants(0.0, {"device-1": GivenUpTraining("device-1", "deleted/1")})
 
 
 def test_what_the_rounds_of_a_run_come_to_is_read_without_their_plans(store: Store) -> None:

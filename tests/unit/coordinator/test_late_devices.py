@@ -128,7 +128,7 @@ def test_a_restart_keeps_the_grant_of_a_late_device() -> None:
     before = small_fleet()
     record = late_round(before)
     assert before.rounds.grants.unstored.take()[-1:] == [GivenUpTraining("nano", record.plan_id)]
-    fleet = restarted(before, stored=StoredGrants(120.0, {"nano": record.plan_id}))
+    fleet = restarted(before, stored=StoredGrants(120.0, {"nano": GivenUpTraining("nano", record.plan_id)}))
     grant = fleet.rounds.grants.of("nano")
     assert grant is not None and grant.is_in_flight and grant.counted_w == 15.0
     fleet.check_grants()
@@ -142,7 +142,7 @@ def test_a_late_device_of_an_ended_run_is_given_up_by_a_restart() -> None:
     before = small_fleet()
     record = late_round(before)
     before.flower.finish_run(RUN, "")
-    grant = restarted(before, stored=StoredGrants(120.0, {"nano": record.plan_id})).rounds.grants.of("nano")
+    grant = restarted(before, stored=StoredGrants(120.0, {"nano": GivenUpTraining("nano", record.plan_id)})).rounds.grants.of("nano")
     assert grant is not None and grant.is_given_up
 
 
