@@ -221,9 +221,9 @@ class GivenUpTrainingRow(Base):
     __tablename__ = "given_up_training"
     device_id: Mapped[str] = mapped_column(primary_key=True)
     plan_id: Mapped[str]
+    checksum: Mapped[int | None]
     # Only of a grant to measure, which belongs to no round.
     limit_w: Mapped[float | None]
-    checksum: Mapped[int | None]
 
 
 class GrantLifetimeRow(Base):
