@@ -3,10 +3,10 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0013"
+revision = "0014"
 down_revision = "0012"
 
 
 def upgrade() -> None:
     """Add the column; the watts of existing rows are those of their rounds."""
-    op.add_column("given_up_training", sa.Column("limit_w", sa.Float()))
+    op.add_column("given_up_training", sa.Column("limit_w", sa.Double()))
