@@ -168,8 +168,8 @@ class RoundPlanning:
                 )
             # Another reference may have been pinned meanwhile, so that devices reconnect.
             self._require_connected(self._fleet, node_ids)
-            # Grant nothing that now exceeds a budget: meanwhile, budgets may fall and devices begin to profile.
-            if not self._fleet.exceeds_budget(record):
+            # Meanwhile, budgets may fall, and devices may begin to profile or be forgotten.
+            if not self._fleet.is_outdated(record):
                 break
         else:
             raise NoDevicesError("the fleet changes faster than a round can be planned: try again")

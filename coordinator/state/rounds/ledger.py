@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -31,8 +30,6 @@ class RoundLedger:
         statistics: counts over the rounds of this process.
         since_s: when each round in flight was planned, or else when this process began, by plan id; in seconds of the
             planner's clock.
-        is_trim_due: devices may draw more than when rounds were last trimmed.
-        trim_count: how often rounds in flight were trimmed.
     """
 
     def __init__(
@@ -53,8 +50,6 @@ class RoundLedger:
         self.latest_results = LatestResults()
         self.statistics = RoundStatistics()
         self.since_s: dict[str, float] = {}
-        self.is_trim_due = False
-        self.trim_count = 0
         for record in rounds:
             self.latest_results.assigned(record)
             self.latest_results.observed(record, record.observations.values())
@@ -83,14 +78,6 @@ class RoundLedger:
     def evictable(self) -> list[str]:
         """The ids of rounds that may be evicted from the cache once they are stored."""
         return self.cache.evictable(self.grants.plans_in_flight())
-
-    def copy(self) -> RoundLedger:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied.cache, copied.grants = self.cache.copy(), self.grants.copy()
-        copied.latest_results, copied.statistics = self.latest_results.copy(), self.statistics.copy()
-        copied.since_s = self.since_s.copy()
-        return copied
 
     # --- changes ------------------------------------------------------------------------------------------------
 
