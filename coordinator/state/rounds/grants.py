@@ -124,16 +124,15 @@ class Grants:
 
     def of_training(self) -> Iterator[str]:
         """The devices that may act on a grant."""
-        # A copy, because metrics are read in another thread.
-        return (device_id for device_id, each in list(self._grants.items()) if not each.is_over)
+        return (device_id for device_id, each in self._known() if not each.is_over)
 
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that a Flower server waits for, each with its device's id."""
-        return ((device_id, each) for device_id, each in self._grants.items() if each.is_in_flight)
+        return ((device_id, each) for device_id, each in self._known() if each.is_in_flight)
 
     def given_up(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that draw power but are no longer waited for, each with its device's id."""
-        return ((device_id, each) for device_id, each in self._grants.items() if each.is_given_up and each.granted_w)
+        return ((device_id, each) for device_id, each in self._known() if each.is_given_up and each.granted_w)
 
     def plans_in_flight(self) -> set[str]:
         """The ids of the plans that a Flower server waits for."""
@@ -149,8 +148,9 @@ class Grants:
         sent_after_s = now_s - self._settings.confirm_timeout_s
         is_starting = now_s - self._started_s < self._settings.lifetime_s
         reachable, absent = set(), set()
-        for device_id in self.of_training():
-            known = self._grants[device_id]
+        for device_id, known in self._known():
+            if known.is_over:
+                continue
             if is_connected(device_id) and (known.sent_s is not None or device_id not in self._unheard):
                 if known.is_confirmed or known.sent_s is None or known.sent_s > sent_after_s:
                     reachable.add(device_id)
@@ -344,6 +344,10 @@ class Grants:
         return orders
 
     # --- internal -----------------------------------------------------------------------------------------------
+
+    def _known(self) -> list[tuple[str, DeviceGrant]]:
+        """The newest grant of each device; a copy, because metrics are read in another thread."""
+        return list(self._grants.items())
 
     def _lasts_s(self, lifetime_s: float) -> float:
         """Seconds after a device's last renewal by which it must be parked."""
