@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import is_dataclass, replace
 from enum import Enum
@@ -228,8 +229,8 @@ class Fleet:
                 raise StillInUseError(f"{device_id} is connected: stop its agent, then forget the device")
             if (plan_id := self.draw.plan_holding(device_id)) is not None:
                 raise StillInUseError(
-                    f"round {plan_id} still holds watts for {device_id}: wait until the round is over, or end its run"
-                    f" with `wattfleet coordinator delete {run_of(plan_id)} --end`"
+                    f"round {plan_id} still holds watts for {device_id}: repeat the command when its grant has"
+                    f" lapsed{self._longest_lapse([device_id])}"
                 )
         for part in (self.agents, self.operator, self.flower, self.rounds, self.duties, self.samples, self.presets):
             part.forget(ids)
@@ -247,22 +248,50 @@ class Fleet:
                 f"run {run_id!r} is running: stop its Flower app, or pass --end to end the run at the coordinator"
             )
 
-    def require_unused(self, run_ids: Iterable[str]) -> None:
+    def require_unused(self, run_ids: Collection[str]) -> None:
         """Check that no device still trains for any of the given runs.
 
         Raises:
             StillInUseError: a round of these runs still holds watts for a device.
         """
-        held: dict[str, list[str]] = {}
-        for device_id in self.agents.devices:
-            if plan_id := self.draw.plan_holding(device_id):
-                held.setdefault(run_of(plan_id), []).append(device_id)
+        held = self.held_by_runs()
         for run_id in run_ids:
             if run_id in held:
                 raise StillInUseError(
-                    f"run {run_id!r} has ended, but watts are still held for {first_few(sorted(held[run_id]))}: delete"
-                    " the run when these devices have finished their trainings"
+                    f"run {run_id!r} has ended, but watts are still held for {first_few(held[run_id])}: delete the run"
+                    " when these devices have finished their trainings, or pass --end to stop them"
                 )
+
+    def require_stoppable(self, run_ids: Collection[str]) -> None:
+        """Check that all trainings of the given runs can be stopped now.
+
+        Raises:
+            StillInUseError: a round of these runs holds watts for a device that cannot be reached.
+        """
+        grants, held = self.rounds.grants, self.held_by_runs()
+        reachable = grants.counted_on(self.agents.is_connected, self._now_s()).reachable
+        for run_id in run_ids:
+            # A grant that was never sent is cancelled without the device.
+            known = {each: grants.of(each) for each in held.get(run_id, ()) if each not in reachable}
+            if away := [each for each, grant in known.items() if grant is not None and not grant.is_first]:
+                raise StillInUseError(
+                    f"run {run_id!r} holds watts for {first_few(away)}, which cannot be reached, so nothing was"
+                    " changed: repeat the command when these devices are connected, or when their grants have"
+                    f" lapsed{self._longest_lapse(away)}"
+                )
+
+    def held_by_runs(self) -> dict[str, list[str]]:
+        """The devices that rounds hold watts for, in order, by run."""
+        held: dict[str, list[str]] = {}
+        for device_id in sorted(self.agents.devices):
+            if plan_id := self.draw.plan_holding(device_id):
+                held.setdefault(run_of(plan_id), []).append(device_id)
+        return held
+
+    def _longest_lapse(self, device_ids: Collection[str]) -> str:
+        """The end of a sentence: after how many seconds the grants of absent devices have lapsed."""
+        left_s = max(self.rounds.grants.lapses_in_s(each, self._now_s()) for each in device_ids)
+        return f", in at most {left_s:.0f} s" if math.isfinite(left_s) else ""
 
     def trim(self) -> list[RoundRecord]:
         """Adapt the rounds in flight to duties that leave less time, and to budgets that are exceeded.

@@ -87,6 +87,11 @@ class DeviceGrant:
         return self.phase is GrantPhase.OVER and not self.superseded_w and not self.is_rogue
 
     @property
+    def holds_watts(self) -> bool:
+        """Whether the device may draw more than its idle power under any grant, known or unknown."""
+        return not self.is_over and (self.counted_w > 0 or self.is_rogue)
+
+    @property
     def granted_w(self) -> float:
         """The watts that the newest grant allows; 0 if the device may only idle."""
         return 0.0 if self.phase is GrantPhase.OVER else self.grant.limit_w

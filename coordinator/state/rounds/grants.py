@@ -163,6 +163,10 @@ class Grants:
         """The number of devices that have not confirmed a lower limit yet."""
         return sum(each.was_sent and each.superseded_w > each.granted_w for each in self._grants.values())
 
+    def lapses_in_s(self, device_id: str, now_s: float) -> float:
+        """Seconds until a device's grant must have lapsed if the device is without contact from now on."""
+        return max(0.0, self._lapses_s.get(device_id, now_s) - now_s)
+
     def may_train(self, device_id: str) -> bool:
         """Whether a device may still act on a grant."""
         known = self._grants.get(device_id)
@@ -209,6 +213,14 @@ class Grants:
         for device_id, plan_id in given_up:
             self._give_up(device_id, plan_id)
         self.unstored.note([device_id for device_id, _ in given_up], self._plan_of_leftover_training)
+
+    def stop_runs(self, run_ids: Collection[str]) -> None:
+        """Stop all trainings of finished runs, or cancel them before they begin."""
+        for device_id, known in self._known():
+            if run_of(known.plan_id) in run_ids and known.granted_w:
+                self._give_up(device_id, known.plan_id)
+                if self._grants[device_id].granted_w:
+                    self.stop(device_id)
 
     def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Stop waiting for the given devices of a run, because its Flower server does not wait for them."""
