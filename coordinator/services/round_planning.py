@@ -328,12 +328,12 @@ class RoundPlanning:
         These are rounds that it never finished, and late trainings of finished rounds.
         """
         now_s = self._now_s()
-        records = fleet.rounds.in_flight()
-        in_flight = {record.plan_id: record.plan for record in records}
+        records = fleet.rounds.awaited()
+        plans = {record.plan_id: record.plan for record in records}
         finished = {record.plan_id for record in records if record.wall_s is not None}
-        since_s = {plan_id: fleet.rounds.since_s.get(plan_id, now_s) for plan_id in in_flight}
+        since_s = {plan_id: fleet.rounds.since_s.get(plan_id, now_s) for plan_id in plans}
         fleet.rounds.since_s = since_s.copy()
-        for plan_id, plan in in_flight.items():
+        for plan_id, plan in plans.items():
             planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
             if any(each.is_length_assumed for each in plan.assignments):
                 planned_s = max(planned_s, fleet.rounds.grants.longest_unknown_s / self._settings.overdue_factor)

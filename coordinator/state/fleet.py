@@ -236,6 +236,15 @@ class Fleet:
             part.forget(ids)
         return [ForgottenDevice(device_id) for device_id in ids]
 
+    def runs_in_use(self) -> set[str]:
+        """The runs that devices may draw power for, or whose Flower servers may wait for a round.
+
+        These are not only runs in flight: a device may still train for a run that Flower has given up.
+        """
+        grants = self.rounds.grants
+        held = {run_of(known.plan_id) for each in grants.of_training() if (known := grants.of(each)) is not None}
+        return held | {record.run_id for record in self.rounds.awaited()}
+
     def require_ended(self, run_id: str) -> None:
         """Check that a run has ended.
 
