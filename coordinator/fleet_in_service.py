@@ -81,8 +81,6 @@ class FleetInService:
         if preparation.credentials is not None:
             # While this coordinator was a standby, the other may have renewed or replaced the folder's contents.
             preparation.credentials.read_again()
-        if preparation.keep is not None:
-            store.delete_old_runs(preparation.keep)
         # Only the store's owner writes to the folder; a standby does not.
         metadata = _metadata_in(settings.profiling.reference_metadata)
         kept = store.load()

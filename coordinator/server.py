@@ -87,6 +87,7 @@ async def serve(
         page = await _serve_page(preparation, services, held)
         latencies = RpcLatencies(serving.figures)
         servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
+        held.push_async_callback(services.operator.close)
         # After the sessions have ended, and before the writer is closed, so that their ends are still stored.
         held.push_async_callback(servers.stop, settings.server.stop_grace_s)
         held.push_async_callback(services.sessions.close)

@@ -33,7 +33,9 @@ def delete(
     end: Annotated[
         bool,
         typer.Option(
-            "--end", allow_from_autoenv=False, help="End the runs that are running first. Default: refuse them."
+            "--end",
+            allow_from_autoenv=False,
+            help="End the runs that are running first, and stop their trainings. Default: refuse them.",
         ),
     ] = False,
     json_: JsonOption = False,

@@ -95,7 +95,7 @@ def _live_totals(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[Gaug
 
 
 def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[GaugeMetricFamily]:
-    """Each supply's budget in force, the watts that the newest round reserved behind it, and those reserved now."""
+    """Each supply's budget in force, and the watts behind it: planned, reserved, and not trimmed although possible."""
     power = GaugeMetricFamily(
         "wattfleet_supply_power_watts",
         "Power behind each supply in watts, including idle devices",
@@ -103,6 +103,11 @@ def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[Ga
     )
     fallback = GaugeMetricFamily(
         "wattfleet_supply_fallback", "1 while the supply's fallback budget is in force, else 0", labels=["supply"]
+    )
+    untrimmed = GaugeMetricFamily(
+        "wattfleet_supply_untrimmed_watts",
+        "Watts above the supply's budget that a trim would save; above 0 only until the next check",
+        labels=["supply"],
     )
     for supply, in_force in list(fleet.operator.budgets_in_force.items()):
         power.add_metric([supply, "allowed"], in_force.watts)
@@ -113,4 +118,6 @@ def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[Ga
     if any(device.idle_w is not None for device in list(fleet.agents.devices.values())):
         for supply, reserved_w in fleet.draw.reserved_w().items():
             power.add_metric([supply, "reserved"], reserved_w)
-    yield from (power, fallback)
+        for supply, untrimmed_w in fleet.untrimmed_w().items():
+            untrimmed.add_metric([supply], untrimmed_w)
+    yield from (power, fallback, untrimmed)

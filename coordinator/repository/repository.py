@@ -153,10 +153,9 @@ class FleetRepository:
     async def delete_old_runs(self, older_than: timedelta) -> AsyncIterator[str]:
         """Delete runs that ended, or were last changed, longer ago than the given time; yield the id of each.
 
-        Runs with devices in flight are kept.
+        Runs in use are kept, also those that come into use meanwhile.
         """
-        in_flight = {record.run_id for record in self.fleet.rounds.in_flight()}
-        async for run_id in self._writer.delete_old_runs(older_than, in_flight):
+        async for run_id in self._writer.delete_old_runs(older_than, self.fleet.runs_in_use):
             self.fleet.flower.remove_runs([run_id])
             self.fleet.unplanned.remove_runs([run_id])
             yield run_id

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Protocol, TypeVar
 
 from coordinator.service_figures import ServiceFigures, timed
@@ -279,14 +280,23 @@ class Writer:
         """
         return await self._as_owner(lambda: self._store.history_of(run_id), self._reader)
 
-    async def delete_old_runs(self, older_than: timedelta, except_runs: Collection[str] = ()) -> AsyncIterator[str]:
+    async def delete_old_runs(
+        self, older_than: timedelta, except_runs: Callable[[], Collection[str]]
+    ) -> AsyncIterator[str]:
         """Delete old runs from the store in short transactions (see `Store.delete_some`); yield the id of each.
+
+        Args:
+            older_than: how long ago a run must have ended or last changed.
+            except_runs: returns the runs to keep; asked before each transaction.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the next run could not be deleted.
         """
-        while (some := await self._as_owner(lambda: self._store.delete_some(older_than, except_runs))) is not None:
+        while True:
+            some = await self._as_owner(partial(self._store.delete_some, older_than, except_runs()))
+            if some is None:
+                return
             for run_id in some:
                 yield run_id
 

@@ -145,8 +145,7 @@ class DeviceReports:
         except InvalidInputError as error:
             _log.debug("%s: %s", device_id, error)
             return
-        if self._fleet.duties.report(device_id, kept):
-            self._fleet.rounds.is_trim_due = True  # its front beside the duty may have arrived earlier
+        self._fleet.duties.report(device_id, kept)
 
     def _take_sample(self, device_id: str, lease: session_pb2.Lease) -> None:
         """Record a sample of a board's sensors; agents before protocol 2.7 send none."""

@@ -26,16 +26,14 @@ from wattfleet.modes import Workload
 from wattfleet.planning import Selection
 from wattfleet.planning.policies import policy_named
 from wattfleet.prediction import Artefact
+from wattfleet_io.tasks import background_task, stop_tasks
 from wattfleet_proto.convert import plan_to_message, workload_from_message, workload_to_message
 from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.run_end import STOPPED
 from wattfleet_proto.session_limits import PROFILE_MODES
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, session_pb2
 
 if TYPE_CHECKING:
     from coordinator.reference_metadata import ReferenceMetadata
-
-_ENDED = f"{STOPPED}by an operator, who ended it"
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -80,6 +78,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._settings = settings
         self._signed = metadata
         self._revoke = revoke
+        self._deleting: set[asyncio.Task[None]] = set()
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
@@ -206,18 +205,22 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def DeleteRuns(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.DeleteRunsRequest, context: Any
     ) -> AsyncIterator[operator_pb2.DeleteRunsResponse]:
-        """Delete finished runs, or end and delete them."""
-        runs = [self._fleet.flower.run(run_id) for run_id in dict.fromkeys(request.run_ids)]
-        for run in runs:
-            if not request.end:
-                self._fleet.require_ended(run.run_id)
-        ended = self._fleet.flower.finish_runs([run.run_id for run in runs if not run.finished], _ENDED)
-        self._orders.send_due()  # trainings that have not begun are cancelled
-        await self._repository.save(*ended)
-        self._fleet.require_unused([run.run_id for run in runs])
-        for run in runs:
-            await self._repository.delete_run(run.run_id)
-            yield operator_pb2.DeleteRunsResponse(run_id=run.run_id)
+        """Delete finished runs, or end and delete them: all of them, or none on an error before the first change."""
+        run_ids = list(dict.fromkeys(request.run_ids))
+        await self._planning.require_deletable(run_ids, request.end)
+        deleted: asyncio.Queue[str | None] = asyncio.Queue()
+        # It continues if the caller leaves.
+        work = background_task("delete runs", self._planning.delete_runs(run_ids, request.end, deleted.put_nowait))
+        self._deleting.add(work)
+        work.add_done_callback(self._deleting.discard)
+        work.add_done_callback(lambda _: deleted.put_nowait(None))
+        while (run_id := await deleted.get()) is not None:
+            yield operator_pb2.DeleteRunsResponse(run_id=run_id)
+        await work
+
+    async def close(self) -> None:
+        """Stop deleting runs, because the coordinator stops."""
+        await stop_tasks(*self._deleting)
 
     async def ListReferences(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ListReferencesRequest, context: Any

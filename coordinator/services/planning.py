@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.errors import UnknownRecordError
 from coordinator.identity.callers import peer_of
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.event_log import log_finished, log_run_finished, log_run_started
+from coordinator.services.event_log import log_finished, log_run_started
 from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import RoundSettings
@@ -211,11 +211,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.FinishRunResponse:
         """Finish a Flower run."""
         self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
-        finished = self._flower.finish_run(request.run_id, request.error)
-        self._planning.run_finished(request.run_id)
-        log_run_finished(finished)
-        self._orders.send_due()
-        await self._repository.save(finished)
+        await self._planning.finish_runs([request.run_id], request.error)
         return planning_pb2.FinishRunResponse()
 
     def _exclusions(self, devices: Mapping[int, str]) -> list[planning_pb2.NodeExclusion]:

@@ -171,6 +171,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         connected = self._fleet.agents.connect(
             hello.device_id, hello.board, provenance, hello.mode_count, knows_workloads
         )
+        self._fleet.rounds.grants.greeted(hello.device_id)
         if is_new:
             self._enrolments.add(connection, host_of(connection))
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s(), is_proven)

@@ -45,7 +45,7 @@ class Trimmer:
         self._put_in_force(self._repository.fleet.set_budget(supply, in_force))
 
     async def watch(self) -> None:
-        """End grants that have lapsed, and trim whenever a trim is due, until cancelled."""
+        """End grants that have lapsed, and trim whatever has come to exceed its budget, until cancelled."""
         is_failing = False
         while True:
             await self._sleep(self._check_s)
@@ -53,8 +53,6 @@ class Trimmer:
             try:
                 if lapsed := fleet.check_grants():
                     _log.warning("the grants of devices without contact have lapsed: %s", first_few(lapsed))
-                if not fleet.rounds.is_trim_due:
-                    continue
                 self._put_in_force(fleet.trim())
                 is_failing = False
             except Exception:
@@ -65,6 +63,7 @@ class Trimmer:
 
     def _put_in_force(self, trimmed: Sequence[RoundRecord]) -> None:
         self._orders.send_due()  # before anything is stored, because the budget has changed already
-        self._repository.save_soon(*trimmed)
+        if trimmed:
+            self._repository.save_soon(*trimmed)
         for record in trimmed:
             log_trimmed(record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
@@ -38,12 +37,6 @@ class Claims:
         # By device and workload. Inner mappings are replaced, never changed.
         self._refused: dict[str, Mapping[str, str]] = {}
         self._trust: dict[str, Mapping[str, Trust]] = {}
-
-    def copy(self) -> Claims:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied._refused, copied._trust = self._refused.copy(), self._trust.copy()  # noqa: SLF001 - of this class
-        return copied
 
     def trust_of(self, device_id: str, workload: str | None = None) -> float | None:
         """A device's trust: 1 if no recent prediction was contradicted, down to 0; None before an observed training.
@@ -109,6 +102,12 @@ class Claims:
         """Forget the claims of a device about the given workloads."""
         _drop(self._refused, device_id, workloads)
         _drop(self._trust, device_id, workloads)
+
+    def forget_devices(self, device_ids: Collection[str]) -> None:
+        """Forget all claims of the given devices."""
+        for device_id in device_ids:
+            self._refused.pop(device_id, None)
+            self._trust.pop(device_id, None)
 
     def require_plausible_observation(self, device: DeviceRecord, epoch_s: float, power_w: float) -> None:
         """Check an observation against the kind of board.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -119,15 +118,6 @@ class FlowerRuns:
         if self._operator.overrides_of(device.device_id).drained:
             text += ", and drained"
         return text if left_out is None else f"{text}, and left out: {left_out}"
-
-    def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
-        """An independent copy beside copies of the other parts."""
-        copied = copy.copy(self)
-        copied.nodes, copied.runs, copied.pairings = self.nodes.copy(), self.runs.copy(), self.pairings.copy()
-        copied.contention = self.contention.copy(agents, operator, rounds.grants, draw)
-        copied._agents, copied._operator = agents, operator  # noqa: SLF001 - an instance of this class
-        copied._rounds, copied._draw = rounds, draw  # noqa: SLF001
-        return copied
 
     # --- nodes and runs -----------------------------------------------------------------------------------------
 
@@ -337,7 +327,6 @@ class FlowerRuns:
             self.contention.leave(run_id, share, allowance, offers) if share.ahead else allowance,
             self._rounds.cache.history(run_id),
             replace(self._operator.selection, left_out=self._agents.left_out(workload)),
-            self._rounds.trim_count,
             not_offered,
         )
 
@@ -375,8 +364,6 @@ class FlowerRuns:
             request: the request that was planned.
             record: the planned round.
         """
-        # Rounds were trimmed meanwhile without this one.
-        self._rounds.is_trim_due |= self._rounds.trim_count != request.trim_count
         self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
 

@@ -134,7 +134,7 @@ class PowerDraw:
     def plan_holding(self, device_id: str) -> str | None:
         """The id of the plan that still holds watts for a device beyond its idle power."""
         grant = self._grants.of(device_id)
-        return None if grant is None or grant.is_over else grant.plan_id
+        return grant.plan_id if grant is not None and grant.holds_watts else None
 
     def reserved_w(self) -> dict[str, float]:
         """The watts that are reserved now for trainings and for idling devices, by supply."""

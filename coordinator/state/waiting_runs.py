@@ -7,7 +7,6 @@ is always possible. A run therefore waits only for the trainings in flight, neve
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
@@ -67,12 +66,6 @@ class WaitingRuns:
         self._now_s = now_s
         self._weights = weights or {}
         self._waits: dict[str, _Wait] = {}
-
-    def copy(self) -> WaitingRuns:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied._waits = self._waits.copy()  # noqa: SLF001 - of this class
-        return copied
 
     def refused(self, run_id: str, device_ids: Collection[str]) -> None:
         """Record that a run got no plan, although it could use some devices.

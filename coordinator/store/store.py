@@ -263,25 +263,10 @@ class Store:
         with self._reading() as connection:
             return {str(row[0]): Times(row[1], row[2]) for row in connection.execute(of)}
 
-    def delete_old_runs(self, older_than: timedelta) -> list[str]:
-        """Delete runs that ended, or were last changed, longer ago than the given time, with their rounds.
-
-        After a jump of the date, no run is deleted until that time has passed again.
-
-        Returns:
-            Ids of the deleted runs.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the disk is full, the database is locked or does not answer.
-        """
-        deleted: list[str] = []
-        while (some := self.delete_some(older_than)) is not None:
-            deleted += some
-        return deleted
-
     def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
         """Delete some rounds of the oldest run that is old enough, in a short transaction.
+
+        After a jump of the date, nothing is deleted until that time has passed again.
 
         Args:
             older_than: how long ago a run must have ended or last changed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -53,16 +52,6 @@ class RoundStatistics:
         self.round_j = Histogram(ROUND_LIMITS_J)
         self.device_j: dict[str, float] = {}
         self.run_j: dict[str, float] = {}
-
-    def copy(self) -> RoundStatistics:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied.ended, copied.participations = self.ended.copy(), self.participations.copy()
-        for name in ("ratios", "deviations", "round_s", "round_w"):
-            setattr(copied, name, {kind: each.copy() for kind, each in getattr(self, name).items()})
-        copied.round_j = self.round_j.copy()
-        copied.device_j, copied.run_j = self.device_j.copy(), self.run_j.copy()
-        return copied
 
     def round_planned(self, record: RoundRecord) -> None:
         """Count a planned round."""

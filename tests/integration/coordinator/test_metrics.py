@@ -19,6 +19,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
 from tests.fakes.documented_metrics import DocumentedMetric, documented_metrics
 from tests.fakes.fronts import front
+from tests.fakes.obedient_devices import confirm_all
 from tests.fakes.promtool import promtool
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
@@ -175,6 +176,17 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
         ("reserved", "site"): 5 + 3 + 2.5,  # all devices rest
     }
     assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
+    assert of(samples, "wattfleet_supply_untrimmed_watts") == {("site",): 0}
+
+
+def test_an_excess_that_no_order_ends_is_shown() -> None:
+    fleet = small_fleet()
+    fleet.flower.plan(RUN, 1, NODES, 1.0)
+    confirm_all(fleet)
+    fleet.operator.set_budget("site", InForce(40.0, "query", False, "the meter"))  # and nobody trims
+    assert of(scraped(fleet), "wattfleet_supply_untrimmed_watts") == {("site",): 30 + 15 - 40}
+    fleet.trim()
+    assert of(scraped(fleet), "wattfleet_supply_untrimmed_watts") == {("site",): 0}
 
 
 def test_the_figures_of_a_duty_are_those_that_its_device_reported() -> None:

@@ -217,9 +217,7 @@ def test_who_was_gone_when_the_watts_fell_is_trimmed_when_it_is_back() -> None:
     [(device_id, stop)] = fleet.take_orders()
     assert (device_id, stop.plan_id, stop.assignment) == ("nano", planned.plan_id, None)
     connect(fleet, "orin", DeviceState.TRAINING)
-    assert fleet.rounds.is_trim_due
     [record] = fleet.trim()
-    assert not fleet.rounds.is_trim_due
     assert list(confirm_all(fleet)) == ["nano", "orin"] or list(fleet.agents.devices) == ["orin", "nano"]
     assert record.plan.planned_w == set_aside_w(record, "orin") + 3.0 <= 30.0
     assert fleet.trim() == []
@@ -300,7 +298,6 @@ def test_a_device_without_a_supply_does_not_keep_rounds_from_being_planned() -> 
 def test_a_device_that_measures_itself_anew_counts_with_its_hungriest_mode() -> None:
     fleet = small_fleet(60.0)
     fleet.agents.report_state("orin", DeviceState.PROFILING, 50, "drift")
-    assert fleet.rounds.is_trim_due
     record = fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert (record.idle_w, record.plan.planned_w) == (50.0, 60.0)
 

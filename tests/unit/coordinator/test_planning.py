@@ -182,6 +182,17 @@ async def test_a_device_that_goes_while_a_round_is_planned_is_left_out() -> None
     assert fleet.agents.get("orin").profiled_modes == 51
 
 
+async def test_a_device_that_is_forgotten_while_a_round_is_planned_is_left_out() -> None:
+    policy = SlowPolicy()
+    fleet = small_fleet(policy=policy)
+
+    async def story(service: PlanningServicer) -> None:
+        fleet.agents.disconnect("nano")
+        fleet.forget(["nano"])
+
+    assert set((await planning(fleet, policy, story)).nodes) == {"orin"}
+
+
 async def test_watts_that_fall_while_a_round_is_planned_are_never_granted() -> None:
     policy = SlowPolicy()
     fleet = small_fleet(policy=policy)
