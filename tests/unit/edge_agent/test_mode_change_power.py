@@ -15,14 +15,25 @@ from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.nvpmodel import RebootNeededError
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
-from tests.fakes.jetson_boards import AGX_ORIN_JP5, CAP_4_5, FAKED_BOARDS, NANO
+from tests.fakes.jetson_boards import AGX_ORIN_JP5, CAP_4_5, FAKED_BOARDS, NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
 from wattfleet.modes import PowerMode
 
 BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
 # How kernels show a CPU policy whose cores are all offline.
+KERNELS = {"vanishes": None, "EINVAL": errno.EINVAL, "EBUSY": errno.EBUSY}
 OFFLINE_POLICIES = pytest.mark.parametrize(
-    "offline_policy", [None, errno.EINVAL, errno.EBUSY], ids=["vanishes", "EINVAL", "EBUSY"]
+    ("board", "offline_policy"),
+    [
+        pytest.param(
+            board,
+            offline_policy,
+            id=f"{board.name}-{kernel}",
+            marks=() if offline_policy == errno.EINVAL or board is XAVIER_AGX else pytest.mark.slow,
+        )
+        for board in FAKED_BOARDS
+        for kernel, offline_policy in KERNELS.items()
+    ],
 )
 HOW_MANY = pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)], ids=["few", "many"])
 TOLERANCE_MW = 1e-6
@@ -137,7 +148,6 @@ def leave_in_any_state(draw, tree):
         tree.write(f"{CPU}/cpu{core}/online", "0")
 
 
-@BOARDS
 @OFFLINE_POLICIES
 @HOW_MANY
 def test_no_state_between_two_modes_draws_more_than_both(tmp_path, board, offline_policy, count):
@@ -154,7 +164,6 @@ def test_no_state_between_two_modes_draws_more_than_both(tmp_path, board, offlin
         assert device.current_mode() == mode
 
 
-@BOARDS
 @OFFLINE_POLICIES
 @HOW_MANY
 def test_no_state_on_the_way_from_or_to_the_owners_settings_draws_more(tmp_path, board, offline_policy, count):
@@ -282,7 +291,6 @@ def test_a_setting_that_silently_keeps_its_value_stops_every_increase(tmp_path, 
     assert device.current_mode() == lowest._replace(gpu_hz=highest.gpu_hz)
 
 
-@BOARDS
 @OFFLINE_POLICIES
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_restoring_that_fails_at_any_write_is_completed_by_the_next(tmp_path, board, offline_policy, step):
