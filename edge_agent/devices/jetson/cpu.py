@@ -150,17 +150,14 @@ class Cpu:
         return any(self._is_to_set_offline(policy, to) for policy in listed)
 
     def arrivals(self, to: CpuSettings) -> Iterator[Step]:
-        """Yield the steps to these settings that bring cores online, each policy with its limits.
-
-        If the limits of a policy cannot be set, its core goes offline again, unless saved settings are restored.
-        """
+        """Yield the steps to these settings that bring cores online, and set the limits of policies that need it."""
         for core in self._removable():
             if core in to.online and not self._is_known_online(core):
                 active = self._policies()
                 yield partial(self._bring, core, 1)
                 for policy in self._policies():
                     if policy not in active:
-                        yield partial(self._set_arrived, policy, core, to)
+                        yield partial(set_range, self._tree, _limits(policy), to.limits_of(policy))
         for policy in self._all_policies():
             if self._is_to_set_offline(policy, to):
                 core = self._core_to_set(policy)
@@ -227,15 +224,6 @@ class Cpu:
     def _core_to_set(self, policy: str) -> int:
         """Return the core that has to be online while the limits of a policy are set."""
         return min(filter(self._is_known_online, self._cores_of(policy)), default=_first_core(policy))
-
-    def _set_arrived(self, policy: str, core: int, to: CpuSettings) -> None:
-        try:
-            set_range(self._tree, _limits(policy), to.limits_of(policy))
-        except ModeNotAppliedError:
-            if not to.sets_offline_policies:
-                with suppress(ModeNotAppliedError):
-                    self._bring(core, 0)
-            raise
 
     def _kept_khz(self, policy: str) -> int | None:
         """Return the highest frequency with which the first core of a policy would come online; None if unknown."""
