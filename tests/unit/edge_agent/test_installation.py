@@ -31,7 +31,7 @@ def test_a_name_that_cannot_be_kept_serves_this_run(tmp_path: Path, caplog: pyte
     assert "cannot be written" in caplog.text
 
 
-def test_other_users_may_not_enter_the_state_directory_of_an_installation_old_or_new(tmp_path: Path) -> None:
+def test_other_users_may_not_enter_a_new_or_an_existing_state_directory(tmp_path: Path) -> None:
     for folder in (tmp_path / "new", tmp_path / "old"):
         if folder.name == "old":
             installation_name(folder / "installation")
