@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -47,9 +49,13 @@ from coordinator.store.statements import Statements
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.upgrade import newest_version, upgrade, version_of
 from wattfleet.planning import History
+from wattfleet_io.atomic_files import make_state_folder
 from wattfleet_io.clock import utc_now
 
 _log = logging.getLogger(__name__)
+
+_FILE_MODE = 0o640
+"""The permissions of a new SQLite file; SQLite gives the files beside it the same."""
 
 
 class Store:
@@ -100,6 +106,7 @@ class Store:
                 with self._engine.begin() as connection:
                     if url.drivername == "sqlite":
                         _open_file(connection, Path(self.name), now, settings.check_rows)
+                        _close_to_others(Path(self.name))
                     else:
                         upgrade(connection, now)
                     self._term = begin_term(connection)
@@ -360,5 +367,15 @@ def _lock(url: URL, engine: Engine) -> OwnerLock:
     if url.drivername != "sqlite":
         return AdvisoryLock(engine)
     path = Path(str(url.database))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_state_folder(path.parent)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _FILE_MODE))
     return FileLock(path)
+
+
+def _close_to_others(path: Path) -> None:
+    """Let no other users read a store that an earlier version has created, since it contains the audit log."""
+    for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with suppress(OSError):  # absent, or the file of a user in whose group this one is
+            if (mode := stat.S_IMODE(each.stat().st_mode)) & stat.S_IRWXO:
+                each.chmod(mode & ~stat.S_IRWXO)
