@@ -12,7 +12,7 @@ from rich.text import Text
 
 from coordinator.display.view_values import state_word
 from wattfleet.modes import PowerMode
-from wattfleet_io.console import energy_text
+from wattfleet_io.console import count_of, energy_text
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 from wattfleet_simulation.report_figures import percent
 from wattfleet_simulation.run import Snapshot
@@ -228,13 +228,18 @@ def duty_table(duties: Mapping[str, Any]) -> RenderableType:
 def closing_line(run: Mapping[str, Any]) -> str:
     """Return the result of one run in one line."""
     errors = run["median_error"]
-    epoch, watts = (percent(errors[quantity]["share"]) for quantity in ("epoch_s", "power_w"))
-    held = sum(one["site_budget_held"] for one in run["rounds"])
+    epochs, watts = (
+        f"{percent(errors[quantity]['share'])} over {count_of(errors[quantity]['trainings'], 'training')}"
+        for quantity in ("epoch_s", "power_w")
+    )
+    held = [one["site_budget_held"] for one in run["rounds"] if one["site_budget_held"] is not None]
+    unseen = len(run["rounds"]) - len(held)
     return (
-        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epoch} and"
-        f" watts {watts} over {errors['epoch_s']['trainings']} trainings,"
+        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epochs} and"
+        f" of watts {watts},"
         f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
-        f" watts held in {held} of {len(run['rounds'])} rounds, {energy_text(_training_j(run))} for the trainings"
+        f" watts held in {sum(held)} of {count_of(len(held), 'observed round')}"
+        f"{f' ({unseen} not observed)' if unseen else ''}, {energy_text(_training_j(run))} for the trainings"
     )
 
 

@@ -46,6 +46,7 @@ def _device(board: str, epoch_s: float, power_w: float, idle_w: float) -> dict[s
         "mode_space": 18_096,
         "modes_profiled": 50,
         "minibatches_per_epoch": 520,
+        "is_length_known": True,
         "idle_w": idle_w,
         "time_mape_pct": 6.25,
         "power_mape_pct": 3.5,
@@ -106,6 +107,7 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
             }
             for device, view in devices.items()
         },
+        "length_assumed": False,
         "failed": [],
         "site_budget_w": 130.0,
         "planned_site_w": idle_w + sum(part["power_limit_w"] for part in assignments),
@@ -113,7 +115,13 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
         "site_budget_held": True,
         "predicted_duration_s": START_S + 2 * max(part["predicted_epoch_s"] for part in assignments),
         "observed_duration_s": START_S + 2 * max(part["observed_epoch_s"] for part in assignments),
-        "random_draw": {"draws": 20, "over_budget": 2, "mean_duration_s": 238.5, "worst_duration_s": 295.7},
+        "random_draw": {
+            "draws": 20,
+            "over_budget": 2,
+            "selected_duration_s": 100.0,
+            "mean_duration_s": 238.5,
+            "worst_duration_s": 295.7,
+        },
         "training_j": 6500.0,
         "wall_s": 13.0,
         "accuracy": 0.25 * number + 0.1,
@@ -170,7 +178,7 @@ def unfinished(report: dict[str, Any]) -> dict[str, Any]:
     report = copy.deepcopy(report)
     one = report["runs"][0]["rounds"][1]
     one["assignments"][2] |= {"observed_epoch_s": None, "observed_power_w": None}
-    one |= {"observed_site_w": None, "site_budget_held": False, "observed_duration_s": None}
+    one |= {"observed_site_w": None, "site_budget_held": None, "observed_duration_s": None}
     one |= {"failed": ["orin-nx-0"], "accuracy": None, "loss": None}
     one["random_draw"] |= {"mean_duration_s": None, "worst_duration_s": None}
     report["runs"][0]["initial_accuracy"] = None
@@ -251,7 +259,8 @@ def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tm
     text = _text(_page(report, tmp_path))
 
     assert "Rounds 1–3: agx-orin-0, agx-orin-1, orin-nx-0 were selected, predicted to take 100.0 s." in text
-    assert "would take 238.5 s on average and 295.7 s at worst: this selection takes 58% less than the average" in text
+    assert "takes 238.5 s on average and 295.7 s at worst with a uniform draw of 3 from the 6 devices, and" in text
+    assert "100.0 s with the selected ones: 58% less than the average" in text
     assert "2 of 20 sets could not train within 130 W at all" in text
     assert "orin-nano-0, orin-nano-1, xavier-agx-0 never trained, so their data did not enter the model" in text
 
@@ -263,7 +272,7 @@ def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tm
             "random",
             3,
             {"draws": 20},
-            "This policy draws at random, so no advantage is to be expected: over all 20 sets",
+            "100.0 s with the selected ones. This policy draws at random, so no advantage is to be expected",
         ),
         ("fastest-k", 3, {"draws": 15}, "(15 drawn of 20)"),
         ("fastest-k", 3, {"mean_duration_s": None}, "No set of 3 that was drawn could train within 130 W"),
@@ -313,8 +322,36 @@ def test_unknown_values_are_dashes(unfinished: dict[str, Any], tmp_path: Path) -
 
     assert "None" not in _text(page)
     assert "not observed in round 2" in _text(page)
-    assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 100\.0 – [\d.]+ – 130 – – – orin-nx-0", _text(page))
+    assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 100\.0 – [\d.]+ – 130 not observed – –", _text(page))
+    assert "held in 2 of 2 observed rounds; not observed in round 2" in _text(page)
     assert re.search(r"orin-nx-0 8c \S+ 4 2 41\.0 – 29\.8 – 30\.7", _text(page))
+
+
+def test_a_selection_that_stayed_the_same_is_not_said_to_change(report: dict[str, Any], tmp_path: Path) -> None:
+    report["settings"]["policy"] = "progress"
+    assert "In this run, the selection was the same in every round." in _text(_page(report, tmp_path))
+    report["runs"][0]["rounds"][1]["selected"] = list(FLEET)[:2]
+    assert "the selection was the same" not in _text(_page(report, tmp_path))
+
+
+def test_assumed_lengths_of_epochs_are_said_to_be_assumed(report: dict[str, Any], tmp_path: Path) -> None:
+    assert "assume" not in _text(_page(report, tmp_path)).split("Rounds 1–3")[1]
+    (run,) = report["runs"]
+    first = run["rounds"][0]
+    first |= {"length_assumed": True, "predicted_duration_s": 9.0, "observed_duration_s": 90.0}
+    first["assignments"][0] |= {"length_assumed": True, "predicted_epoch_s": 2.0}
+    run["devices"]["orin-nano-1"]["is_length_known"] = False
+
+    text = _text(_page(report, tmp_path))
+    assert "predicted to take 9.0 s with an assumed length of epochs" in text
+    assert "1 agx-orin-0, agx-orin-1, orin-nx-0 9.0 (assumed length) 90.0" in text
+    assert re.search(r"agx-orin-0 6c \S+ 4 2 2\.0 \(assumed length\)", text)
+    assert "orin-nano-1 never reported how many minibatches an epoch has" in text and "520 (not reported)" in text
+    # 90 s instead of the 9 s of an assumed length are no error of a prediction.
+    assert "where the lengths of epochs were known, 2% more than predicted (100.0 s)" in text
+    assert "epoch times 8 of 8 are inside, of the watts 0 of 9" in text
+    seconds, watts = (figures(report)[f"run-1-{quantity}"]["data"][0]["x"] for quantity in ("seconds", "watts"))
+    assert (len(seconds), len(watts)) == (2, 3)
 
 
 def test_watts_that_were_exceeded_are_named(report: dict[str, Any], tmp_path: Path) -> None:
