@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.display.run_totals import trainings_words
 from coordinator.display.view_values import state_word
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import count_of, energy_text
@@ -234,18 +235,16 @@ def closing_line(run: Mapping[str, Any]) -> str:
     )
     held = [one["site_budget_held"] for one in run["rounds"] if one["site_budget_held"] is not None]
     unseen = len(run["rounds"]) - len(held)
+    joules = [one["training_j"] for one in run["rounds"] if one["training_j"] is not None]
+    observed, trainings = (sum(one[name] for one in run["rounds"]) for name in ("observed_trainings", "trainings"))
     return (
         f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epochs} and"
         f" of watts {watts},"
         f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
         f" watts held in {sum(held)} of {count_of(len(held), 'observed round')}"
-        f"{f' ({unseen} not observed)' if unseen else ''}, {energy_text(_training_j(run))} for the trainings"
+        f"{f' ({unseen} not observed)' if unseen else ''},"
+        f" {energy_text(sum(joules) if joules else None)} for {trainings_words(observed, trainings)}"
     )
-
-
-def _training_j(run: Mapping[str, Any]) -> float | None:
-    joules = [one["training_j"] for one in run["rounds"] if one["training_j"] is not None]
-    return sum(joules) if joules else None
 
 
 def _number(value: float | None) -> str:

@@ -197,6 +197,8 @@ def _round(view: view_pb2.RoundView, truth: Mapping[str, TrueBoard], settings: S
         "observed_duration_s": view.observed_duration_s if view.HasField("observed_duration_s") else None,
         "random_draw": random_draw(truth, chosen, mean_epochs, budget_w, settings.seed),
         "training_j": view.training_j if view.HasField("training_j") else None,
+        "observed_trainings": view.observed_count,
+        "trainings": view.device_count,
         "baselines": compared(truth, chosen, mean_epochs, budget_w, settings.seed),
         "wall_s": view.wall_s,
         "accuracy": view.metrics.get("accuracy"),

@@ -70,15 +70,18 @@ def _title(content: dict[str, Any]) -> Text:
 
 
 def _totals(content: dict[str, Any]) -> list[str]:
+    from coordinator.display.run_totals import trainings_words
+
     if content["unplanned"]:
         return ["trained without a plan, because the coordinator was away: no budget was kept"]
     watts, seconds, joules = (content[key] for key in ("observed_site_w", "observed_s", "training_j"))
+    covered = trainings_words(content["observed_trainings"], content["devices"])
     lines = [
         f"power   {number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
         f" {'not observed' if watts is None else f'{number(watts)} W observed'}",
         f"time    {duration_text(content['planned_s'])} planned,"
         f" {'not observed' if seconds is None else f'{duration_text(seconds)} observed'}",
-        f"energy  {'not known' if joules is None else f'{energy_text(joules)} for the trainings'}",
+        f"energy  {'not observed' if joules is None else f'{energy_text(joules)} for {covered}'}",
     ]
     if content["trimmed_planned_w"] is not None:
         lines.append(

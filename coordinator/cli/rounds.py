@@ -34,7 +34,8 @@ def rounds(
     json_: JsonOption = False,
 ) -> None:
     """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
-    from coordinator.display.view_values import round_values, run_values
+    from coordinator.display.run_totals import run_totals
+    from coordinator.display.view_values import round_values
 
     with connected() as client:
 
@@ -44,8 +45,8 @@ def rounds(
             chosen = [each for each in runs if run_id in (None, each.run_id)][-1:]
             if not chosen:
                 return {"run_id": None, "rounds": []}
-            views = client.rounds(chosen[0].run_id, with_devices=False, with_times=json_)
-            return {**run_values(chosen[0]), "rounds": [round_values(view) for view in views]}
+            views = list(client.rounds(chosen[0].run_id, with_devices=False, with_times=json_))
+            return {**run_totals(chosen[0], views), "rounds": [round_values(view) for view in views]}
 
         show(content, _table, json_, watch)
 
@@ -55,6 +56,7 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.cli.output.layout import Fitting
+    from coordinator.display.run_totals import ENERGY_NOTE, is_in_part, trainings_words
 
     if content["run_id"] is None:
         return Text(NO_RUNS)
@@ -78,10 +80,10 @@ def _table(content: dict[str, Any]) -> RenderableType:
     lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
     if unplanned := [each["round"] for each in content["rounds"] if each["unplanned"]]:
         lines.append(Text(f"{rounds_text(unplanned)} unplanned: no budget was kept", style="bold red"))
-    joules = [each["training_j"] for each in content["rounds"] if each["training_j"] is not None]
-    if joules:
-        of_rounds = f" in {len(joules):,} of {count_of(len(content['rounds']), 'round')}"
-        lines.append(Text(f"energy of the trainings: {energy_text(sum(joules))}{of_rounds}", style="dim"))
+    if content["training_j"] is not None:
+        covered = trainings_words(content["observed_trainings"], content["trainings"])
+        note = f"; {ENERGY_NOTE}" if any(map(is_in_part, content["rounds"])) else ""
+        lines.append(Text(f"energy: {energy_text(content['training_j'])} for {covered}{note}", style="dim"))
     return Group(*lines)
 
 
@@ -92,6 +94,7 @@ def _with_metrics(
     from rich.text import Text
 
     from coordinator.cli.output.layout import Layout, columns
+    from coordinator.display.run_totals import energy_words
 
     heads = (
         "W\nallowed",
@@ -114,7 +117,7 @@ def _with_metrics(
             number(each["observed_site_w"]),
             duration_text(each["planned_s"]),
             "running" if is_running else duration_text(each["wall_s" if each["unplanned"] else "observed_s"]),
-            *([energy_text(each["training_j"])] if has_energy else []),
+            *([energy_words(each)] if has_energy else []),
             *(number(each["metrics"].get(name), 3) for name in names[:count]),
         )
     left_out = Text(f"--json also prints {', '.join(names[count:])}", style="dim")

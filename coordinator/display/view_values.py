@@ -213,7 +213,6 @@ def round_values(view: view_pb2.RoundView) -> Values:
         "observed_s": known(view, "observed_duration_s"),
         "wall_s": known(view, "wall_s"),
         "training_j": known(view, "training_j"),
-        "observed_j": view.observed_j if view.observed_count else None,
         "observed_trainings": view.observed_count,
         "deadline_s": view.plan.deadline_s or None,
         "in_other_mode": view.other_mode_count,

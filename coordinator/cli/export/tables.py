@@ -113,6 +113,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "observed_s": _NUMBER,
         "wall_s": _NUMBER,
         "training_j": _NUMBER,
+        "observed_trainings": _COUNT,
         "deadline_s": _NUMBER,
         "in_other_mode": _COUNT,
         "stopped": _COUNT,

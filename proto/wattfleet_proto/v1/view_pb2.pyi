@@ -738,7 +738,6 @@ class RoundView(_message.Message):
     UNPLANNED_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     TRAINING_J_FIELD_NUMBER: _builtins.int
-    OBSERVED_J_FIELD_NUMBER: _builtins.int
     OBSERVED_COUNT_FIELD_NUMBER: _builtins.int
     LATE_DEVICE_IDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -768,9 +767,7 @@ class RoundView(_message.Message):
     workload: _builtins.str
     """name of what the run trains"""
     training_j: _builtins.float
-    """observed joules of its trainings; absent until every selected device reported"""
-    observed_j: _builtins.float
-    """of the trainings that were observed, also while others are missing"""
+    """joules of the trainings that were observed; absent until one was"""
     observed_count: _builtins.int
     """number of these trainings"""
     @_builtins.property
@@ -813,13 +810,12 @@ class RoundView(_message.Message):
         unplanned: _builtins.bool = ...,
         workload: _builtins.str = ...,
         training_j: _builtins.float | None = ...,
-        observed_j: _builtins.float = ...,
         observed_count: _builtins.int = ...,
         late_device_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "training_j", b"training_j", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_j", b"observed_j", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tests.fakes.compared_ways import COMPARISON
+from tests.fakes.simulated_report import COMPARISON
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.display import LineDisplay, closing_line, closing_tables
 from wattfleet_simulation.run import Snapshot
@@ -37,14 +37,17 @@ def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
         "final_accuracy": 0.912,
         "median_error": {"epoch_s": {"share": 0.021, "trainings": 4}, "power_w": {"share": None, "trainings": 0}},
         "devices": {"a": {"modes_profiled": 5}, "b": {"modes_profiled": 3}},
-        "rounds": [{"site_budget_held": held, "training_j": joules} for held, joules in ((True, 6500.0), (False, 1e3))],
+        "rounds": [
+            {"site_budget_held": held, "training_j": joules, "observed_trainings": 2, "trainings": 2}
+            for held, joules in ((True, 6500.0), (False, 1e3))
+        ],
     }
     assert closing_line(run) == (
         "run 2: final accuracy 91.2%, median error of an epoch's seconds 2.1% over 4 trainings and of watts – over 0"
-        " trainings, 8 modes measured, watts held in 1 of 2 observed rounds, 7.5 kJ for the trainings"
+        " trainings, 8 modes measured, watts held in 1 of 2 observed rounds, 7.5 kJ for 4 trainings"
     )
-    run["rounds"][1] = {"site_budget_held": None, "training_j": None}
-    assert "watts held in 1 of 1 observed round (1 not observed), 6.5 kJ" in closing_line(run)
+    run["rounds"][1] |= {"site_budget_held": None, "observed_trainings": 1}
+    assert "watts held in 1 of 1 observed round (1 not observed), 7.5 kJ for 3 of 4 trainings" in closing_line(run)
 
 
 def test_a_run_ends_with_its_comparison_with_other_ways() -> None:
