@@ -15,6 +15,7 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.display.device_words import (
+    front_assumption,
     in_state_for,
     last_training,
     live_line,
@@ -23,9 +24,9 @@ from coordinator.display.device_words import (
     troubles,
     worst_first,
 )
-from coordinator.display.wording import moment, number, watts
+from coordinator.display.wording import ASSUMED_NOTE, expected_time, moment, number, watts
 from wattfleet_io.clock import unix_now_s
-from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, count_of, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -137,6 +138,10 @@ def _granted(content: dict[str, Any]) -> str:
     return f"{text}, confirmed"
 
 
+def _is_assumed(device: dict[str, Any]) -> bool:
+    return bool(device["epoch_length_assumed"]) and device["fastest_epoch_s"] is not None
+
+
 def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> RenderableType:
     from rich.text import Text
 
@@ -174,14 +179,15 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
                 measured_modes(each),
                 *([profiling_left(each)] if is_profiling else []),
                 number(each["idle_w"]),
-                duration_text(each["fastest_epoch_s"]),
+                expected_time(each["fastest_epoch_s"], each["epoch_length_assumed"]),
                 *(words[name] for name in more),
             )
         return table
 
     def layout(*more: str, note: str = "") -> Layout:
         legend = MODE_LEGEND if shows_modes and "detail" in more else ""
-        notes = [Text(each, style="dim") for each in (legend, note) if each]
+        assumed = ASSUMED_NOTE if any(map(_is_assumed, found)) else ""
+        notes = [Text(each, style="dim") for each in (legend, assumed, note) if each]
         return Layout(table(()), _MIN_TEXT_WIDTH * len(more), [table(more), Text(line, style="bold"), *notes])
 
     return Fitting(
@@ -228,7 +234,7 @@ def _print(content: dict[str, Any]) -> None:
     console = terminal()
     console.print(table)
     _print_workloads(console, content["workloads"])
-    _print_front(console, content["front"], content["workload"])
+    _print_front(console, content["front"], content["workload"], content["epoch_length_assumed"])
 
 
 def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
@@ -247,14 +253,18 @@ def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
             "-" if each["batch"] is None else f"{each['batch']:,}",
             f"{each['profiled_modes']:,}",
             unknown if minibatches is None else f"{minibatches:,}",
-            duration_text(each["fastest_epoch_s"]),
+            expected_time(each["fastest_epoch_s"], each["epoch_length_assumed"]),
             Text((each["workload"] or "any") + (f" (left out: {each['left_out']})" if each["left_out"] else "")),
         )
     console.print("\nworkloads, the latest first")
     console.print(table)
+    if any(map(_is_assumed, workloads)):
+        console.print(ASSUMED_NOTE, style="dim")
 
 
-def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None) -> None:
+def _print_front(
+    console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None, is_length_assumed: bool
+) -> None:
     import numpy as np
 
     from coordinator.cli.output.layout import columns
@@ -281,4 +291,6 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload:
     console.print(table)
     if len(shown) < len(front):
         console.print(f"{len(shown)} of {len(front)} modes; --json prints all", style="dim")
+    if is_length_assumed:
+        console.print(front_assumption(), style="dim")
     console.print(MODE_LEGEND, style="dim")

@@ -217,6 +217,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             front=front_to_message(known.front) if known is not None and request.with_fronts else None,
             reference_digest="" if known is None else known.reference_digest,
             fastest_epoch_s=None if known is None else _fastest_epoch_s(known, record, lengths, rules.limit_w),
+            epoch_length_assumed=known is not None and known.is_length_assumed,
             workload=request.workload or ("" if known is None else known.name),
             workloads=[
                 self._device_workload(record, each, lengths, rules.limit_w)

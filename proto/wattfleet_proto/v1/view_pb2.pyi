@@ -63,6 +63,7 @@ class DeviceView(_message.Message):
     OBSERVED_RUN_ID_FIELD_NUMBER: _builtins.int
     OBSERVED_ROUND_FIELD_NUMBER: _builtins.int
     IS_OBSERVED_RUN_LIVE_FIELD_NUMBER: _builtins.int
+    EPOCH_LENGTH_ASSUMED_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     provenance: _power_pb2.Provenance.ValueType
@@ -116,6 +117,8 @@ class DeviceView(_message.Message):
     """its round"""
     is_observed_run_live: _builtins.bool
     """whether that run goes on"""
+    epoch_length_assumed: _builtins.bool
+    """the fastest epoch assumes a number of minibatches, since no app has reported it"""
     @_builtins.property
     def front(self) -> _power_pb2.Front:
         """of the workload below, as the device reported it"""
@@ -184,10 +187,11 @@ class DeviceView(_message.Message):
         observed_run_id: _builtins.str = ...,
         observed_round: _builtins.int = ...,
         is_observed_run_live: _builtins.bool = ...,
+        epoch_length_assumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_limit_w", b"observed_limit_w", "observed_w", b"observed_w", "profiling_left_s", b"profiling_left_s", "sample", b"sample", "state_since_unix_s", b"state_since_unix_s", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "epoch_length_assumed", b"epoch_length_assumed", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
     _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
