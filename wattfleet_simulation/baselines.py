@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ import numpy as np
 
 from edge_agent.devices.mode_names import presets_of
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from wattfleet.choosing import Front, pareto_front
+from wattfleet.choosing import Front, predicted_front
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes import ModeArray, Workload, array_to_modes
-from wattfleet.planning import Allowance, Offer, plan_round
+from wattfleet.modes import ModeArray, Workload, WorkloadFacts, array_to_modes
+from wattfleet.planning import Allowance, Offer, RoundPlan, plan_round
 from wattfleet.planning.policies import FastestK
-from wattfleet.prediction import warmup_s
+from wattfleet.prediction import Prediction
+from wattfleet_simulation.digits_app.task import minibatches_per_epoch, sample_counts
+from wattfleet_simulation.settings import SimulatedApp
 
 _DRAWS = 200
 
@@ -44,6 +47,11 @@ class TrueBoard:
     idle_w: float
 
     @cached_property
+    def best(self) -> Front:
+        """Return the Pareto front of the board's whole mode space."""
+        return self._front(self.board.modes)
+
+    @cached_property
     def highest(self) -> Front:
         """Return a front of one point, with every clock at its highest as in the preset MAXN."""
         modes = self.board.modes
@@ -57,12 +65,34 @@ class TrueBoard:
         return self._front(np.array(modes)) if modes else None
 
     def _front(self, modes: ModeArray) -> Front:
-        minibatch_ms, power_mw = self.board.truth(modes, self.workload)
-        starts_s = warmup_s(modes, minibatch_ms, self.board.mean_first_gcycles)
-        epoch_s = minibatch_ms * self.minibatches_per_epoch / 1e3
-        rows = pareto_front(starts_s + epoch_s, power_mw)
-        nothing = np.zeros(len(rows))
-        return Front(modes[rows], epoch_s[rows], power_mw[rows] / 1e3, nothing, nothing, starts_s[rows])
+        certain = np.zeros(len(modes))
+        true = Prediction(*self.board.mean_truth(modes, self.workload), certain, certain)
+        return predicted_front(modes, true, self.minibatches_per_epoch, self.board.mean_first_gcycles)
+
+
+def true_boards(
+    app: SimulatedApp,
+    workload: Workload,
+    seed: int,
+    boards: Mapping[str, VirtualBoard],
+    idle_w: Mapping[str, float],
+) -> dict[str, TrueBoard]:
+    """Return the truth about every device of a simulation with an app, by id; also of devices that never trained.
+
+    Args:
+        app: the app. If a plan may choose its minibatch size, this is the truth for its first size.
+        workload: the workload as the run states it.
+        seed: seed of the data split.
+        boards: the boards, in the order of their data.
+        idle_w: watts of each device while it idles.
+    """
+    # The rest of the facts that affect the boards' speed; an app's loader reports it when a device trains.
+    paced = workload.completed(WorkloadFacts(batch=app.batch_size))
+    samples = sample_counts(len(boards), seed)
+    return {
+        device_id: TrueBoard(board, paced, minibatches_per_epoch(count, app.batch_size), idle_w[device_id])
+        for (device_id, board), count in zip(boards.items(), samples, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -99,9 +129,7 @@ def compared(
     """
     if not chosen:
         return {PLAIN_FLOWER: None, MAXN: None, PRESETS: None}
-    draws = list(itertools.islice(itertools.combinations(sorted(boards), len(chosen)), 100_000))
-    if len(draws) > _DRAWS:
-        draws = random.Random(seed).sample(draws, _DRAWS)
+    draws = _draws(boards, len(chosen), seed)
     in_presets = _in_presets(boards, chosen, epochs, site_budget_w)
     return {
         PLAIN_FLOWER: _mean([_in_maxn(boards, draw, epochs) for draw in draws], site_budget_w),
@@ -127,23 +155,76 @@ def _in_presets(
     boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float, site_budget_w: float
 ) -> Cost | None:
     """The fastest combination of presets within the budget."""
-    offers = [
-        Offer(each, front, boards[each].idle_w)
-        for each in sorted(chosen)
-        if (front := boards[each].presets) is not None
-    ]
-    if len(offers) < len(chosen):
+    fronts = {each: front for each in chosen if (front := boards[each].presets) is not None}
+    if len(fronts) < len(chosen):
         return None
-    rest_w = _rest_w(boards, chosen)
+    plan = _fastest(boards, fronts, epochs, site_budget_w)
+    if plan is None:
+        return None
+    seconds = [each.training_s(each.epoch_s) for each in plan.assignments]
+    joules = sum(each.power_w * s for each, s in zip(plan.assignments, seconds, strict=True))
+    site_w = _rest_w(boards, chosen) + sum(each.power_w for each in plan.assignments)
+    return Cost(max(seconds), site_w, joules)
+
+
+def _fastest(
+    boards: Mapping[str, TrueBoard], fronts: Mapping[str, Front], epochs: float, site_budget_w: float
+) -> RoundPlan | None:
+    """The shortest round in which all devices with a front train; None if the budget does not suffice for that."""
+    offers = [Offer(each, front, boards[each].idle_w) for each, front in fronts.items()]
+    allowance = Allowance.of_site(site_budget_w, _rest_w(boards, fronts))
     try:
-        plan = plan_round(offers, FastestK(len(offers)), Allowance.of_site(site_budget_w, rest_w), epochs, 1)
+        plan = plan_round(offers, FastestK(len(offers)), allowance, epochs, 1)
     except InfeasibleBudgetError:
         return None
-    if len(plan.assignments) < len(chosen):
-        return None
-    seconds = [each.warmup_s + epochs * each.epoch_s for each in plan.assignments]
-    joules = sum(each.power_w * s for each, s in zip(plan.assignments, seconds, strict=True))
-    return Cost(max(seconds), rest_w + sum(each.power_w for each in plan.assignments), joules)
+    return plan if len(plan.assignments) == len(offers) else None
+
+
+def random_draw(
+    boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float, site_budget_w: float, seed: int
+) -> dict[str, Any]:
+    """Return how long a round takes with the chosen devices, and with as many devices drawn uniformly.
+
+    It covers all possible draws, or many. Each set gets its own best modes within the same watts, by the boards' true
+    values, so only the selection makes a difference.
+
+    Args:
+        boards: all boards of the site.
+        chosen: ids of the devices that trained in the round.
+        epochs: local epochs of each device.
+        site_budget_w: the site's budget, watts.
+        seed: seed of the draws, if not all are covered.
+
+    Returns:
+        `draws`: the number of drawn sets; `over_budget`: those that no modes keep within the budget;
+        `selected_duration_s`: seconds with the chosen devices; `mean_duration_s` and `worst_duration_s`: seconds over
+        the other sets. A value is None if the budget is too small for all of its sets.
+    """
+
+    def duration_s(devices: Sequence[str]) -> float | None:
+        plan = _fastest(boards, {each: boards[each].best for each in devices}, epochs, site_budget_w)
+        return None if plan is None else plan.duration_s
+
+    sets = _draws(boards, len(chosen), seed) if chosen else []
+    durations_s = [each for each in map(duration_s, sets) if each is not None]
+    return {
+        "draws": len(sets),
+        "over_budget": len(sets) - len(durations_s),
+        "selected_duration_s": duration_s(chosen) if chosen else None,
+        "mean_duration_s": float(np.mean(durations_s)) if durations_s else None,
+        "worst_duration_s": max(durations_s, default=None),
+    }
+
+
+def _draws(boards: Mapping[str, TrueBoard], count: int, seed: int) -> list[tuple[str, ...]]:
+    """Return all sets of a number of devices, or many that are drawn uniformly."""
+    devices = sorted(boards)
+    if math.comb(len(devices), count) <= _DRAWS:
+        return list(itertools.combinations(devices, count))
+    generator, found = random.Random(seed), set[tuple[str, ...]]()
+    while len(found) < _DRAWS:
+        found.add(tuple(sorted(generator.sample(devices, count))))
+    return sorted(found)
 
 
 def _mean(costs: Sequence[Cost], site_budget_w: float) -> dict[str, Any]:

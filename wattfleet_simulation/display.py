@@ -9,9 +9,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from coordinator.display.run_totals import trainings_words
 from coordinator.display.view_values import state_word
 from wattfleet.modes import PowerMode
-from wattfleet_io.console import energy_text
+from wattfleet_io.console import count_of, energy_text
 from wattfleet_io.tables import FittingTable, columns, numbers, texts
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 from wattfleet_simulation.forecast import left_text
@@ -228,19 +229,22 @@ def duty_table(duties: Mapping[str, Any]) -> RenderableType:
 def closing_line(run: Mapping[str, Any]) -> str:
     """Return the result of one run in one line."""
     errors = run["median_error"]
-    epoch, watts = (percent(errors[quantity]["share"]) for quantity in ("epoch_s", "power_w"))
-    held = sum(one["site_budget_held"] for one in run["rounds"])
-    return (
-        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epoch} and"
-        f" watts {watts} over {errors['epoch_s']['trainings']} trainings,"
-        f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
-        f" watts held in {held} of {len(run['rounds'])} rounds, {energy_text(_training_j(run))} for the trainings"
+    epochs, watts = (
+        f"{percent(errors[quantity]['share'])} over {count_of(errors[quantity]['trainings'], 'training')}"
+        for quantity in ("epoch_s", "power_w")
     )
-
-
-def _training_j(run: Mapping[str, Any]) -> float | None:
+    held = [one["site_budget_held"] for one in run["rounds"] if one["site_budget_held"] is not None]
+    unseen = len(run["rounds"]) - len(held)
     joules = [one["training_j"] for one in run["rounds"] if one["training_j"] is not None]
-    return sum(joules) if joules else None
+    observed, trainings = (sum(one[name] for one in run["rounds"]) for name in ("observed_trainings", "trainings"))
+    return (
+        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epochs} and"
+        f" of watts {watts},"
+        f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
+        f" watts held in {sum(held)} of {count_of(len(held), 'observed round')}"
+        f"{f' ({unseen} not observed)' if unseen else ''},"
+        f" {energy_text(sum(joules) if joules else None)} for {trainings_words(observed, trainings)}"
+    )
 
 
 def _number(value: float | None) -> str:

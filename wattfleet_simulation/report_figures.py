@@ -145,7 +145,11 @@ def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: s
     """Plot predicted against observed values. A bar meets the diagonal if the observation is in the 90 % interval."""
     data = []
     for device, style in styles.items():
-        parts = [(one, part) for one, part in _parts(run, device) if part[f"observed_{quantity}"] is not None]
+        parts = [
+            (one, part)
+            for one, part in _parts(run, device)
+            if part[f"observed_{quantity}"] is not None and is_predicted(part, quantity)
+        ]
         predicted = [part[f"predicted_{quantity}"] for _, part in parts]
         spread = [log_sd(part, quantity) for _, part in parts]
         data.append(
@@ -357,6 +361,11 @@ def _column(points: Points, name: str) -> list[Any]:
 def log_sd(part: Report, quantity: str) -> float:
     """Return the standard deviation of the logarithm of an assignment's prediction."""
     return float(part[quantity.rpartition("_")[0] + "_log_sd"])
+
+
+def is_predicted(part: Report, quantity: str) -> bool:
+    """Return whether a quantity of an assignment was predicted; seconds are not if the epoch's length was assumed."""
+    return quantity == "power_w" or not part["length_assumed"]
 
 
 def _label(device: str) -> str:

@@ -13,7 +13,15 @@ from typing import Any
 from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import write_page
 from wattfleet_simulation.report_duty_figures import PLOTTED, duty_figures
-from wattfleet_simulation.report_figures import SD_OF_90_PCT, device_styles, figures, log_sd, mode_label, percent
+from wattfleet_simulation.report_figures import (
+    SD_OF_90_PCT,
+    device_styles,
+    figures,
+    is_predicted,
+    log_sd,
+    mode_label,
+    percent,
+)
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
@@ -83,7 +91,7 @@ def _within_interval(run: Report, quantity: str) -> tuple[int, int]:
     """Return how many observations lie within their 90 % interval, and how many there are."""
     within = []
     for part in (part for one in run["rounds"] for part in one["assignments"]):
-        if (observed := part[f"observed_{quantity}"]) is not None:
+        if (observed := part[f"observed_{quantity}"]) is not None and is_predicted(part, quantity):
             distance = abs(math.log(observed / part[f"predicted_{quantity}"]))
             within.append(distance <= SD_OF_90_PCT * log_sd(part, quantity))
     return sum(within), len(within)

@@ -16,8 +16,10 @@ from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.modes import Workload
 from wattfleet_identity.joining import EnrolmentRefusedError
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+from wattfleet_proto.convert import workload_from_message
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
@@ -45,7 +47,7 @@ class Snapshot:
         run_number: the current run, from 1; 0 before the first.
         devices: all devices, as reported by the coordinator.
         rounds: the rounds of the current run that are planned so far.
-        workload: the workload of the current run; empty before the first.
+        workload: the workload of the current run, as it states it; None before that.
         initial_metrics: metrics before the run's first round.
         elapsed_s: seconds since the start.
         rounds_in_run: how many rounds each run has.
@@ -56,7 +58,7 @@ class Snapshot:
     run_number: int
     devices: Sequence[view_pb2.DeviceView]
     rounds: Sequence[view_pb2.RoundView]
-    workload: str
+    workload: Workload | None
     initial_metrics: dict[str, float]
     elapsed_s: float
     rounds_in_run: int = 0
@@ -239,7 +241,8 @@ class Simulation:
         self._show(f"{stage.text}, usually {stage.usual_s(len(self._settings.devices)):.0f} s", view)
 
     def _show(self, phase: str, view: CoordinatorView | None, seen: RunSeen = _NO_RUN) -> Snapshot:
-        devices = view.devices(seen.run.workload.name) if view else []
+        stated = seen.run.workload
+        devices = view.devices(stated.name) if view else []
         now_s = time.monotonic()
         elapsed_s = now_s - self._started_s
         self._forecast.note_rounds(len(seen.rounds), sum(each.HasField("wall_s") for each in seen.rounds), now_s)
@@ -248,7 +251,7 @@ class Simulation:
             self._run_number,
             devices,
             seen.rounds,
-            seen.run.workload.name,
+            workload_from_message(stated) if stated.name else None,
             dict(seen.run.initial_metrics),
             elapsed_s,
             self._settings.rounds,

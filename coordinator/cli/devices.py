@@ -15,6 +15,7 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.display.device_words import (
+    front_assumption,
     in_state_for,
     last_training,
     live_line,
@@ -23,9 +24,9 @@ from coordinator.display.device_words import (
     troubles,
     worst_first,
 )
-from coordinator.display.wording import moment, number, watts
+from coordinator.display.wording import ASSUMED_NOTE, expected_time, moment, number, watts
 from wattfleet_io.clock import unix_now_s
-from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, count_of, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -135,6 +136,10 @@ def _granted(content: dict[str, Any]) -> str:
     return f"{text}, confirmed"
 
 
+def _is_assumed(device: dict[str, Any]) -> bool:
+    return bool(device["epoch_length_assumed"]) and device["fastest_epoch_s"] is not None
+
+
 def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> RenderableType:
     from rich.text import Text
 
@@ -153,8 +158,9 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
     line += f"; {left_out} left out because of their reports" if left_out else ""
 
     def below(shown: Sequence[str]) -> Sequence[Text]:
-        legend = [Text(MODE_LEGEND, style="dim")] if shows_modes and "detail" in shown else []
-        return [Text(line, style="bold"), *legend]
+        legend = MODE_LEGEND if shows_modes and "detail" in shown else ""
+        assumed = ASSUMED_NOTE if any(map(_is_assumed, found)) else ""
+        return [Text(line, style="bold"), *(Text(each, style="dim") for each in (legend, assumed) if each)]
 
     # The narrower the terminal, the more it is left to why a device does not train.
     table = FittingTable(
@@ -182,7 +188,7 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
             measured_modes(each),
             *([profiling_left(each)] if is_profiling else []),
             number(each["idle_w"]),
-            duration_text(each["fastest_epoch_s"]),
+            expected_time(each["fastest_epoch_s"], each["epoch_length_assumed"]),
             *(number(each[key]) for key in _WATTS.values()),
             " ".join(each["tags"]),
             _detail(each),
@@ -221,7 +227,7 @@ def _print(content: dict[str, Any]) -> None:
     console = terminal()
     console.print(facts({**lines, "state": Text(lines["state"], style=_STYLES.get(content["state"], ""))}))
     _print_workloads(console, content["workloads"])
-    _print_front(console, content["front"], content["workload"])
+    _print_front(console, content["front"], content["workload"], content["epoch_length_assumed"])
 
 
 def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
@@ -245,14 +251,18 @@ def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
             "-" if each["batch"] is None else f"{each['batch']:,}",
             f"{each['profiled_modes']:,}",
             unknown if minibatches is None else f"{minibatches:,}",
-            duration_text(each["fastest_epoch_s"]),
+            expected_time(each["fastest_epoch_s"], each["epoch_length_assumed"]),
             (each["workload"] or "any") + (f" (left out: {each['left_out']})" if each["left_out"] else ""),
         )
     console.print("\nworkloads, the latest first")
     console.print(table)
+    if any(map(_is_assumed, workloads)):
+        console.print(ASSUMED_NOTE, style="dim")
 
 
-def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None) -> None:
+def _print_front(
+    console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None, is_length_assumed: bool
+) -> None:
     import numpy as np
 
     from wattfleet.modes import PowerMode
@@ -280,4 +290,6 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload:
     console.print(table)
     if len(shown) < len(front):
         console.print(f"{len(shown)} of {len(front)} modes; --json prints all", style="dim")
+    if is_length_assumed:
+        console.print(front_assumption(), style="dim")
     console.print(MODE_LEGEND, style="dim")

@@ -11,7 +11,7 @@ from coordinator.cli.options import (
     connected,
 )
 from coordinator.cli.run_names import RUN_HELP, run_ids_of
-from coordinator.display.wording import number
+from coordinator.display.wording import ASSUMED_NOTE, number
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
 
 
@@ -114,7 +114,7 @@ def _print(content: dict[str, Any]) -> None:
             number(each["batch"], 0),
             f"{each['epochs']:g}",
             number(each["warmup_s"]),
-            number(each["epoch_s"]),
+            f"{'~' if each['length_assumed'] else ''}{number(each['epoch_s'])}",
             number(each["power_w"]),
             number(each["power_limit_w"]),
         )
@@ -142,4 +142,6 @@ def _print(content: dict[str, Any]) -> None:
         text = "considered: ready devices"
     console.print()
     console.print(MODE_LEGEND, style="dim")
+    if any(each["length_assumed"] for each in selected):
+        console.print(ASSUMED_NOTE, style="dim")
     console.print(text, style="dim")

@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
 from coordinator.cli.run_names import NO_RUNS, RUN_STYLES
 from coordinator.display.wording import moment_of
-from wattfleet_io.console import count_of, duration_text, energy_text
+from wattfleet_io.console import count_of, duration_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,6 +47,7 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from coordinator.display.run_totals import ENERGY_NOTE, energy_words, is_in_part
     from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
 
     found: Sequence[dict[str, Any]] = content["runs"]
@@ -70,12 +71,14 @@ def _table(content: dict[str, Any]) -> RenderableType:
             Text(each["state"], style=RUN_STYLES.get(each["state"], "")),
             f"{each['rounds_done']:,} of {each['rounds_asked_for']:,}",
             duration_text(each["wall_s"] or None),
-            energy_text(each["training_j"]),
+            energy_words(each),
             f"{each['failed_trainings']:,}",
             moment_of(each["started_unix_s"]),
             Text(each["workload"] or "-"),
         )
     parts: list[RenderableType] = [table]
+    if any(map(is_in_part, found)):
+        parts.append(Text(ENERGY_NOTE, style="dim"))
     if content["older"]:
         older = count_of(content["older"], "older run")
         parts.append(Text(f"{older} not shown: --limit {len(found) + content['older']} shows all", style="dim"))

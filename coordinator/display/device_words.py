@@ -83,6 +83,16 @@ def worst_first(devices: Iterable[Values], now_unix_s: float) -> list[Values]:
     )
 
 
+def front_assumption() -> str:
+    """What the seconds of a front mean while no app has reported the length of the device's epochs."""
+    from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH
+
+    return (
+        f"The seconds assume {ASSUMED_MINIBATCHES_PER_EPOCH} minibatches in an epoch, as no app has reported the"
+        " device's own number."
+    )
+
+
 def in_state_for(content: Values, now_unix_s: float) -> str:
     """The time that a device has been in its state; since its last report if offline when the coordinator started."""
     since = content["state_since_unix_s"]

@@ -39,6 +39,7 @@ def _decision_values(decision: Decision, part: Assignment | None) -> Values:
         "epochs": part.epochs if part else None,
         "warmup_s": part.warmup_s if part else None,
         "epoch_s": part.epoch_s if part else None,
+        "length_assumed": part.is_length_assumed if part else None,
         "power_w": part.power_w if part else None,
         "power_limit_w": part.power_limit_w if part else None,
     }

@@ -112,7 +112,9 @@ def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -
     yield _histograms(
         "wattfleet_round_watts", "Watts of the site in completely observed rounds, by kind", "kind", statistics.round_w
     )
-    energy = HistogramMetricFamily("wattfleet_round_energy_joules", "Observed joules of the trainings of a round")
+    energy = HistogramMetricFamily(
+        "wattfleet_round_energy_joules", "Joules of the trainings of completely observed rounds"
+    )
     energy.add_metric([], statistics.round_j.buckets, statistics.round_j.sum)
     yield energy
     yield _run_family(statistics.run_j.copy(), live_runs)
@@ -121,7 +123,9 @@ def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -
 def _run_family(run_j: Mapping[str, float], live_runs: Sequence[str]) -> GaugeMetricFamily | CounterMetricFamily:
     """The joules of each live run; the oldest runs share one label."""
     family = CounterMetricFamily(
-        "wattfleet_run_energy_joules", "Observed joules of the trainings of a run that has not ended", labels=["run"]
+        "wattfleet_run_energy_joules",
+        "Joules of the observed trainings of a run that has not ended, since the coordinator started",
+        labels=["run"],
     )
     known = [run_id for run_id in live_runs if run_id in run_j]
     for run_id in known[:_NAMED_RUNS]:

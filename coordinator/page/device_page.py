@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.display.device_words import front_assumption
 from coordinator.display.round_details import round_details
 from coordinator.display.view_values import (
     Values,
@@ -62,6 +63,7 @@ async def device(request: Request) -> Response:
         "device": values,
         "workloads": [device_workload_values(each) for each in reversed(view.workloads)],
         "front": front,
+        "front_assumption": front_assumption(),
         "presets": presets,
         "missing_presets": sorted(_presets_of(values["board"]).keys() - {each["preset"] for each in presets}),
         "plot": None if not front else FrontPlot.of(front, presets, in_force),

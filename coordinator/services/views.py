@@ -217,6 +217,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             front=front_to_message(known.front) if known is not None and request.with_fronts else None,
             reference_digest="" if known is None else known.reference_digest,
             fastest_epoch_s=None if known is None else _fastest_epoch_s(known, record, lengths, rules.limit_w),
+            epoch_length_assumed=known is not None and known.is_length_assumed,
             workload=request.workload or ("" if known is None else known.name),
             workloads=[
                 self._device_workload(record, each, lengths, rules.limit_w)
@@ -357,8 +358,7 @@ def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: 
         wall_s=record.wall_s,
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
-        training_j=record.observed_training_j,
-        observed_j=record.observed_so_far_j,
+        training_j=record.training_j,
         observed_count=len(record.observations),
         results=[_result(result) for result in record.results if with_devices],
         device_count=len(record.plan.original.assignments),

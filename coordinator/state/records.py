@@ -302,15 +302,13 @@ class RoundRecord(_WithResults):
         return max(self.observations[each.device_id].training_s(each) for each in self.plan.assignments)
 
     @property
-    def observed_training_j(self) -> float | None:
-        """Observed joules of the trainings, without idling devices; None until every chosen device was observed."""
-        if not self._is_observed:
-            return None
-        return sum(self.observations[each.device_id].energy_j(each) for each in self.plan.assignments)
+    def training_j(self) -> float | None:
+        """Joules of the trainings that were observed, without idling devices; None until one was observed.
 
-    @property
-    def observed_so_far_j(self) -> float:
-        """Joules of all trainings observed so far, including those of devices that a trim has stopped."""
+        They include late trainings and those of devices that a trim has stopped.
+        """
+        if not self.observations:
+            return None
         planned = {each.device_id: each for each in (*self.plan.original.assignments, *self.plan.assignments)}
         return sum(seen.energy_j(planned[device_id]) for device_id, seen in self.observations.items())
 

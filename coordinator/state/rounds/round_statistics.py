@@ -32,7 +32,7 @@ class RoundStatistics:
         deviations: deviations of the same trainings, in standard deviations of the prediction.
         round_s: seconds of completely observed rounds, `predicted` and `observed`.
         round_w: watts of the site in completely observed rounds, `planned` and `observed`.
-        round_j: observed joules of the trainings of a round.
+        round_j: joules of the trainings of completely observed rounds.
         device_j: observed joules of trainings, by device id.
         run_j: observed joules of trainings, by the id of a run that has not ended.
     """
@@ -96,7 +96,7 @@ class RoundStatistics:
 
     def _round_observed(self, record: RoundRecord) -> None:
         """Count a round with its last observation."""
-        site_w, duration_s, training_j = record.observed_site_w, record.observed_duration_s, record.observed_training_j
+        site_w, duration_s, training_j = record.observed_site_w, record.observed_duration_s, record.training_j
         if site_w is None or duration_s is None or training_j is None:
             return
         self.round_s["predicted"].add(record.plan.duration_s)

@@ -125,6 +125,17 @@ class VirtualBoard(ABC):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the noiseless true values in `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW while training."""
 
+    @abstractmethod
+    def _jitter(self, modes: ModeArray, workload: Workload | None) -> NDArray[np.float64]:
+        """Return the jitter of a single minibatch's time in `[n, 4]` modes, `[n]`; see `Load`."""
+
+    def mean_truth(
+        self, modes: ModeArray, workload: Workload | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the values of `truth` with the mean time of a minibatch; above the median, as jitter is skewed."""
+        minibatch_ms, power_mw = self.truth(modes, workload)
+        return minibatch_ms * mean_stretch(self._jitter(modes, workload)), power_mw
+
     @property
     def mean_first_gcycles(self) -> float:
         """Mean CPU cycles of a training's first minibatch, in units of 1e9."""

@@ -63,6 +63,7 @@ class DeviceView(_message.Message):
     OBSERVED_RUN_ID_FIELD_NUMBER: _builtins.int
     OBSERVED_ROUND_FIELD_NUMBER: _builtins.int
     IS_OBSERVED_RUN_LIVE_FIELD_NUMBER: _builtins.int
+    EPOCH_LENGTH_ASSUMED_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     provenance: _power_pb2.Provenance.ValueType
@@ -116,6 +117,8 @@ class DeviceView(_message.Message):
     """its round"""
     is_observed_run_live: _builtins.bool
     """whether that run goes on"""
+    epoch_length_assumed: _builtins.bool
+    """the fastest epoch assumes a number of minibatches, since no app has reported it"""
     @_builtins.property
     def front(self) -> _power_pb2.Front:
         """of the workload below, as the device reported it"""
@@ -184,10 +187,11 @@ class DeviceView(_message.Message):
         observed_run_id: _builtins.str = ...,
         observed_round: _builtins.int = ...,
         is_observed_run_live: _builtins.bool = ...,
+        epoch_length_assumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_limit_w", b"observed_limit_w", "observed_w", b"observed_w", "profiling_left_s", b"profiling_left_s", "sample", b"sample", "state_since_unix_s", b"state_since_unix_s", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "epoch_length_assumed", b"epoch_length_assumed", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
     _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
@@ -738,7 +742,6 @@ class RoundView(_message.Message):
     UNPLANNED_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     TRAINING_J_FIELD_NUMBER: _builtins.int
-    OBSERVED_J_FIELD_NUMBER: _builtins.int
     OBSERVED_COUNT_FIELD_NUMBER: _builtins.int
     LATE_DEVICE_IDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -768,9 +771,7 @@ class RoundView(_message.Message):
     workload: _builtins.str
     """name of what the run trains"""
     training_j: _builtins.float
-    """observed joules of its trainings; absent until every selected device reported"""
-    observed_j: _builtins.float
-    """of the trainings that were observed, also while others are missing"""
+    """joules of the trainings that were observed; absent until one was"""
     observed_count: _builtins.int
     """number of these trainings"""
     @_builtins.property
@@ -813,13 +814,12 @@ class RoundView(_message.Message):
         unplanned: _builtins.bool = ...,
         workload: _builtins.str = ...,
         training_j: _builtins.float | None = ...,
-        observed_j: _builtins.float = ...,
         observed_count: _builtins.int = ...,
         late_device_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "training_j", b"training_j", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_j", b"observed_j", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015

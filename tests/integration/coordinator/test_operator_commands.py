@@ -143,7 +143,7 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.plan(2)
         title, _, head, first, second, more, total = (await shell("rounds", columns=90)).stdout.splitlines()
-        assert total == "energy of the trainings: 1.2 kJ in 1 of 2 rounds"
+        assert total == "energy: 1.2 kJ for 2 of 4 trainings"
         assert title == f"run {RUN}: FedAvg, workload unnamed, 3 rounds requested, running"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"]
         assert more == "no room for recall: widen the terminal, or use --json"
@@ -172,7 +172,8 @@ async def test_what_clients_evaluated_is_shown_after_what_the_server_did(config:
         await a_round(client, orin)
         request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"clientapp_accuracy": 0.625})
         await client.planning.ReportMetrics(request)
-        _, _, head, _, more, unobserved = (await shell("rounds", columns=90)).stdout.splitlines()
+        _, _, head, _, more, unobserved, total = (await shell("rounds", columns=90)).stdout.splitlines()
+        assert total == "energy: 641 J for 1 of 2 trainings; *: not all trainings were observed"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"]
         assert more == "no room for recall, clientapp_accuracy: widen the terminal, or use --json"
         assert unobserved.startswith("round 1 not observed: devices measured other modes, ")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
+import httpx
 import pytest
 
 from coordinator.cli.run_names import run_id_of
@@ -24,7 +26,7 @@ async def test_a_run_is_listed_with_what_it_has_cost(config: CoordinatorSettings
         orin, nano = await client.two_ready()
         plan = await a_round(client, orin)
         [waiting] = (await asked(shell, "runs"))["runs"]
-        assert (waiting["rounds_done"], waiting["training_j"]) == (1, None), "the Nano was not observed yet"
+        assert waiting["rounds_done"] == 1 and waiting["training_j"] == pytest.approx(JOULES["orin"])
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="other", strategy="FedAvg", rounds=3))
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="other", error="no luck"))
@@ -55,6 +57,42 @@ async def test_a_run_that_somebody_stopped_has_not_failed(config: CoordinatorSet
         assert [line.split()[:2] for line in lines[1:3]] == [["halted", "stopped"], ["broken", "failed"]]
         assert "run halted: stopped by Flower's SuperLink, as after `flwr stop`" in lines
         assert "3 rounds requested, stopped" in (await shell("rounds", "--run", "halted", columns=160)).stdout
+
+
+async def test_what_a_run_has_cost_is_the_same_everywhere_while_an_observation_is_missing(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    config = config.with_values(server={"page_address": "127.0.0.1:0"})
+    async with served_with_shell(config) as (client, shell), httpx.AsyncClient() as browser:
+        orin, nano = await client.two_ready()
+        plan = await a_round(client, orin)
+
+        async def costs(joules: float, of_both: str, text: str) -> None:
+            """Check every place that tells what the run or its only round has cost."""
+            [run] = (await asked(shell, "runs"))["runs"]
+            rounds = await asked(shell, "rounds")
+            for values in (run, rounds, rounds["rounds"][0], await asked(shell, "round", RUN, "1")):
+                assert values["training_j"] == pytest.approx(joules)
+            folder = tmp_path / str(joules)
+            await shell("export", "--format", "csv", "--out", str(folder))
+            [row] = csv.DictReader((folder / "rounds.csv").read_text().splitlines())
+            assert float(row["training_j"]) == pytest.approx(joules)
+            metrics = (await browser.get(f"http://{client.bound.metrics_address}/metrics")).text
+            for family in ("run_energy_joules", "device_training_energy_joules"):
+                found = re.findall(rf"wattfleet_{family}_total{{.*}} (.*)", metrics)
+                assert sum(map(float, found)) == pytest.approx(joules)
+            for name in ("", f"/{RUN}"):
+                page = (await browser.get(f"http://{client.bound.page_address}/runs{name}")).text
+                assert text in page and (not name or of_both in re.sub("<[^>]*>", "", page))
+            in_table = text if of_both == "2 trainings" else f"{text}*"
+            assert in_table in (await shell("runs", columns=120)).stdout
+            shown = (await shell("rounds", columns=120)).stdout
+            assert in_table in shown and f"energy: {text} for {of_both}" in shown
+            assert f"energy  {text} for {of_both}\n" in (await shell("round", RUN, "1", columns=120)).stdout
+
+        await costs(JOULES["orin"], "1 of 2 trainings", "641 J")
+        await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
+        await costs(sum(JOULES.values()), "2 trainings", "1.2 kJ")
 
 
 async def test_a_round_says_who_trained_why_and_what_failed(config: CoordinatorSettings) -> None:

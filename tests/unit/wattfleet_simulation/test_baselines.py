@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from edge_agent.devices.mode_names import presets_of
 from edge_agent.devices.selection import open_virtual_board
-from wattfleet.modes import Workload, array_to_modes
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.virtual_board import VirtualBoard, step_times_s
+from wattfleet.modes import PowerMode, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import warmup_s
-from wattfleet_simulation.baselines import MAXN, PLAIN_FLOWER, PRESETS, TrueBoard, compared, summary
+from wattfleet_simulation.baselines import (
+    MAXN,
+    PLAIN_FLOWER,
+    PRESETS,
+    TrueBoard,
+    compared,
+    random_draw,
+    summary,
+    true_boards,
+)
+from wattfleet_simulation.devices import DEFAULT_FLEET, device_specs
+from wattfleet_simulation.digits_app.task import Minibatches, device_data
+from wattfleet_simulation.settings import SimulatedApp
 
 EPOCHS, MINIBATCHES, IDLE_W = 2.0, 40, 6.0
 
@@ -25,12 +40,22 @@ def boards() -> dict[str, TrueBoard]:
     }
 
 
-def cost(board: TrueBoard, mode: tuple[int, ...]) -> tuple[float, float]:
+def mean_ms(board: VirtualBoard, mode: tuple[int, ...], workload: Workload) -> float:
+    """The mean of a minibatch's skewed time: its times at all quantiles of the jitter, weighted by their density."""
+    assert isinstance(board, SimulatedDevice)
+    deviations = np.linspace(-8, 8, 16_001)
+    density = np.exp(-(deviations**2) / 2)
+    times_s = step_times_s(board.load(PowerMode(*map(int, mode)), workload), deviations)
+    return 1e3 * float((times_s * density).sum() / density.sum())
+
+
+def cost(board: TrueBoard, mode: tuple[int, ...], minibatches: float = EPOCHS * MINIBATCHES) -> tuple[float, float]:
     """Seconds and watts of a training in one mode."""
     modes = np.array([mode])
-    milliseconds, milliwatts = board.board.truth(modes, board.workload)
-    start_s = float(warmup_s(modes, milliseconds, board.board.mean_first_gcycles)[0])
-    return start_s + EPOCHS * MINIBATCHES * float(milliseconds[0]) / 1e3, float(milliwatts[0]) / 1e3
+    milliwatts = board.board.truth(modes, board.workload)[1]
+    step_ms = mean_ms(board.board, mode, board.workload)
+    start_s = float(warmup_s(modes, np.array([step_ms]), board.board.mean_first_gcycles)[0])
+    return start_s + minibatches * step_ms / 1e3, float(milliwatts[0]) / 1e3
 
 
 def test_maxn_is_the_highest_clocks_of_the_same_devices(boards: dict[str, TrueBoard]) -> None:
@@ -85,6 +110,83 @@ def test_presets_are_the_fastest_combination_within_the_budget(boards: dict[str,
     assert found["duration_s"] == pytest.approx(min(within)[0]) and found["over_budget_share"] == 0
     assert any((found["duration_s"], found["site_w"], found["training_j"]) == pytest.approx(each) for each in within)
     assert compared(boards, chosen, EPOCHS, 10.0, 0)[PRESETS] is None, "no combination keeps 10 W"
+
+
+APP, SEED = SimulatedApp("perceptron", 32), 3
+STATED = Workload("any", WorkloadFacts(parameters=9_610))
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[str, TrueBoard]:
+    """The demo's boards with an app, none of which has trained."""
+    opened = {
+        device_id: open_virtual_board(spec, 1000 * SEED + k)
+        for k, (device_id, spec) in enumerate(device_specs(DEFAULT_FLEET, []))
+    }
+    return true_boards(APP, STATED, SEED, opened, dict.fromkeys(opened, IDLE_W))
+
+
+def counted(app: SimulatedApp, partition: int, devices: int) -> int:
+    """The minibatches of an epoch that a device trains, one by one."""
+    return sum(1 for _ in Minibatches(device_data(partition, devices, SEED), app.batch_size, 0))
+
+
+def test_boards_that_never_trained_count_with_their_own_epochs_and_minibatches(truth: dict[str, TrueBoard]) -> None:
+    lengths = [counted(APP, partition, len(truth)) for partition in range(len(truth))]
+    assert [board.minibatches_per_epoch for board in truth.values()] == lengths
+    assert len(set(lengths)) == len(lengths), "every device has its own"
+    for board, length in zip(truth.values(), lengths, strict=True):
+        # What the board itself needs for its first epoch of minibatches of 32, up to its noise.
+        fresh = board.board.restarted(7)
+        fresh.apply(PowerMode(*map(int, board.highest.modes[0])))
+        fresh.pace(Workload("any", WorkloadFacts(parameters=9_610, batch=32)))
+        fresh.run(1)
+        begin_s = fresh.clock.now_s()
+        fresh.run(length)
+        assert fresh.clock.now_s() - begin_s == pytest.approx(board.highest.epoch_s[0], rel=0.02)
+
+
+def test_plain_flower_is_compared_with_the_true_lengths_of_all_boards(truth: dict[str, TrueBoard]) -> None:
+    chosen = ["agx-orin-0", "agx-orin-1"]
+    found = compared(truth, chosen, EPOCHS, 1e3, 0)[PLAIN_FLOWER]
+    in_maxn = [
+        cost(board, tuple(board.board.modes.max(axis=0)), EPOCHS * counted(APP, partition, len(truth)))
+        for partition, board in enumerate(truth.values())
+    ]
+    draws = list(itertools.combinations(in_maxn, len(chosen)))
+    assert found is not None
+    assert found["duration_s"] == pytest.approx(np.mean([max(seconds for seconds, _ in draw) for draw in draws]))
+    joules = [sum(seconds * watts for seconds, watts in draw) for draw in draws]
+    assert found["training_j"] == pytest.approx(np.mean(joules))
+
+
+def test_a_random_draw_gets_the_same_modes_and_true_lengths_as_the_selection(truth: dict[str, TrueBoard]) -> None:
+    def fastest_s(devices: Sequence[str], budget_w: float) -> float:
+        """The shortest round of two devices, by trying all pairs of modes that are Pareto-optimal."""
+        one, other = (truth[each].best for each in devices)
+        site_w = one.power_w[:, None] + other.power_w + IDLE_W * (len(truth) - len(devices))
+        own_s, other_s = (front.warmup_s + EPOCHS * front.epoch_s for front in (one, other))
+        return float(np.maximum(own_s[:, None], other_s)[site_w <= budget_w].min())
+
+    chosen, budget_w = ("agx-orin-0", "orin-nx-0"), 60.0
+    found = random_draw(truth, chosen, EPOCHS, budget_w, 0)
+    durations_s = [fastest_s(pair, budget_w) for pair in itertools.combinations(truth, 2)]
+    assert (found["draws"], found["over_budget"]) == (15, 0)
+    assert found["selected_duration_s"] == pytest.approx(fastest_s(chosen, budget_w))
+    assert found["mean_duration_s"] == pytest.approx(np.mean(durations_s))
+    assert found["worst_duration_s"] == pytest.approx(max(durations_s))
+
+
+def test_draws_from_many_devices_are_uniform(boards: dict[str, TrueBoard]) -> None:
+    many = {f"nano-{number:02}": boards["nano"] for number in range(24)}
+    many["orin"] = boards["orin"]
+    # One board differs, and is in half of all sets of 12 or 13; the first sets in order would never have it.
+    costs = [compared(many, chosen, EPOCHS, 1e3, 0)[MAXN] for chosen in (list(many)[:12], [*list(many)[:11], "orin"])]
+    without, with_it = (each["training_j"] for each in costs if each is not None)
+    drawn = compared(many, list(many)[:12], EPOCHS, 1e3, 0)[PLAIN_FLOWER]
+    assert drawn is not None
+    share = (drawn["training_j"] - without) / (with_it - without)
+    assert 0.36 < share < 0.6
 
 
 def test_the_summary_is_about_observed_rounds_alone() -> None:
