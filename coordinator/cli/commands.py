@@ -13,6 +13,7 @@ from coordinator.cli.browser_certificate import browser_certificate
 from coordinator.cli.budget import app as budget_commands
 from coordinator.cli.certificates import certificate, certificates, revoke
 from coordinator.cli.devices import device, devices
+from coordinator.cli.events import events
 from coordinator.cli.export.command import export
 from coordinator.cli.invites import cancel_invite, invite, invites
 from coordinator.cli.nodes import nodes
@@ -112,6 +113,7 @@ for command in (
     runs,
     rounds,
     round_,
+    events,
     plan,
     profile,
     tag,

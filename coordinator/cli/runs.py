@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,69 +16,120 @@ from wattfleet_io.console import count_of, duration_text, energy_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from coordinator.cli.client import CoordinatorClient
+    from coordinator.cli.output.layout import Layout
 
 _SHOWN = 20
+_OPTIONAL = ("started", "id")
+"""Columns that a narrow terminal leaves out."""
+_TEXT_WIDTH = 18
+_NO_SUCH_RUN = "no run has these labels: leave out --label to list all"
 
 
 def runs(
     limit: Annotated[
         int, typer.Option("--limit", min=1, help=f"Show at most this many runs, the newest. Default: {_SHOWN}.")
     ] = _SHOWN,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY=VALUE",
+            help="Show only runs with this label. Repeatable: runs with all. Default: all.",
+        ),
+    ] = None,
     watch: WatchOption = False,
     json_: JsonOption = False,
 ) -> None:
     """List runs, the newest last, with their workload, progress and cost."""
+    from wattfleet_proto.run_names import label_of
+
+    labels = dict(map(label_of, label or ()))
     with connected() as client:
-        show(lambda: newest_runs(client, limit), _table, json_, watch)
+        show(lambda: newest_runs(client, limit, labels), partial(_table, is_filtered=bool(labels)), json_, watch)
 
 
-def newest_runs(client: CoordinatorClient, limit: int) -> dict[str, Any]:
+def newest_runs(
+    client: CoordinatorClient, limit: int, labels: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """The newest runs with the totals of their rounds.
+
+    Args:
+        client: the coordinator.
+        limit: the most runs.
+        labels: only runs with all of these labels.
 
     Returns:
         `runs`: a dictionary for each run, the newest last; `older`: the number of runs that are left out.
     """
     from coordinator.display.run_totals import run_totals
+    from coordinator.display.run_words import has_labels
+    from coordinator.display.view_values import run_values
 
-    views = client.runs(with_times=True)
+    views = [view for view in client.runs(with_times=True) if has_labels(run_values(view), labels)]
     found = [run_totals(view, client.rounds(view.run_id, with_devices=False)) for view in views[-limit:]]
     return {"runs": found, "older": max(0, len(views) - limit)}
 
 
-def _table(content: dict[str, Any]) -> RenderableType:
+def _table(content: dict[str, Any], is_filtered: bool = False) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
+    from coordinator.cli.output.layout import Fitting
 
     found: Sequence[dict[str, Any]] = content["runs"]
     if not found:
-        return Text(NO_RUNS)
-    table = columns(("run", "state"), ("rounds", "time", "energy", "failed"), ("started",))
-    table.add_column("workload", overflow="fold")
-    for each in found:
-        state = "failed" if each["error"] else "finished" if each["finished"] else "running"
-        style = {"failed": "bold red", "running": "bold green"}.get(state, "")
-        table.add_row(
-            Text(each["run_id"]),
-            Text(state, style=style),
-            f"{each['rounds_done']:,} of {each['rounds_asked_for']:,}",
-            duration_text(each["wall_s"] or None),
-            energy_text(each["training_j"]),
-            f"{each['failed_trainings']:,}",
-            moment_of(each["started_unix_s"]),
-            Text(each["workload"] or "-"),
-        )
-    parts: list[RenderableType] = [table]
+        return Text(_NO_SUCH_RUN if is_filtered else NO_RUNS)
+    optional = ["labels"] if any(each["labels"] for each in found) else []
+    layouts = [partial(_layout, found, [*_OPTIONAL[:count], *optional]) for count in range(len(_OPTIONAL), -1, -1)]
+    parts: list[RenderableType] = [Fitting(*layouts, partial(_layout, found, []))]
     if content["older"]:
         older = count_of(content["older"], "older run")
         parts.append(Text(f"{older} not shown: --limit {len(found) + content['older']} shows all", style="dim"))
     parts += [
-        Text(f"run {each['run_id']}: {each['error']}", style="red", overflow="fold") for each in found if each["error"]
+        Text(f"run {each['name']}: {each['error']}", style="red", overflow="fold") for each in found if each["error"]
     ]
     parts.append(
-        Text("next: `rounds --run RUN`, then `round RUN N`; the beginning of a run's id is enough", style="dim")
+        Text("next: `rounds --run RUN`, then `round RUN N`; the beginning of a run's name is enough", style="dim")
     )
     return Group(*parts)
+
+
+def _layout(found: Sequence[dict[str, Any]], optional: Sequence[str]) -> Layout:
+    """A table of the runs with some of the optional columns."""
+    from rich.text import Text
+
+    from coordinator.cli.output.layout import Layout, columns
+    from coordinator.display.run_words import labels_text
+
+    def table(texts: Sequence[str]) -> Table:
+        kept = [each for each in _OPTIONAL if each in optional]
+        made = columns(("run", "state"), ("rounds", "time", "energy", "failed"), kept)
+        for name in texts:
+            made.add_column(name, overflow="fold")
+        for each in found:
+            state = "failed" if each["error"] else "finished" if each["finished"] else "running"
+            style = {"failed": "bold red", "running": "bold green"}.get(state, "")
+            words = {
+                "started": moment_of(each["started_unix_s"]),
+                "id": each["run_id"],
+                "labels": labels_text(each["labels"]),
+                "workload": each["workload"] or "-",
+            }
+            made.add_row(
+                Text(each["name"]),
+                Text(state, style=style),
+                f"{each['rounds_done']:,} of {each['rounds_asked_for']:,}",
+                duration_text(each["wall_s"] or None),
+                energy_text(each["training_j"]),
+                f"{each['failed_trainings']:,}",
+                *(Text(words[name]) for name in (*kept, *texts)),
+            )
+        return made
+
+    texts = [*(["labels"] if "labels" in optional else []), "workload"]
+    hidden = "" if "id" in optional else "--json also prints Flower's ids"
+    notes = [Text(hidden, style="dim")] if hidden else []
+    return Layout(table([]), _TEXT_WIDTH * len(texts), [table(texts), *notes])

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from coordinator.display.run_words import RunNames
 from coordinator.display.view_values import Values
 from wattfleet.planning import Assignment, Decision
 from wattfleet_proto.convert import plan_from_message
 from wattfleet_proto.v1 import operator_pb2
+
+
+def assumption(plan: Values, runs: RunNames) -> str | None:
+    """Which rounds in flight a previewed plan assumes to have ended; None for none."""
+    rounds = [runs.round_of(each) for each in plan["assumed_ended"]]
+    if not rounds:
+        return None
+    return f"{' and '.join(rounds)} in flight, and assumed to have ended"
 
 
 def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:
@@ -26,6 +35,7 @@ def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:
         ],
         "devices": [_decision_values(decision, parts.get(decision.device_id)) for decision in found.decisions],
         "not_looked_at": [{"device_id": each.device_id, "reason": each.reason} for each in answer.not_looked_at],
+        "assumed_ended": list(answer.assumed_ended),
     }
 
 

@@ -1,4 +1,4 @@
-"""Deletes old runs once a day, and drops expired invites, certificates and entries of the audit log every hour."""
+"""Deletes old runs once a day, and drops expired records of identities, of the audit log and of events every hour."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from coordinator.repository.repository import FleetRepository
+from coordinator.state.event_records import ExpiredEvents
 from coordinator.state.identities import Identities
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet_io.clock import utc_now
@@ -49,7 +50,7 @@ async def drop_expired_hourly(
     now: Callable[[], datetime] = utc_now,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Drop expired identity records from memory and from the store, now and every hour, until cancelled.
+    """Drop expired identity records from memory and the store, and old events, now and every hour, until cancelled.
 
     Args:
         repository: the fleet and its store.
@@ -58,5 +59,5 @@ async def drop_expired_hourly(
         sleep: waits for the given seconds.
     """
     while True:
-        repository.save_soon(identities.expire(now()))
+        repository.save_soon(identities.expire(now()), ExpiredEvents(now()))
         await sleep(_AN_HOUR_S)

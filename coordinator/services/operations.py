@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.errors import QuotaExceededError, UnknownRecordError
+from coordinator.identity.callers import certificate_of
 from coordinator.references import ServedReferences, check_published
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.audit import name_of_caller
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.services.reference_uploads import ReferenceUploads
 from coordinator.services.round_planning import RoundPlanning
@@ -18,6 +21,7 @@ from coordinator.settings import SiteSettings
 from coordinator.state.identity_records import CertificateRecord
 from coordinator.state.leases import Leases
 from coordinator.state.names import require_name
+from coordinator.state.power_draw import MeasuredDraw
 from coordinator.state.preview import WhatIf
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
@@ -52,6 +56,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         settings: SiteSettings = SiteSettings(),
         metadata: ReferenceMetadata | None = None,
         revoke: Callable[[Sequence[str]], Sequence[CertificateRecord]] = lambda device_ids: (),
+        events: EventLog | None = None,
     ) -> None:
         """Serve one fleet.
 
@@ -66,7 +71,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             settings: how long budgets may be overridden.
             metadata: the signed metadata of references; None if they are not signed.
             revoke: revokes the certificates of forgotten devices; returns the records to store.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._planning = planning
@@ -102,6 +109,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 operator_pb2.NotLookedAt(device_id=device_id, reason=reason)
                 for device_id, reason in sorted(preview.not_considered.items())
             ],
+            assumed_ended=preview.assumed_ended,
         )
 
     async def GetBudgets(  # noqa: N802 - named by the protocol
@@ -109,9 +117,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.GetBudgetsResponse:
         """Report the status of every supply's budget."""
         names = self._fleet.operator.allowance.supplies.names
-        reserved_w = self._fleet.draw.reserved_w()
+        reserved_w, measured = self._fleet.draw.reserved_w(), self._fleet.measured_draw()
         return operator_pb2.GetBudgetsResponse(
-            supplies=[self._budget(name, self._budgets.status(name), reserved_w[name]) for name in names]
+            supplies=[
+                self._budget(name, self._budgets.status(name), reserved_w[name], measured[name]) for name in names
+            ]
         )
 
     async def SetBudget(  # noqa: N802 - named by the protocol
@@ -127,14 +137,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     f" {_days(request.for_s)}"
                 )
             until = self._budgets.now + timedelta(seconds=request.for_s)
-        budget, trimmed = await self._override(request.supply, Override(request.watts, until))
+        budget, trimmed = await self._override(request.supply, Override(request.watts, until), context)
         return operator_pb2.SetBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
 
     async def ClearBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ClearBudgetRequest, context: Any
     ) -> operator_pb2.ClearBudgetResponse:
         """Clear a supply's override, so that its configured source applies again."""
-        budget, trimmed = await self._override(request.supply, None)
+        budget, trimmed = await self._override(request.supply, None, context)
         return operator_pb2.ClearBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
 
     async def TagDevices(  # noqa: N802 - named by the protocol
@@ -199,6 +209,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         forgotten = self._fleet.forget(request.device_ids)
         device_ids = [each.device_id for each in forgotten]
         self._leases.forget(device_ids)
+        self._events.forgotten(device_ids, name_of_caller(context, certificate_of))
         await self._repository.save(*forgotten, *self._revoke(device_ids))
         return operator_pb2.ForgetDevicesResponse(device_ids=device_ids)
 
@@ -212,6 +223,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 self._fleet.require_ended(run.run_id)
         ended = self._fleet.flower.finish_runs([run.run_id for run in runs if not run.finished], _ENDED)
         self._orders.send_due()  # trainings that have not begun are cancelled
+        for each in ended:
+            self._events.run_finished(each, caller=name_of_caller(context, certificate_of))
         await self._repository.save(*ended)
         self._fleet.require_unused([run.run_id for run in runs])
         for run in runs:
@@ -319,20 +332,25 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             )
         return self._signed
 
-    async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:
+    async def _override(
+        self, supply: str, override: Override | None, context: Any
+    ) -> tuple[operator_pb2.SupplyBudget, int]:
         """Put an override in force; return the budget's status, and how many rounds in flight were trimmed."""
         rounds = self._fleet.rounds
         unfinished = [record for record in rounds.records.values() if record.wall_s is None]
-        status = self._budgets.override(supply, override)
+        status = self._budgets.override(supply, override, name_of_caller(context, certificate_of))
         trimmed = sum(rounds.records[record.plan_id] is not record for record in unfinished)
         await self._repository.save(SupplyOverride(supply, override))
-        return self._budget(supply, status, self._fleet.draw.reserved_w()[supply]), trimmed
+        reserved_w, measured = self._fleet.draw.reserved_w(), self._fleet.measured_draw()
+        return self._budget(supply, status, reserved_w[supply], measured[supply]), trimmed
 
     @property
     def _told_devices(self) -> int:
         return self._fleet.rounds.grants.lowered_count
 
-    def _budget(self, supply: str, status: BudgetStatus, reserved_w: float) -> operator_pb2.SupplyBudget:
+    def _budget(
+        self, supply: str, status: BudgetStatus, reserved_w: float, measured: MeasuredDraw
+    ) -> operator_pb2.SupplyBudget:
         in_force, override = status.in_force, status.override
         until = None if override is None else override.until
         return operator_pb2.SupplyBudget(
@@ -345,6 +363,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             since_unix_s=status.since.timestamp(),
             until_unix_s=None if until is None else until.timestamp(),
             set_aside_w=reserved_w,
+            drawn_w=measured.drawn_w,
+            devices=measured.devices,
+            measured_devices=measured.measured,
         )
 
 
@@ -370,6 +391,6 @@ def _what_if(request: operator_pb2.PreviewPlanRequest) -> WhatIf:
     if not request.policy and (clients is not None or deadline_s is not None):
         raise InvalidInputError("a number of devices or a deadline is an option of a policy: name the policy as well")
     return WhatIf(
-        request.site_budget_w if request.HasField("site_budget_w") else None,
+        dict(request.budgets_w),
         policy_named(request.policy, count=clients, deadline_s=deadline_s) if request.policy else None,
     )

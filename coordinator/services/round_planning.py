@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from coordinator.errors import FleetReturningError, NoDevicesError
 from coordinator.repository.repository import FleetRepository
 from coordinator.service_figures import ServiceFigures, timed
-from coordinator.services.event_log import log_cannot_plan, log_planned
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
@@ -44,6 +44,7 @@ class RoundPlanning:
         now_s: Callable[[], float] = time.monotonic,
         settings: RoundSettings = RoundSettings(),
         figures: ServiceFigures | None = None,
+        events: EventLog | None = None,
     ) -> None:
         """Plan for one fleet.
 
@@ -55,7 +56,9 @@ class RoundPlanning:
             settings: when a round is overdue. Flower servers wait the same multiple of its duration, and by default 90
                 s more.
             figures: records how long the computation of plans takes.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
@@ -178,7 +181,7 @@ class RoundPlanning:
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._fleet.rounds.since_s[record.plan_id] = self._now_s()
         self._refusals.pop(run_id, None)
-        log_planned(record)
+        self._events.planned(record)
 
     @staticmethod
     def _planned(
@@ -191,7 +194,7 @@ class RoundPlanning:
         """Log once why a round cannot be planned; the Flower server repeats its request until it can be."""
         if self._refusals.get(run_id) != reason:
             self._refusals[run_id] = reason
-            log_cannot_plan(run_id, number, reason)
+            self._events.cannot_plan(run_id, number, reason)
 
     async def _await_fronts(self, run_id: str, node_ids: Sequence[int]) -> None:
         """Wait briefly for the devices' fronts for a workload that was just announced to them.

@@ -17,7 +17,7 @@ from coordinator.state.live_samples import LiveSamples
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.pairing import NodePairings
 from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
-from coordinator.state.power_draw import PowerDraw
+from coordinator.state.power_draw import MeasuredDraw, PowerDraw
 from coordinator.state.preset_points import PresetPoints
 from coordinator.state.records import (
     DeviceOverrides,
@@ -200,6 +200,27 @@ class Fleet:
         """
         self.operator.set_budget(supply, in_force)
         return self.trim()
+
+    def measured_draw(self) -> dict[str, MeasuredDraw]:
+        """What the devices behind each supply draw now, by supply."""
+        return self.draw.measured(self.samples, self.rounds.latest_results)
+
+    def assume_ended(self, run_id: str) -> list[str]:
+        """In a copy for a preview, end the rounds in flight of a run, or of all runs if the id is empty.
+
+        Only connected devices count as free afterwards: what others may draw is unknown until they return.
+
+        Returns:
+            The plan ids of these rounds.
+        """
+        ended: dict[str, None] = {}
+        for device_id in [each for each in self.rounds.grants.of_training() if self.agents.is_connected(each)]:
+            plan_id = self.draw.plan_holding(device_id) or ""
+            if not run_id or run_of(plan_id) == run_id:
+                ended[plan_id] = None
+                self.rounds.grants.assume_over(device_id)
+                self.agents.assume_ready(device_id)
+        return sorted(filter(None, ended))
 
     def check_grants(self) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
