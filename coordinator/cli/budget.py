@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,8 @@ from wattfleet_io.console import count_of, print_json, print_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from coordinator.cli.output.layout import Layout
 
 app = typer.Typer(no_args_is_help=True, help="Show and override the power budgets of the supplies.")
 
@@ -96,27 +99,36 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.output.layout import columns
-    from coordinator.display.supply_words import as_tree, is_exceeded, source_word, why_in_force
+    from coordinator.cli.output.layout import Fitting
+    from coordinator.display.supply_words import as_tree, why_in_force
 
-    heads = ("W in\nforce", "W set\naside", "W\ndrawn", "\ndevices")
-    table = columns(("\nsupply",), heads, ("\nsource", "\nsince", "\nuntil"))
-    reasons: list[RenderableType] = []
-    for each in as_tree(found):
+    tree = as_tree(found)
+    reasons = [f"{each['supply']}: {why}" for each in tree if (why := why_in_force(each)) is not None]
+    layouts = (partial(_layout, tree, has_draw) for has_draw in (True, False))
+    return Group(Fitting(*layouts), *(Text(each, style="dim") for each in reasons))
+
+
+def _layout(tree: Sequence[dict[str, Any]], has_draw: bool) -> Layout:
+    """A table of the supplies; a narrow terminal leaves out what they draw."""
+    from rich.text import Text
+
+    from coordinator.cli.output.layout import Layout, columns
+    from coordinator.display.supply_words import is_exceeded, source_word
+
+    draw = ("W\ndrawn", "\ndevices") if has_draw else ()
+    table = columns(("\nsupply",), ("W in\nforce", "W set\naside", *draw), ("\nsource", "\nsince", "\nuntil"))
+    for each in tree:
         style = "bold red" if each["fallback"] else "yellow" if each["source"] == "operator" else ""
         table.add_row(
             Text("  " * each["depth"] + each["supply"]),
             number(each["watts"]),
             Text(number(each["set_aside_w"]), style="bold red" if is_exceeded(each) else ""),
-            number(each["drawn_w"]),
-            f"{each['devices']:,}",
+            *((number(each["drawn_w"]), f"{each['devices']:,}") if has_draw else ()),
             Text(source_word(each), style=style),
             _moment(each["since"]),
             "-" if each["until"] is None else _moment(each["until"]),
         )
-        if (why := why_in_force(each)) is not None:
-            reasons.append(Text(f"{each['supply']}: {why}", style="dim"))
-    return Group(table, *reasons)
+    return Layout(table)
 
 
 def _moment(time: str) -> str:

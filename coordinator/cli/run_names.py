@@ -41,7 +41,7 @@ def run_id_of(known: Mapping[str, str], given: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        names = first_few([known[run_id] for run_id in found])
+        names = first_few([each if known[each] == each else f"{known[each]} ({each})" for each in found])
         raise InvalidInputError(f"{given!r} is the beginning of several runs, {names}: give more of the name")
     newest = f"the newest runs are {', '.join(list(known.values())[-_NEWEST:])}" if known else NO_RUNS
     raise InvalidInputError(f"unknown run {given!r}: it never started, or was deleted; {newest}")

@@ -9,12 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.display.round_details import round_details
+from coordinator.display.run_words import RunNames
 from coordinator.display.view_values import (
     Values,
     device_workload_values,
     front_values,
     preset_values,
     round_values,
+    run_values,
     tagged_device_values,
 )
 from coordinator.display.wording import watts
@@ -53,7 +55,8 @@ async def device(request: Request) -> Response:
     queries: Queries = snapshots.queries
     view = await queries.device(device_id)
     values, front = tagged_device_values(view), front_values(view)
-    run_id, rounds = await _newest_rounds(queries, device_id)
+    runs = await queries.runs()
+    run_id, rounds = await _newest_rounds(queries, runs, device_id)
     in_force = None
     if values["granted_plan_id"] is not None:
         in_force = _mode_in_force(rounds, f"{run_id}/", values["granted_plan_id"])
@@ -70,6 +73,7 @@ async def device(request: Request) -> Response:
         "rounds": rounds,
         "histories": _histories(rounds),
         "bounds": _bounds(values, front, rounds),
+        "names": RunNames(map(run_values, runs)),
     }
     return await drawn(request, "device.html", content)
 
@@ -117,9 +121,10 @@ def _mode_in_force(rounds: Sequence[_DeviceRound], run_prefix: str, plan_id: str
     return None
 
 
-async def _newest_rounds(queries: Queries, device_id: str) -> tuple[str | None, list[_DeviceRound]]:
+async def _newest_rounds(
+    queries: Queries, runs: Sequence[view_pb2.RunView], device_id: str
+) -> tuple[str | None, list[_DeviceRound]]:
     """The newest run, and the device's part in its newest rounds, newest first."""
-    runs = await queries.runs()
     if not runs:
         return None, []
     run_id = runs[-1].run_id

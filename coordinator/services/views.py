@@ -218,9 +218,9 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         try:
             record = self._fleet.rounds.get(plan_id)
         except UnknownRecordError:
+            name = self._fleet.flower.name_of(run_id)
             raise UnknownRecordError(
-                f"run {run_id} has no round {number}: list its rounds with `wattfleet coordinator rounds --run"
-                f" {run_id}`"
+                f"run {name} has no round {number}: list its rounds with `wattfleet coordinator rounds --run {name}`"
             ) from None
         workload = self._fleet.flower.workload_of(run_id)
         if request.device_id:

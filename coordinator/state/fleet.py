@@ -253,8 +253,9 @@ class Fleet:
                 raise StillInUseError(f"{device_id} is connected: stop its agent, then forget the device")
             if (plan_id := self.draw.plan_holding(device_id)) is not None:
                 raise StillInUseError(
-                    f"round {plan_id} still holds watts for {device_id}: wait until the round is over, or end its run"
-                    f" with `wattfleet coordinator delete {run_of(plan_id)} --end`"
+                    f"{self.flower.round_text(plan_id)} still holds watts for {device_id}: wait until the round is"
+                    " over, or end its run with `wattfleet coordinator delete"
+                    f" {self.flower.name_of(run_of(plan_id))} --end`"
                 )
         for part in (self.agents, self.operator, self.flower, self.rounds, self.duties, self.samples):
             part.forget(ids)
@@ -269,7 +270,8 @@ class Fleet:
         """
         if not self.flower.run(run_id).finished:
             raise StillInUseError(
-                f"run {run_id!r} is running: stop its Flower app, or pass --end to end the run at the coordinator"
+                f"run {self.flower.name_of(run_id)!r} is running: stop its Flower app, or pass --end to end the run at"
+                " the coordinator"
             )
 
     def require_unused(self, run_ids: Iterable[str]) -> None:
@@ -285,8 +287,9 @@ class Fleet:
         for run_id in run_ids:
             if run_id in held:
                 raise StillInUseError(
-                    f"run {run_id!r} has ended, but watts are still held for {first_few(sorted(held[run_id]))}: delete"
-                    " the run when these devices have finished their trainings"
+                    f"run {self.flower.name_of(run_id)!r} has ended, but watts are still held for"
+                    f" {first_few(sorted(held[run_id]))}: delete the run when these devices have finished their"
+                    " trainings"
                 )
 
     def trim(self) -> list[RoundRecord]:

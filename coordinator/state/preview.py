@@ -88,7 +88,8 @@ class RoundPreview:
             newest = next(reversed(flower.runs.values()), None)
             flower.start_run(run_id, "", 1, workload=workload or (newest.workload if newest else None))
         elif flower.run(run_id).finished:
-            raise InvalidInputError(f"run {run_id} has ended: omit --run to preview the first round of a new run")
+            name = flower.name_of(run_id)
+            raise InvalidInputError(f"run {name} has ended: omit --run to preview the first round of a new run")
         if all_devices or not run_id:
             # A device without a node counts as paired: the preview shows the fleet once all devices have one.
             newest_nodes = {device_id: node_id for node_id, device_id in flower.nodes.items()}

@@ -2,6 +2,8 @@
 "use strict";
 (() => {
   const RETRY_MS = 10_000;
+  const supply = document.getElementById("watts")?.dataset.supply;
+  const UPDATES = supply === undefined ? "/updates" : `/updates?${new URLSearchParams({ supply })}`;
   const connection = document.getElementById("connection");
   let version = null;
   let problem = null;
@@ -64,7 +66,7 @@
   // Why the coordinator refuses the updates, which an EventSource does not tell; null if it does not refuse them now.
   async function refusal() {
     try {
-      const answer = await fetch("/updates");
+      const answer = await fetch(UPDATES);
       if (answer.ok) {
         await answer.body.cancel();
         return null;
@@ -88,7 +90,7 @@
   }
 
   function follow() {
-    const updates = new EventSource("/updates");
+    const updates = new EventSource(UPDATES);
     let wasTold = false;
     updates.onmessage = (message) => {
       const update = JSON.parse(message.data);
