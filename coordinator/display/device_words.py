@@ -75,13 +75,13 @@ def is_off_prediction(time_ratio: float | None, power_ratio: float) -> bool:
 
 
 def error_text(time_ratio: float | None, power_ratio: float) -> str:
-    """How far a training was from its prediction: "took 58% longer, and drew 3% fewer watts than predicted"."""
-    seconds = "" if time_ratio is None else f"took {_more_or_less(time_ratio, 'longer', 'shorter')}, and "
-    return f"{seconds}drew {_more_or_less(power_ratio, 'more', 'fewer')} watts than predicted"
+    """How far a training was from its prediction: "took 58% more time, and drew 3% fewer watts than predicted"."""
+    seconds = "" if time_ratio is None else f"took {_more_or_less(time_ratio, 'less')} time, and "
+    return f"{seconds}drew {_more_or_less(power_ratio, 'fewer')} watts than predicted"
 
 
-def _more_or_less(ratio: float, more: str, less: str) -> str:
-    return f"{abs(ratio - 1):.0%} {more if ratio >= 1 else less}"
+def _more_or_less(ratio: float, less: str) -> str:
+    return f"{abs(ratio - 1):.0%} {'more' if ratio >= 1 else less}"
 
 
 def prediction_errors(device: Values) -> str:

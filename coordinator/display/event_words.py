@@ -17,7 +17,7 @@ def subject(event: Values, runs: RunNames) -> str:
     if event["kind"] == "device":
         return str(event["device_id"])
     if event["kind"] == "run":
-        return f"run {runs.of(event['run_id'])}"
+        return runs.of(event["run_id"])
     if event["kind"] == "round":
         return f"round {event['round']} of {runs.of(event['run_id'])}"
     return str(event["supply"]) if event["kind"] == "budget" else str(event["kind"])

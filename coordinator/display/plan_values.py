@@ -14,7 +14,8 @@ def assumption(plan: Values, runs: RunNames) -> str | None:
     rounds = [runs.round_of(each) for each in plan["assumed_ended"]]
     if not rounds:
         return None
-    return f"{' and '.join(rounds)} in flight, and assumed to have ended"
+    are = "which are in flight, have" if len(rounds) > 1 else "which is in flight, has"
+    return f"assuming that {' and '.join(rounds)}, {are} ended"
 
 
 def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:

@@ -39,6 +39,12 @@ def source_word(budget: Values) -> str:
     return "fallback" if budget["fallback"] else str(budget["source"])
 
 
+def source_detail(budget: Values) -> str:
+    """More about where the watts in force come from; empty for a source that says everything."""
+    says_all = not budget["fallback"] and budget["source"] in ("constant", "operator", "query")
+    return "" if says_all else str(budget["reason"])
+
+
 def is_exceeded(budget: Values) -> bool:
     """Whether more watts are set aside than the budget allows."""
     return bool(budget["set_aside_w"] > budget["watts"] * _ROUNDING)

@@ -56,7 +56,7 @@ async def device(request: Request) -> Response:
     view = await queries.device(device_id)
     values, front = tagged_device_values(view), front_values(view)
     runs = await queries.runs()
-    run_id, rounds = await _newest_rounds(queries, runs, device_id)
+    run_id, rounds = await _newest_rounds(queries, runs, values)
     in_force = None
     if values["granted_plan_id"] is not None:
         in_force = _mode_in_force(rounds, f"{run_id}/", values["granted_plan_id"])
@@ -122,12 +122,14 @@ def _mode_in_force(rounds: Sequence[_DeviceRound], run_prefix: str, plan_id: str
 
 
 async def _newest_rounds(
-    queries: Queries, runs: Sequence[view_pb2.RunView], device_id: str
+    queries: Queries, runs: Sequence[view_pb2.RunView], device: Values
 ) -> tuple[str | None, list[_DeviceRound]]:
-    """The newest run, and the device's part in its newest rounds, newest first."""
+    """The run that a device trains or has trained for, or else the newest; and its newest rounds, newest first."""
     if not runs:
         return None, []
-    run_id = runs[-1].run_id
+    device_id, known = device["device_id"], {each.run_id for each in runs}
+    granted = (device["granted_plan_id"] or "").rpartition("/")[0]
+    run_id = next((each for each in (granted, device["observed_run_id"]) if each in known), runs[-1].run_id)
     planned = [round_values(each)["round"] for each in await queries.rounds(run_id) if not each.unplanned]
     views = [await queries.round(run_id, number, device_id) for number in planned[: -_ROUNDS - 1 : -1]]
     return run_id, [_part_of(view) for view in views]

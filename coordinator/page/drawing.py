@@ -30,7 +30,7 @@ from coordinator.display.device_words import (
     trust,
 )
 from coordinator.display.run_words import run_title
-from coordinator.display.supply_words import is_exceeded, source_word, why_in_force
+from coordinator.display.supply_words import is_exceeded, source_detail, source_word, why_in_force
 from coordinator.display.view_values import Values
 from coordinator.display.wording import age, date_and_time, moment, number, watts
 from wattfleet.modes import PowerMode
@@ -92,6 +92,7 @@ def _environment() -> Environment:
         trust=trust,
         prediction_errors=prediction_errors,
         source=source_word,
+        source_detail=source_detail,
         why_in_force=why_in_force,
         is_exceeded=is_exceeded,
         title=run_title,

@@ -46,6 +46,7 @@ async def events(request: Request) -> Response:
         "kinds": EVENT_KINDS,
         "runs": _offered_runs(snapshot.runs, asked["run"]),
         "supplies": snapshot.supplies,
+        "is_filtered": any(asked.values()),
         "query": lambda number: "?" + urlencode({**{k: v for k, v in asked.items() if v}, "page": number}),
         "most_events": _EVENTS,
         "may_read_audit_log": may_read,

@@ -40,7 +40,7 @@ async def runs(request: Request) -> Response:
         problem = str(error)
     kept = [each for each in (await snapshots.queries.runs())[::-1] if _keeps(run_values(each), wanted, state)]
     page = page_of([] if problem else kept, request)
-    asked = {name: text for name, text in (("label", label), ("state", state)) if text}
+    asked = {"label": label, "state": state}
     rows = []
     for view in page.rows:
         with suppress(UnknownRecordError):  # deleted meanwhile
@@ -50,7 +50,8 @@ async def runs(request: Request) -> Response:
         "asked": asked,
         "states": _STATES,
         "problem": problem,
-        "query": lambda number: "?" + urlencode({**asked, "page": number}),
+        "is_filtered": any(asked.values()),
+        "query": lambda number: "?" + urlencode({**{k: v for k, v in asked.items() if v}, "page": number}),
         "label_query": lambda key, value: "?" + urlencode({"label": f"{key}={value}"}),
     }
     return await drawn(request, "runs.html", content)

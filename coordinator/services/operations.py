@@ -91,9 +91,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.PreviewPlanRequest, context: Any
     ) -> operator_pb2.PreviewPlanResponse:
         """Preview the next round."""
-        newest = next(reversed(self._fleet.flower.runs.values()), None)
-        is_new = newest is None or newest.finished or request.workload
-        run_id = request.run_id or ("" if newest is None or is_new else newest.run_id)
+        live = [run.run_id for run in self._fleet.flower.runs.values() if not run.finished]
+        run_id = request.run_id or ("" if request.workload or not live else live[-1])
         if request.run_id and request.workload:
             raise InvalidInputError("a run has its own workload: leave out --run or --workload")
         workload = Workload(request.workload) if request.workload else None

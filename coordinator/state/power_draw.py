@@ -171,7 +171,7 @@ class PowerDraw:
         """
         supplies = self._operator.allowance.supplies
         totals = {name: [0.0, 0, 0] for name in supplies.names}
-        for device in self._agents.devices.values():
+        for device in list(self._agents.devices.values()):  # also read by the thread that exports metrics
             sample, seen = samples.of(device.device_id), newest.observations.get(device.device_id)
             reading_w = None if sample is None else sample.power_w
             drawn_w = reading_w

@@ -141,7 +141,7 @@ async def test_in_the_middle_of_a_round_the_one_after_it_is_previewed(site: Coor
         assert (content["round"], content["assumed_ended"]) == (2, [plan.plan_id])
         assert {each["device_id"]: each["selected"] for each in content["devices"]} == {"orin": True, "nano": True}
         shown = " ".join((await shell("plan", "--dry-run", columns=120)).stdout.split())
-        assert f"round 1 of run {RUN_NAME} in flight, and assumed to have ended" in shown
+        assert f"assuming that round 1 of run {RUN_NAME}, which is in flight, has ended" in shown
         assert {each: view.state for each, view in before.items()} != {
             each: view.state for each, view in (await client.devices()).items()
         }, "they train, as before the preview"

@@ -373,7 +373,7 @@ async def test_events_are_listed_with_their_date_and_picked_out(site: Coordinato
         assert (enrolled["kind"], enrolled["supply"], enrolled["needs_attention"]) == ("device", "roof", False)
         assert enrolled["text"] == "connected for the first time: agx-orin"
         [began] = await asked(shell, "events", "--run", RUN_NAME)
-        assert (began["run_id"], began["subject"]) == (RUN, f"run {RUN_NAME}")
+        assert (began["run_id"], began["subject"]) == (RUN, RUN_NAME)
         behind = {each["supply"] for each in await asked(shell, "events", "--supply", "site")}
         assert behind == {"rack", "roof"}, "supplies and devices behind the site"
         newest = await asked(shell, "events", "--limit", "1")

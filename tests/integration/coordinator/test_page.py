@@ -259,8 +259,8 @@ async def test_behind_a_supply_devices_tiles_and_chart_are_those_of_the_supply(c
             assert len(await listed(tab)) == behind[supply]
             await tab.page.wait_for_selector(".connection.live")
             legend = await tab.page.inner_text("#watts .u-legend")
-            for words in (f"Allowed:{float(allowed[supply][:-2]):.1f} W", f"Drawn:{float(watts[:-2]):.1f} W"):
-                assert words in re.sub(r"\s*:\s*", ":", legend), (supply, legend)
+            for words in (f"Allowed{float(allowed[supply][:-2]):.1f} W", f"Drawn{float(watts[:-2]):.1f} W"):
+                assert words in re.sub(r"\s*:?\s*", "", legend).replace("W", " W"), (supply, legend)
         for label, number in (("hot", "1"), ("ready", "4")):
             await tab.page.goto(f"{fleet.url}/?supply=rack")
             assert (await tiles(tab))[label] == number
@@ -294,14 +294,14 @@ async def test_what_if_in_the_middle_of_a_round_plans_the_one_after_it(circuits:
         assert await tab.page.locator("[role=alert]").count() == 0
         text = await tab.page.inner_text("main")
         assert f"Round 3 of run {RUN_NAME}" in text
-        assert f"round 2 of run {RUN_NAME} in flight, and assumed to have ended" in text
+        assert f"assuming that round 2 of run {RUN_NAME}, which is in flight, has ended" in text
         await tab.page.fill("[name='budget:roof']", "20")
         await tab.page.click("button[type=submit]")
         roof = await tab.page.locator("#plan-supplies tr", has_text="roof").locator("td").all_inner_texts()
         assert (roof[0], roof[2], roof[-1]) == ("60.0", "20.0", "assumed")
         assert float(roof[3]) <= 20.0 < float(roof[1])
         changes = await tab.page.inner_text("#changes")
-        assert "orin-nano" in changes and "agx-orin" not in changes, "only devices behind the roof change"
+        assert re.search(r"orin-nano-\d drops out: over its supply's budget", changes)
 
 
 async def test_events_have_a_date_and_can_be_picked_out(circuits: CoordinatorSettings) -> None:
@@ -329,7 +329,7 @@ async def test_events_have_a_date_and_can_be_picked_out(circuits: CoordinatorSet
         await tab.page.goto(f"{fleet.url}/events?run={RUN}")
         assert [each.split("\t")[1:3] for each in await rows()] == [
             ["round", f"round 1 of {RUN_NAME}"],
-            ["run", f"run {RUN_NAME}"],
+            ["run", RUN_NAME],
         ]
         await tab.page.goto(f"{fleet.url}/events")
         await tab.page.wait_for_selector(".connection.live")

@@ -95,8 +95,8 @@ def test_predictions_that_are_far_off_are_said_beside_the_trust() -> None:
         "100% of recent predictions not contradicted (a contradiction is a factor of 3 in"
     )
     assert prediction_errors(drifting) == (
-        "its last training took 58% longer, and drew 2% more watts than predicted; its last 3: in time +58% to +179%,"
-        " in watts -2% to +2%"
+        "its last training took 58% more time, and drew 2% more watts than predicted; its last 3: in time +58% to"
+        " +179%, in watts -2% to +2%"
     )
     assert troubles({**drifting, "is_observed_run_live": False}, NOW) == []
     beside_a_duty = device("orin", "ready", prediction_errors=errors(1, None, (0.9, 0.9, 0.9)))

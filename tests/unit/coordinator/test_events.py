@@ -121,7 +121,7 @@ def test_a_training_over_its_watts_and_a_hot_board_are_events_once(events: Event
     texts = events.taken()
     assert texts[0] == "orin hot: 88 °C"
     assert texts[1].startswith("orin over budget: drew ") and texts[1].endswith(f"allowed, in round 1 of run {RUN}")
-    assert texts[2].startswith("orin off prediction: took 58% longer, and drew") and len(texts) == 3
+    assert texts[2].startswith("orin off prediction: took 58% more time, and drew") and len(texts) == 3
     events.disconnect("orin")
     fleet.samples.forget(["orin"])
     events.connect("orin")
