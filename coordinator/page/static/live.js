@@ -20,6 +20,11 @@
     return element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
   }
 
+  // The controls with a name, in order: two links may lead to the same page.
+  function namesakes(part, name) {
+    return [...part.querySelectorAll("a, summary, [tabindex]")].filter((each) => nameOf(each) === name);
+  }
+
   async function refresh() {
     if (busy) {
       due = true;
@@ -40,6 +45,7 @@
         const next = fresh.getElementById(part.id);
         if (next === null || next.innerHTML === part.innerHTML) continue;
         const focused = part.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+        const rank = focused === null ? 0 : namesakes(part, focused).indexOf(document.activeElement);
         const scrolled = [...part.querySelectorAll(".scroll, .drawing")].map((each) => each.scrollLeft);
         for (const open of part.querySelectorAll("details[open]")) {
           const again = next.querySelector(`#${open.id}`);
@@ -47,8 +53,8 @@
         }
         part.replaceChildren(...next.childNodes);
         if (focused !== null) {
-          const again = [...part.querySelectorAll("a, summary, [tabindex]")].find((each) => nameOf(each) === focused);
-          if (again) again.focus({ preventScroll: true });
+          const found = namesakes(part, focused);
+          (found[rank] ?? found[0])?.focus({ preventScroll: true });
         }
         part.querySelectorAll(".scroll, .drawing").forEach((each, k) => (each.scrollLeft = scrolled[k] ?? 0));
       }

@@ -258,6 +258,7 @@ async def test_behind_a_supply_devices_tiles_and_chart_are_those_of_the_supply(c
             assert (shown["drawn now"], shown["devices"]) == (watts, str(behind[supply]))
             assert len(await listed(tab)) == behind[supply]
             await tab.page.wait_for_selector(".connection.live")
+            await tab.until("document.querySelector('#watts .u-legend').innerText.includes(' W')")
             legend = await tab.page.inner_text("#watts .u-legend")
             for words in (f"Allowed{float(allowed[supply][:-2]):.1f} W", f"Drawn{float(watts[:-2]):.1f} W"):
                 assert words in re.sub(r"\s*:?\s*", "", legend).replace("W", " W"), (supply, legend)
