@@ -16,12 +16,15 @@ from coordinator.cli.options import (
 )
 from coordinator.display.device_words import (
     front_assumption,
+    granted,
     in_state_for,
     last_training,
     live_line,
     measured_modes,
+    prediction_errors,
     profiling_left,
     troubles,
+    trust,
     worst_first,
 )
 from coordinator.display.wording import ASSUMED_NOTE, expected_time, moment, number, watts
@@ -30,6 +33,8 @@ from wattfleet_io.console import MODE_LEGEND, count_of, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from coordinator.display.run_words import RunNames
 
 _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
@@ -84,16 +89,18 @@ def device(
     json_: JsonOption = False,
 ) -> None:
     """Show one device: its state, supply, limit, tags, workloads and Pareto front."""
-    from coordinator.display.view_values import device_workload_values, front_values, tagged_device_values
+    from coordinator.display.run_words import RunNames
+    from coordinator.display.view_values import device_workload_values, front_values, run_values, tagged_device_values
 
     with connected() as client:
         (view,) = client.devices(device, with_fronts=True, with_times=True, workload=workload)
+        runs = RunNames(map(run_values, client.runs()))
     workloads = [device_workload_values(each) for each in view.workloads]
     content = {**tagged_device_values(view), "workloads": workloads, "front": front_values(view)}
     if json_:
         print_json(content)
     else:
-        _print(content)
+        _print(content, runs)
 
 
 def _state(content: dict[str, Any]) -> Any:
@@ -119,21 +126,6 @@ def _rounds(content: dict[str, Any]) -> str:
     if content["drained"]:
         return "drained: excluded from new rounds"
     return f"left out: {content['left_out']}" if content["left_out"] else "can be selected"
-
-
-def _trust(content: dict[str, Any]) -> str:
-    if content["trust"] is None:
-        return "unknown: no observed round yet"
-    return f"{content['trust']:.0%} of recent predictions not contradicted by observations"
-
-
-def _granted(content: dict[str, Any]) -> str:
-    if content["granted_w"] is None:
-        return "nothing beyond idle power"
-    text = f"{content['granted_w']:.1f} W for round {content['granted_plan_id']}"
-    if content["confirmed_w"] is None:
-        return f"{text}, not confirmed yet"
-    return f"{text}, confirmed"
 
 
 def _is_assumed(device: dict[str, Any]) -> bool:
@@ -196,7 +188,7 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
     return table
 
 
-def _print(content: dict[str, Any]) -> None:
+def _print(content: dict[str, Any], runs: RunNames) -> None:
     from datetime import datetime, timezone
 
     from rich.text import Text
@@ -210,14 +202,15 @@ def _print(content: dict[str, Any]) -> None:
         "device": f"{content['device_id']}: {content['board']} ({content['provenance']})",
         "state": content["state"] + (f": {content['detail']}" if content["detail"] else ""),
         "rounds": _rounds(content),
-        "trust": _trust(content),
+        "trust": trust(content),
+        "predictions": prediction_errors(content),
         "now": live_line(content["sample"]),
         "supply": content["supply"] or "none: the site file attaches the device to no supply, or to several",
         "own limit": "none" if limit_w is None else watts(limit_w),
         "tags": ", ".join(tags) or "none",
         "measured": f"{content['profiled_modes']:,} of {content['mode_count']:,} modes",
-        "granted": _granted(content),
-        "observed": last_training(content),
+        "granted": granted(content, runs),
+        "observed": last_training(content, runs),
         "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
         "reference": content["reference_digest"] or "none yet",
         "last report": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),

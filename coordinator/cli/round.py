@@ -28,8 +28,8 @@ def round_(
     from coordinator.display.round_details import round_details
 
     with connected() as client:
-        [run_id] = run_ids_of(client, [run])
-        content = round_details(client.round(run_id, number_))
+        [(run_id, name)] = run_ids_of(client, [run]).items()
+        content = {"run_name": name, **round_details(client.round(run_id, number_))}
     if json_:
         print_json(content)
     else:
@@ -68,7 +68,7 @@ def _title(content: dict[str, Any]) -> Text:
     state = "running" if content["wall_s"] is None else f"finished in {duration_text(content['wall_s'])}"
     began = "" if content["planned_unix_s"] is None else f", began {moment_of(content['planned_unix_s'])}"
     workload = f", workload {content['workload']}" if content["workload"] else ""
-    return Text(f"round {content['round']} of run {content['run_id']}: {state}{began}{workload}", style="bold")
+    return Text(f"round {content['round']} of run {content['run_name']}: {state}{began}{workload}", style="bold")
 
 
 def _totals(content: dict[str, Any]) -> list[str]:

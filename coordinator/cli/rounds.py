@@ -13,7 +13,7 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.run_names import NO_RUNS, RUN_HELP, RUN_STYLES, run_id_of
+from coordinator.cli.run_names import NO_RUNS, RUN_HELP, RUN_STYLES, names_of, run_id_of
 from coordinator.display.wording import number
 from wattfleet_io.console import count_of, duration_text, energy_text, rounds_text
 from wattfleet_proto.metric_names import metric_order
@@ -40,7 +40,7 @@ def rounds(
 
         def content() -> dict[str, Any]:
             runs = client.runs(with_times=json_)
-            run_id = None if run is None else run_id_of([each.run_id for each in runs], run)
+            run_id = None if run is None else run_id_of(names_of(runs), run)
             chosen = [each for each in runs if run_id in (None, each.run_id)][-1:]
             if not chosen:
                 return {"run_id": None, "rounds": []}
@@ -55,17 +55,20 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.display.run_totals import ENERGY_NOTE, is_in_part, trainings_words
+    from coordinator.display.run_words import labels_text, run_title
 
     if content["run_id"] is None:
         return Text(NO_RUNS)
     asked_for = count_of(content["rounds_asked_for"], "round")
     lines: list[RenderableType] = [
         Text(
-            f"run {content['run_id']}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
+            f"run {run_title(content)}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
             f" {content['state']}",
             style="bold",
         ),
     ]
+    if content["labels"]:
+        lines.append(Text(labels_text(content["labels"]), style="dim"))
     if content["error"]:
         lines.append(Text(content["error"], style=RUN_STYLES[content["state"]]))
     if not content["rounds"]:

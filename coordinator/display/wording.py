@@ -39,6 +39,11 @@ def moment_of(unix_s: float | None) -> str:
     return "-" if unix_s is None else moment(datetime.fromtimestamp(unix_s, timezone.utc))
 
 
+def date_and_time(time: str) -> str:
+    """Format a time, given in ISO 8601, with its date and its seconds in the local time zone."""
+    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
 def age(seconds: float) -> str:
     """Format a rough duration: "45 s", "12 min", "3 h" or "2 days"."""
     if seconds < 100:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from coordinator.repository.shared_reads import SharedReads
 from coordinator.repository.writer import Writer
 from coordinator.settings import StoreSettings
+from coordinator.state.event_records import EventFilter, EventRecord
 from coordinator.state.fleet import Fleet
 from coordinator.state.identity_records import AuditEntry
 from coordinator.state.records import RoundRecord, StoredRecord, UnplannedRound, run_of
@@ -120,6 +121,10 @@ class FleetRepository:
     async def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
         """The newest entries of the audit log that are on disk (see `Store.audit_entries`)."""
         return await self._writer.audit_entries(since, limit)
+
+    async def events(self, wanted: EventFilter) -> list[EventRecord]:
+        """The newest events on disk that a filter keeps (see `Store.events`)."""
+        return await self._writer.events(wanted)
 
     # --- remove -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Retention: deletes old runs once a day, and drops expired invites, certificates and audit entries every hour.
+"""Retention: deletes old runs once a day, and drops expired invites, certificates, audit entries and events every hour.
 
 Nothing else deletes runs by their age. The deletion runs beside the loaded fleet, also at the start, because the fleet
 knows which runs are in use (`Fleet.runs_in_use`).
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from coordinator.repository.repository import FleetRepository
+from coordinator.state.event_records import ExpiredEvents
 from coordinator.state.identities import Identities
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet_io.clock import utc_now
@@ -55,7 +56,7 @@ async def drop_expired_hourly(
     now: Callable[[], datetime] = utc_now,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Drop expired identity records from memory and from the store, now and every hour, until cancelled.
+    """Drop expired identity records from memory and the store, and old events, now and every hour, until cancelled.
 
     Args:
         repository: the fleet and its store.
@@ -64,5 +65,5 @@ async def drop_expired_hourly(
         sleep: waits for the given seconds.
     """
     while True:
-        repository.save_soon(identities.expire(now()))
+        repository.save_soon(identities.expire(now()), ExpiredEvents(now()))
         await sleep(_AN_HOUR_S)

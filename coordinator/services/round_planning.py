@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from coordinator.errors import FleetReturningError, NoDevicesError, UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.service_figures import ServiceFigures, timed
-from coordinator.services.event_log import log_cannot_plan, log_planned, log_run_finished
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
@@ -48,6 +48,7 @@ class RoundPlanning:
         now_s: Callable[[], float] = time.monotonic,
         settings: RoundSettings = RoundSettings(),
         figures: ServiceFigures | None = None,
+        events: EventLog | None = None,
     ) -> None:
         """Plan for one fleet.
 
@@ -59,7 +60,9 @@ class RoundPlanning:
             settings: when a round is overdue. Flower servers wait the same multiple of its duration, and by default 90
                 s more.
             figures: records how long the computation of plans takes.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
@@ -107,22 +110,24 @@ class RoundPlanning:
         """Make the plans of a run that has just started wait for the devices' fronts for its workload."""
         self._fronts_until_s[run_id] = self._now_s() + _STARTING_S
 
-    async def finish_runs(self, run_ids: Collection[str], error: str) -> None:
+    async def finish_runs(self, run_ids: Collection[str], error: str, caller: str = "") -> None:
         """End runs, release their devices, and store it.
 
         Args:
             run_ids: the runs.
             error: why they ended; empty if they finished as planned.
+            caller: the operator who ended them; empty for their app.
 
         Raises:
             UnknownRecordError: one of them never started; none is ended.
             StoreUnavailableError: the runs have ended, and are stored later.
         """
+        live = {run_id for run_id in run_ids if not self._fleet.flower.run(run_id).finished}
         finished = self._fleet.flower.finish_runs(run_ids, error)
         for run in finished:
             self._fronts_until_s.pop(run.run_id, None)
             self._refusals.pop(run.run_id, None)
-            log_run_finished(run)
+            self._events.run_finished(run, run.run_id in live, caller)
         self._orders.send_due()  # trainings that have not begun are cancelled
         await self._repository.save(*finished)
 
@@ -143,7 +148,9 @@ class RoundPlanning:
             self._fleet.require_ended(run_id)
         self._fleet.require_unused(run_ids)
 
-    async def delete_runs(self, run_ids: Collection[str], end: bool, deleted: Callable[[str], None]) -> None:
+    async def delete_runs(
+        self, run_ids: Collection[str], end: bool, deleted: Callable[[str], None], caller: str = ""
+    ) -> None:
         """Delete runs that `require_deletable` has accepted.
 
         Args:
@@ -151,6 +158,7 @@ class RoundPlanning:
             end: end those that are running, and stop their trainings. Each run is deleted once its devices have
                 confirmed this, or once their grants have lapsed.
             deleted: called with the id of each deleted run.
+            caller: the operator who deletes them.
 
         Raises:
             StillInUseError: without `end`, another round of a run was planned meanwhile.
@@ -158,7 +166,7 @@ class RoundPlanning:
         """
         if end:
             live = [run_id for run_id in run_ids if not self._fleet.flower.run(run_id).finished]
-            await self.finish_runs(live, _ENDED)
+            await self.finish_runs(live, _ENDED, caller)
             self._fleet.rounds.grants.stop_runs(run_ids)
             self._orders.send_due()
         for run_id in run_ids:
@@ -256,7 +264,7 @@ class RoundPlanning:
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._fleet.rounds.since_s[record.plan_id] = self._now_s()
         self._refusals.pop(run_id, None)
-        log_planned(record)
+        self._events.planned(record)
 
     @staticmethod
     def _planned(
@@ -269,7 +277,7 @@ class RoundPlanning:
         """Log once why a round cannot be planned; the Flower server repeats its request until it can be."""
         if self._refusals.get(run_id) != reason:
             self._refusals[run_id] = reason
-            log_cannot_plan(run_id, number, reason)
+            self._events.cannot_plan(run_id, number, reason)
 
     async def _await_fronts(self, run_id: str, node_ids: Sequence[int]) -> None:
         """Wait briefly for the devices' fronts for a workload that was just announced to them.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.event_log import log_trimmed
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.settings import SiteSettings
 from coordinator.state.records import RoundRecord
@@ -26,6 +26,7 @@ class Trimmer:
         orders: Orders,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         settings: SiteSettings = SiteSettings(),
+        events: EventLog | None = None,
     ) -> None:
         """Trim one fleet's rounds.
 
@@ -34,7 +35,9 @@ class Trimmer:
             orders: sends orders to devices.
             sleep: waits for the given seconds.
             settings: the time between two checks, so that a fleet that reconnects at once is trimmed only once.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._orders = orders
         self._sleep = sleep
@@ -66,4 +69,4 @@ class Trimmer:
         if trimmed:
             self._repository.save_soon(*trimmed)
         for record in trimmed:
-            log_trimmed(record)
+            self._events.trimmed(record)

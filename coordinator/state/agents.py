@@ -135,6 +135,11 @@ class Agents:
         (self._profiling.add if state is DeviceState.PROFILING else self._profiling.discard)(device_id)
         return self._put(replace(before, state=state, profiled_modes=profiled_modes, detail=detail))
 
+    def assume_ready(self, device_id: str) -> None:
+        """In a copy for a preview, assume that a device that trains is ready for the next round."""
+        if (device := self.devices[device_id]).state is DeviceState.TRAINING:
+            self._put(replace(device, state=DeviceState.READY))
+
     def report_front(
         self,
         device_id: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from coordinator.settings import ClaimSettings
@@ -11,8 +11,10 @@ from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from wattfleet.choosing import Front
 from wattfleet.planning import (
     PowerRange,
+    PredictionError,
     Trust,
     contradiction_of,
+    prediction_error,
     require_plausible_observation,
     require_plausible_power,
 )
@@ -48,6 +50,17 @@ class Claims:
         of_device = self._trust.get(device_id, {})
         shares = [trust.share for name, trust in of_device.items() if workload in (None, name)]
         return min(shares, default=None)
+
+    def errors_of(self, device_id: str, workload: str | None = None) -> Sequence[PredictionError]:
+        """How far a device's latest trainings were from its predictions, oldest first.
+
+        Args:
+            device_id: the device.
+            workload: the workload in question; None for the one that it trained last.
+        """
+        of_device = self._trust.get(device_id, {})
+        name = next(reversed(list(of_device)), "") if workload is None else workload
+        return of_device[name].errors if name in of_device else ()
 
     def exclusion_reason(self, device: DeviceRecord, workload: str | None = None) -> str | None:
         """Why a device is left out of rounds because of its claims; None if it may be selected.
@@ -133,9 +146,10 @@ class Claims:
         first = record.plan.original.assignment_of(device.device_id)
         if assignment is None or first is None or assignment.mode != first.mode:
             return
-        contradiction = contradiction_of(assignment, seen.epoch_s, seen.power_w, seen.beside_duty)
+        observed = (seen.epoch_s, seen.power_w, seen.beside_duty)
         trust = self._trust.get(device.device_id, {}).get(workload, Trust())
-        _put(self._trust, device.device_id, workload, trust.after(contradiction))
+        after = trust.after(contradiction_of(assignment, *observed), prediction_error(assignment, *observed))
+        _put(self._trust, device.device_id, workload, after)
 
     def trust_again(self, device_ids: Collection[str]) -> None:
         """Forget the contradictions of the given devices, because the operator includes them again."""

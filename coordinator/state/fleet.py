@@ -21,7 +21,7 @@ from coordinator.state.live_samples import LiveSamples
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.pairing import NodePairings
 from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
-from coordinator.state.power_draw import PowerDraw
+from coordinator.state.power_draw import MeasuredDraw, PowerDraw
 from coordinator.state.preset_points import PresetPoints
 from coordinator.state.records import (
     DeviceOverrides,
@@ -201,6 +201,27 @@ class Fleet:
         self.operator.set_budget(supply, in_force)
         return self.trim()
 
+    def measured_draw(self) -> dict[str, MeasuredDraw]:
+        """What the devices behind each supply draw now, by supply."""
+        return self.draw.measured(self.samples, self.rounds.latest_results)
+
+    def assume_ended(self, run_id: str) -> list[str]:
+        """In a copy for a preview, end the rounds in flight of a run, or of all runs if the id is empty.
+
+        Only connected devices count as free afterwards: what others may draw is unknown until they return.
+
+        Returns:
+            The plan ids of these rounds.
+        """
+        ended: dict[str, None] = {}
+        for device_id in [each for each in self.rounds.grants.of_training() if self.agents.is_connected(each)]:
+            plan_id = self.draw.plan_holding(device_id) or ""
+            if not run_id or run_of(plan_id) == run_id:
+                ended[plan_id] = None
+                self.rounds.grants.assume_over(device_id)
+                self.agents.assume_ready(device_id)
+        return sorted(filter(None, ended))
+
     def check_grants(self) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
         return self.rounds.grants.check(self._now_s())
@@ -229,8 +250,8 @@ class Fleet:
                 raise StillInUseError(f"{device_id} is connected: stop its agent, then forget the device")
             if (plan_id := self.draw.plan_holding(device_id)) is not None:
                 raise StillInUseError(
-                    f"round {plan_id} still holds watts for {device_id}: repeat the command when its grant has"
-                    f" lapsed{self._longest_lapse([device_id])}"
+                    f"{self.flower.round_text(plan_id)} still holds watts for {device_id}: repeat the command when its"
+                    f" grant has lapsed{self._longest_lapse([device_id])}"
                 )
         for part in (self.agents, self.operator, self.flower, self.rounds, self.duties, self.samples, self.presets):
             part.forget(ids)
@@ -254,7 +275,8 @@ class Fleet:
         """
         if not self.flower.run(run_id).finished:
             raise StillInUseError(
-                f"run {run_id!r} is running: stop its Flower app, or pass --end to end the run at the coordinator"
+                f"run {self.flower.name_of(run_id)!r} is running: stop its Flower app, or pass --end to end the run at"
+                " the coordinator"
             )
 
     def require_unused(self, run_ids: Collection[str]) -> None:
@@ -267,8 +289,9 @@ class Fleet:
         for run_id in run_ids:
             if run_id in held:
                 raise StillInUseError(
-                    f"run {run_id!r} has ended, but watts are still held for {first_few(held[run_id])}: delete the run"
-                    " when these devices have finished their trainings, or pass --end to stop them"
+                    f"run {self.flower.name_of(run_id)!r} has ended, but watts are still held for"
+                    f" {first_few(held[run_id])}: delete the run when these devices have finished their trainings, or"
+                    " pass --end to stop them"
                 )
 
     def require_stoppable(self, run_ids: Collection[str]) -> None:

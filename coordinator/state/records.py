@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from coordinator.state.event_records import EventRecord, ExpiredEvents
 from coordinator.state.identity_records import IdentityRecord
 from coordinator.state.names import MAX_TAGS
 from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
@@ -352,6 +353,8 @@ class RunRecord:
         finished: whether it has ended.
         owner: hash of the app's credentials; empty if the run has no owner.
         workload: its workload.
+        name: what people call it; no two runs have the same. By default its id.
+        labels: words of the app's author, by which people find it.
     """
 
     run_id: str
@@ -362,6 +365,12 @@ class RunRecord:
     finished: bool = False
     owner: str = ""
     workload: Workload = UNNAMED
+    name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.run_id)
 
 
 @dataclass(frozen=True)
@@ -393,6 +402,8 @@ StoredRecord = (
     | OperatorRecord
     | GrantRecord
     | IdentityRecord
+    | EventRecord
+    | ExpiredEvents
 )
 """Any record to store; it replaces the stored record with the same key."""
 

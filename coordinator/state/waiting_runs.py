@@ -31,17 +31,18 @@ class Share:
     ahead: tuple[str, ...] = ()
     wanted: Set[str] = frozenset()
 
-    def leaves(self, device_ids: Iterable[str]) -> dict[str, str]:
+    def leaves(self, device_ids: Iterable[str], name_of: Callable[[str], str] = str) -> dict[str, str]:
         """Return the devices to leave to other runs, each with the reason.
 
         They are evenly spread over the devices that others wait for, and include the first.
 
         Args:
             device_ids: the run's devices, fastest first.
+            name_of: returns what people call a run.
         """
         contended = [each for each in device_ids if each in self.wanted]
         left = 1.0 - self.of_all
-        reason = f"left to run {', '.join(self.ahead)}, which has waited longer"
+        reason = f"left to run {', '.join(map(name_of, self.ahead))}, which has waited longer"
         return {each: reason for k, each in enumerate(contended) if least_whole((k + 1) * left) > least_whole(k * left)}
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Engine
 
 from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
+from coordinator.state.event_records import EventFilter, EventRecord, ExpiredEvents
 from coordinator.state.identity_records import AuditEntry, ExpiredIdentities
 from coordinator.state.records import (
     DeviceOverrides,
@@ -29,7 +30,7 @@ from coordinator.state.records import (
     UnplannedRound,
 )
 from coordinator.state.workload_fronts import WorkloadFront
-from coordinator.store import checksums, identity_rows, rounds, rows
+from coordinator.store import checksums, event_rows, identity_rows, rounds, rows
 from coordinator.store.backups import copy_file, has_tables
 from coordinator.store.clock_record import ClockRecord
 from coordinator.store.database import (
@@ -187,10 +188,13 @@ class Store:
                     connection.execute(statement, values)
             save_single_rows(connection, self._statements, records)
             identity_rows.save_identities(connection, self._statements, records)
+            event_rows.save_events(connection, self._statements, records)
             for each in records:
                 # After a jump of the date, this would also delete unexpired revocations and entries.
                 if isinstance(each, ExpiredIdentities) and not self._keeps(each.keep):
                     identity_rows.drop(connection, each)
+                elif isinstance(each, ExpiredEvents) and not self._keeps(each.keep):
+                    event_rows.drop_events(connection, each)
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
@@ -256,6 +260,16 @@ class Store:
         """
         with self._reading() as connection:
             return identity_rows.audit_entries(connection, since, limit)
+
+    def events(self, wanted: EventFilter) -> list[EventRecord]:
+        """Load the newest events that a filter keeps, newest first.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return event_rows.events(connection, wanted)
 
     def times(self, of: TimesOf) -> dict[str, Times]:
         """Load the times of events, by id.

@@ -33,6 +33,7 @@ from edge_agent.runtime.states import (
     Event,
     TrainingAborted,
     TrainingBegan,
+    TrainingParked,
     TrainingRejected,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
@@ -183,6 +184,7 @@ class DeviceTrainings:
                 raise
             finally:
                 self.running = None
+            self._supervisor.handle(TrainingParked("learns from its training"))
             await run_uncancelled(learn_from_round(training.learner, observed, request.finish, self._supervisor))
         # The next plan needs the observation: deliver it before Flower gets the reply. While the coordinator is
         # unreachable, do not wait: the outbox keeps it.
@@ -251,6 +253,7 @@ class DeviceTrainings:
         """
         await shield_until_done(training.park)
         self._session.grants.ended()
+        self._supervisor.handle(TrainingParked(f"the training stops: {reason}"))
         _log.warning("the training stops: %s", reason)
 
     async def _give_up(self, event: Event) -> None:

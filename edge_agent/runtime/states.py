@@ -49,6 +49,17 @@ class TrainingBegan:
 
 
 @dataclass(frozen=True)
+class TrainingParked:
+    """The device is parked and its grant is over, but it is not free for the next round yet.
+
+    Attributes:
+        why: what it still does, for people.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True)
 class TrainingRejected:
     """The app made an invalid request; the device is parked."""
 
@@ -98,6 +109,7 @@ Event = (
     ModeMeasured
     | ProfileEnded
     | TrainingBegan
+    | TrainingParked
     | TrainingRejected
     | TrainingAborted
     | TrainingEnded
@@ -131,6 +143,7 @@ _POSSIBLE: dict[type[Event], frozenset[DeviceState]] = {
     ModeMeasured: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
     ProfileEnded: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
     TrainingBegan: MAY_TRAIN,
+    TrainingParked: frozenset({DeviceState.TRAINING}),
     TrainingRejected: frozenset({DeviceState.TRAINING}),
     # The app may also disconnect while its mode is being applied.
     TrainingAborted: frozenset({DeviceState.READY, DeviceState.TRAINING, DeviceState.DEGRADED}),
@@ -170,6 +183,8 @@ def _decided(state: DeviceState, event: Event) -> Decision:
         return _parked("profiled again" if event.repeated else None, Action.REPORT_FRONT)
     if isinstance(event, TrainingBegan):
         return Decision(DeviceState.TRAINING, f"training in {event.mode}")
+    if isinstance(event, TrainingParked):
+        return Decision(DeviceState.TRAINING, f"parked; {event.why}")
     if isinstance(event, TrainingRejected):
         return _parked(event.reason)
     if isinstance(event, TrainingAborted):

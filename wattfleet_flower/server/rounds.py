@@ -26,6 +26,7 @@ from wattfleet_flower.server.predictions import NodePrediction, predicted_metric
 from wattfleet_flower.server.rebased_updates import bases_of, normalise_updates
 from wattfleet_flower.server.replies import RoundReplies
 from wattfleet_flower.server.round_messages import assigned_messages
+from wattfleet_flower.server.run_naming import RunNames, RunNaming
 from wattfleet_flower.server.selection import Select, selected_nodes
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
 from wattfleet_flower.server.stopping import end_of, reported_stop
@@ -69,6 +70,7 @@ class PlannedRounds:
         strategy: str,
         local_epochs: EpochChoice,
         naming: WorkloadNaming,
+        run_naming: RunNaming,
         batches: BatchChoice | None,
         select: Select | None,
         limits: WaitLimits,
@@ -82,6 +84,7 @@ class PlannedRounds:
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             naming: names the workload of a run.
+            run_naming: names a run.
             batches: the batch sizes that a plan may choose; None if the app trains with its own batch size.
             select: chooses the nodes that a plan may use; None to let the plan choose among all.
             limits: how long to wait.
@@ -92,6 +95,7 @@ class PlannedRounds:
         self._strategy = strategy
         self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
         self._naming = naming
+        self._run_naming = run_naming
         self._batches = batches
         self._select = select
         self._limits = limits
@@ -113,10 +117,11 @@ class PlannedRounds:
         Raises:
             TwoStrategiesError: another power-aware strategy runs.
             PlanningError: the coordinator refused the run.
-            InvalidInputError: no valid workload name can be derived from the run.
+            InvalidInputError: no valid workload name can be derived from the run, or its config has an invalid name or
+                label.
         """
         with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id, reported_stop(self._stop, grid.get_node_ids):
-            self._start(run_id, rounds, self._workload(grid, arrays))
+            self._start(run_id, rounds, self._workload(grid, arrays), self._run_naming.of(grid.run))
             try:
                 yield
             except BaseException as error:
@@ -130,7 +135,7 @@ class PlannedRounds:
         A run that has finished is started again, because the app configures further rounds.
         """
         if not self._run.is_started:
-            self._start(str(grid.run.run_id), 0, self._workload(grid, arrays))
+            self._start(str(grid.run.run_id), 0, self._workload(grid, arrays), self._run_naming.of(grid.run))
         elif self._run.is_finished:
             self._run.start_again()
 
@@ -375,10 +380,10 @@ class PlannedRounds:
             result.device_id = self._nodes.device_of(node_id)
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
-    def _start(self, run_id: str, rounds: int, workload: Workload) -> None:
+    def _start(self, run_id: str, rounds: int, workload: Workload, names: RunNames) -> None:
         self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned = {}
-        self._run.start(run_id, rounds, workload)
+        self._run.start(run_id, rounds, workload, names)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
             unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
             self._outage.continues(unreachable, are_exclusions_known=False)

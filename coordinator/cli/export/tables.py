@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import tempfile
@@ -90,6 +91,8 @@ COLUMNS: dict[str, dict[str, str]] = {
     "workloads": {"device_id": _TEXT, **_WORKLOAD},
     "runs": {
         "run_id": _TEXT,
+        "name": _TEXT,
+        "labels": _TEXT,
         "strategy": _TEXT,
         "workload": _TEXT,
         "rounds": _COUNT,
@@ -156,7 +159,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "late": _FLAG,
     },
 }
-"""Columns of every table, with the pandas name of their type. Tags are separated by spaces.
+"""Columns of every table, with the pandas name of their type. Tags are separated by spaces. Labels are a JSON object.
 
 In the tables `workloads` and `fronts`, the workload is empty for an agent whose only front counts for all workloads.
 
@@ -200,7 +203,8 @@ class Tables:
 
     def add_run(self, run: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> None:
         """Add a run with its rounds; round 0 holds the metrics from before the first round."""
-        self._add("runs", {**run_values(run), "rounds": run.rounds})
+        values = run_values(run)
+        self._add("runs", {**values, "rounds": run.rounds, "labels": json.dumps(values["labels"], ensure_ascii=False)})
         self._add_metrics((run.run_id, 0), run.initial_metrics)
         for view in rounds:
             self._add_round(view)

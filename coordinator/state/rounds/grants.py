@@ -194,6 +194,11 @@ class Grants:
         known = self._grants[device_id]
         self._issue(device_id, known.plan_id, None, known.grant.longest_s)
 
+    def assume_over(self, device_id: str) -> None:
+        """In a copy for a preview, assume that a device can no longer act on any grant."""
+        known = self._grants[device_id]
+        self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
+
     def end_round(self, record: RoundRecord) -> None:
         """Stop waiting for the devices of a finished round, except for late ones."""
         self._end_round(record)

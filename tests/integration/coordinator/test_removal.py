@@ -19,7 +19,7 @@ from tests.fakes.polling import eventually
 from tests.fakes.recording_store import RecordingStore, device
 from tests.fakes.served import Agent, Client
 from tests.fakes.shell import a_round, asked, served_with_shell
-from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, RUN
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, RUN, RUN_NAME
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import (
@@ -101,7 +101,8 @@ async def test_a_device_that_a_round_holds_watts_for_is_not_forgotten(config: Co
         with pytest.raises(RequestRefusedError) as refused:
             await shell("forget", "nano")
         assert re.fullmatch(
-            f"round {RUN}/1 still holds watts for nano: repeat the command when its grant has lapsed, in at most 12. s",
+            f"round 1 of run {RUN_NAME} still holds watts for nano: repeat the command when its grant has lapsed, in at"
+            " most 12. s",
             str(refused.value),
         )
         assert list(await client.devices()) == ["nano", "orin"]
@@ -163,11 +164,11 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
         with pytest.raises(RequestRefusedError) as refused:
             await shell("delete", RUN, "other")
         assert str(refused.value) == (
-            f"run '{RUN}' is running: stop its Flower app, or pass --end to end the run at the coordinator"
+            f"run '{RUN_NAME}' is running: stop its Flower app, or pass --end to end the run at the coordinator"
         )
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         assert "wattfleet_unplanned_rounds 1.0" in await metrics(client)
-        assert (await shell("delete", RUN)).stdout == f"run {RUN}: deleted\n"
+        assert (await shell("delete", RUN)).stdout == f"run {RUN_NAME}: deleted\n"
         assert "wattfleet_unplanned_rounds 0.0" in await metrics(client)
         assert [run.run_id for run in await client.runs()] == ["other"]
         with pytest.raises(InvalidInputError, match=f"unknown run '{RUN}'"):
@@ -253,7 +254,7 @@ async def test_a_run_that_has_ended_is_kept_while_a_device_still_trains_for_it(c
             " their trainings, or pass --end to stop them"
         )
         await orin.lease(GrantPhase.OVER, orin.keeps_to)
-        assert await asked(shell, "delete", RUN) == [{"run_id": RUN, "deleted": True}]
+        assert await asked(shell, "delete", RUN) == [{"run_id": RUN, "name": RUN_NAME, "deleted": True}]
         assert await client.runs() == []
 
 
@@ -284,7 +285,7 @@ async def test_a_run_with_more_rounds_than_one_transaction_deletes_is_deleted(co
             for each in plan.assignments:
                 await agents[each.device_id].trained(plan.plan_id)
             await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0))
-        assert (await shell("delete", RUN, "--end")).stdout == f"run {RUN}: deleted\n"
+        assert (await shell("delete", RUN, "--end")).stdout == f"run {RUN_NAME}: deleted\n"
         streamed = client.view.StreamRounds(view_pb2.StreamRoundsRequest(run_id=RUN))
         with pytest.raises(Exception, match="unknown run"):
             [_ async for _ in streamed]

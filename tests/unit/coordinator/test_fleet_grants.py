@@ -81,7 +81,9 @@ def test_a_device_committed_to_another_run_is_not_offered_but_its_watts_count() 
 def test_with_all_devices_in_another_runs_round_it_is_said_which() -> None:
     fleet = two_runs()
     fleet.flower.plan(RUN, 1, NODES, 1.0)
-    with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round {RUN}/1, nano is ready, and part"):
+    with pytest.raises(
+        NoDevicesError, match=f"orin is ready, and part of round 1 of run {RUN}, nano is ready, and part"
+    ):
         fleet.flower.plan(OTHER, 1, NODES, 1.0)
 
 

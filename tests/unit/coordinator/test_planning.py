@@ -47,7 +47,7 @@ async def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_onl
     fleet.flower.start_run("next", "FedAvg", 1)
     for waited_s in (0.0, 2 * duration_s + 600.0):
         now_s = 1_000.0 + waited_s
-        with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round {RUN}/1"):
+        with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round 1 of run {RUN}"):
             await plan("next")
     now_s += 1.0
     preview = await planning.preview("next", False, 1.0)
