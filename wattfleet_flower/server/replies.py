@@ -44,6 +44,9 @@ _ERROR_TEXTS = {
     7: "the app's bundle is broken",
     8: "the training process was killed",
 }
+LOST_ERRORS = (3, 4, 5, 8)
+"""Flower's errors for a node that could not answer, but may answer the next message."""
+
 # Errors of `power_mode_mod` that occur if its SuperNode is paired with a wrong agent, or with none.
 _REFUSED_BY_AGENT = re.compile(r"the agent at .* answered (UNAVAILABLE|PERMISSION_DENIED|INVALID_ARGUMENT)")
 # Codes for which Flower's reason has details.
