@@ -174,18 +174,13 @@ class Cpu:
 
     def not_lowered(self, to: CpuSettings) -> list[str]:
         """Describe which limits are still higher than in these settings, and which cores are still online."""
-        staying = [policy for policy in self._policies() if self._cores_of(policy) & to.online]
-        wanted = [each for policy in staying for each in zip(_limits(policy), to.limits_of(policy), strict=True)]
         offline = [(_online_path(core), 0) for core in self._removable() if core not in to.online]
-        return not_lowered(self._tree, [*offline, *wanted])
+        return not_lowered(self._tree, [*offline, *self._wanted_limits(to)])
 
     def differences(self, to: CpuSettings) -> list[str]:
         """Describe how the current settings differ from these; policies without an online core do not count."""
         online = [(_online_path(core), int(core in to.online)) for core in self._removable()]
-        wanted = [
-            each for policy in self._policies() for each in zip(_limits(policy), to.limits_of(policy), strict=True)
-        ]
-        return differences(self._tree, [*online, *wanted])
+        return differences(self._tree, [*online, *self._wanted_limits(to)])
 
     def knobs(self) -> dict[str, str]:
         """Return the current values of all settings that may be changed."""
@@ -214,6 +209,11 @@ class Cpu:
             required={f"cpu/{core}/online" for core in self._removable()} | limits[0],
             optional=set().union(*limits.values()),
         )
+
+    def _wanted_limits(self, to: CpuSettings) -> list[tuple[str, int]]:
+        """Return the files with the limits of all policies that keep an online core, and their values in `to`."""
+        staying = [policy for policy in self._policies() if self._cores_of(policy) & to.online]
+        return [each for policy in staying for each in zip(_limits(policy), to.limits_of(policy), strict=True)]
 
     def _is_to_set_offline(self, policy: str, to: CpuSettings) -> bool:
         """Return whether the limits of a policy have to be set although none of its cores is to be online."""

@@ -35,7 +35,7 @@ OFFLINE_POLICIES = pytest.mark.parametrize(
         for kernel, offline_policy in KERNELS.items()
     ],
 )
-HOW_MANY = pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)], ids=["few", "many"])
+HOW_MANY = pytest.mark.parametrize("count", [1, pytest.param(8, marks=pytest.mark.slow)], ids=["few", "many"])
 TOLERANCE_MW = 1e-6
 
 
