@@ -183,26 +183,33 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             style="bold",
             end_section=True,
         )
-    return [devices, rounds, _comparison(run["comparison"])]
+    return [devices, rounds, *([_comparison(run["comparison"])] if run["comparison"]["ways"] else [])]
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table that compares this run with the alternatives, as means of a round."""
-    title = "Mean of a round; the rows below the first are calculated from the boards' true values"
-    table = Table(title=title, title_justify="left")
-    table.add_column("setup")
-    for name in ("seconds", "site W", "kJ", "over\nbudget"):
+def _comparison(comparison: Mapping[str, Any]) -> Table:
+    """Return the table that compares this run with the baselines, in the boards' own time."""
+    target = comparison["target"]
+    to_target = f"to {percent(target)}" if target is not None else "to target"
+    table = Table(title="Compared in the boards' own time; kJ of all boards, idle ones included", title_justify="left")
+    table.add_column("")
+    for name in (f"{to_target}\ns", f"{to_target}\nkJ", "all\ns", "all\nkJ", "accuracy\nat the end", "most W"):
         table.add_column(name, justify="right")
-    for row in rows:
-        joules, share = row["training_j"], row["over_budget_share"]
+    for way in comparison["ways"]:
+        until = way["to_target"] or {"s": None, "j": None}
         table.add_row(
-            row["name"],
-            _number(row["duration_s"]),
-            _number(row["site_w"]),
-            "-" if joules is None else f"{joules / 1e3:.2f}",
-            "-" if share is None else percent(share),
+            way["name"],
+            _number(until["s"]),
+            _kilojoules(until["j"]),
+            _number(way["duration_s"]),
+            _kilojoules(way["energy_j"]),
+            percent(way["final_accuracy"]),
+            _number(way["most_w"]),
         )
     return table
+
+
+def _kilojoules(joules: float | None) -> str:
+    return "-" if joules is None else f"{joules / 1e3:.1f}"
 
 
 def duty_table(duties: Mapping[str, Any]) -> RenderableType:
