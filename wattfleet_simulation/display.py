@@ -188,24 +188,32 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             style="bold",
             ends_section=True,
         )
-    return [devices, rounds, _comparison(run["comparison"])]
+    return [devices, rounds, *([_comparison(run["comparison"])] if run["comparison"]["ways"] else [])]
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]]) -> FittingTable:
-    """Return the table that compares this run with the alternatives, as means of a round."""
-    title = "Mean of a round; the rows below the first are calculated from the boards' true values"
-    figures = ("seconds", "site W", "kJ", "over\nbudget")
-    table = FittingTable(columns(texts("setup"), *map(numbers, figures)), title=title, has_lines=True)
-    for row in rows:
-        joules, share = row["training_j"], row["over_budget_share"]
+def _comparison(comparison: Mapping[str, Any]) -> FittingTable:
+    """Return the table that compares this run with the baselines, in the boards' own time."""
+    target = comparison["target"]
+    to_target = f"to {percent(target)}" if target is not None else "to target"
+    names = (f"{to_target}\ns", f"{to_target}\nkJ", "all\ns", "all\nkJ", "accuracy\nat the end", "most W")
+    title = "Compared in the boards' own time; kJ of all boards, idle ones included"
+    table = FittingTable(columns(texts(""), *map(numbers, names)), title=title, has_lines=True)
+    for way in comparison["ways"]:
+        until = way["to_target"] or {"s": None, "j": None}
         table.add(
-            row["name"],
-            _number(row["duration_s"]),
-            _number(row["site_w"]),
-            "-" if joules is None else f"{joules / 1e3:.2f}",
-            "-" if share is None else percent(share),
+            way["name"],
+            _number(until["s"]),
+            _kilojoules(until["j"]),
+            _number(way["duration_s"]),
+            _kilojoules(way["energy_j"]),
+            percent(way["final_accuracy"]),
+            _number(way["most_w"]),
         )
     return table
+
+
+def _kilojoules(joules: float | None) -> str:
+    return "-" if joules is None else f"{joules / 1e3:.1f}"
 
 
 def duty_table(duties: Mapping[str, Any]) -> RenderableType:

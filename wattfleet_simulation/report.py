@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from coordinator.display.view_values import state_word
+from edge_agent.devices.virtual.span_file import DatedWork, SpanFile
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.paths import WORK_FILE
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
 from edge_agent.profiling.workload_folders import WorkloadFolders
-from wattfleet.modes import ModeArray
+from wattfleet.modes import ModeArray, Workload
 from wattfleet.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import view_pb2
-from wattfleet_simulation.baselines import TrueBoard, compared, random_draw, summary, true_boards
+from wattfleet_simulation.baselines import BaselineTraining, TrueBoard, random_draw, true_boards
+from wattfleet_simulation.comparison import compared, not_compared, own_way
 from wattfleet_simulation.report_duties import duties_of
 from wattfleet_simulation.report_figures import is_predicted
 from wattfleet_simulation.run import Snapshot
@@ -31,6 +35,7 @@ def build_report(
     runs: Sequence[Snapshot],
     boards: Mapping[str, VirtualBoard],
     state_directories: Mapping[str, Path],
+    baselines: BaselineTraining,
 ) -> dict[str, Any]:
     """Return the content of `report.json` for a completed simulation.
 
@@ -39,12 +44,25 @@ def build_report(
         runs: the last snapshot of each run.
         boards: each device's board, with its true time and power.
         state_directories: each agent's state directory, with its fitted predictors.
+        baselines: the trained baselines.
     """
     kinds = {boards[device.device_id].provenance for device in settings.devices}
-    described = [
-        _run(settings, app, last, boards, state_directories)
-        for app, last in zip(itertools.chain(*settings.apps), runs, strict=True)
-    ]
+    work = {
+        device_id: list(SpanFile(folder / WORK_FILE, DatedWork).read())
+        for device_id, folder in state_directories.items()
+    }
+    next_began = [*(run.started_unix_s for run in runs[1:]), math.inf]
+    described = []
+    for app, last, until_unix_s in zip(itertools.chain(*settings.apps), runs, next_began, strict=True):
+        truth = true_boards(app, _workload(last), settings.seed, boards)
+        run = _run(settings, app, last, truth, state_directories)
+        if (reason := settings.why_not_compared(last.run_number)) is not None:
+            comparison = not_compared(reason)
+        else:
+            idle_w = {device_id: board.idle_w for device_id, board in truth.items()}
+            own = own_way(last.rounds, run["initial_accuracy"], work, idle_w, last.started_unix_s, until_unix_s)
+            comparison = compared(own, baselines.results(last.run_number), settings.site_budget_w)
+        described.append({**run, "comparison": comparison})
     return {
         "provenance": "simulated" if "simulated" in kinds else "replayed",
         "wattfleet_version": version("wattfleet"),
@@ -68,32 +86,32 @@ def build_report(
     }
 
 
+def _workload(last: Snapshot) -> Workload:
+    assert last.workload is not None, "a run that has ended has stated its workload"
+    return last.workload
+
+
 def _run(
     settings: SimulationSettings,
     app: SimulatedApp,
     last: Snapshot,
-    boards: Mapping[str, VirtualBoard],
+    truth: Mapping[str, TrueBoard],
     state_directories: Mapping[str, Path],
 ) -> dict[str, Any]:
     """Return the report of one run: its workload, its devices and its rounds."""
-    assert last.workload is not None, "a run that has ended has stated its workload"
-    idle_w = {device.device_id: device.idle_w for device in last.devices}
-    truth = true_boards(app, last.workload, settings.seed, boards, idle_w)
+    workload = _workload(last).name
     rounds = [_round(view, truth, settings) for view in last.rounds]
     return {
         "run": last.run_number,
         "network": app.network,
         "batch_sizes": list(app.batch_sizes),
         "local_epochs": list(app.local_epochs),
-        "workload": last.workload.name,
+        "workload": workload,
         "devices": {
-            device.device_id: _device(
-                device, last.workload.name, truth[device.device_id], state_directories[device.device_id]
-            )
+            device.device_id: _device(device, workload, truth[device.device_id], state_directories[device.device_id])
             for device in last.devices
         },
         "rounds": rounds,
-        "comparison": summary(rounds),
         "median_error": {quantity: _median_error(rounds, quantity) for quantity in ("epoch_s", "power_w")},
         "initial_accuracy": last.initial_metrics.get("accuracy"),
         "final_accuracy": last.rounds[-1].metrics["accuracy"],
@@ -199,7 +217,6 @@ def _round(view: view_pb2.RoundView, truth: Mapping[str, TrueBoard], settings: S
         "training_j": view.training_j if view.HasField("training_j") else None,
         "observed_trainings": view.observed_count,
         "trainings": view.device_count,
-        "baselines": compared(truth, chosen, mean_epochs, budget_w, settings.seed),
         "wall_s": view.wall_s,
         "accuracy": view.metrics.get("accuracy"),
         "loss": view.metrics.get("loss"),

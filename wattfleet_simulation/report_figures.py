@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import INK
+from wattfleet_simulation.comparison import comparison_figures
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
@@ -55,7 +56,12 @@ def device_styles(devices: Iterable[str]) -> dict[str, Style]:
 
 def figures(report: Report) -> dict[str, Figure]:
     """Return all figures of the page, by the id of the HTML element that each is drawn in."""
-    return {f"run-{run['run']}-{name}": figure for run in report["runs"] for name, figure in _figures_of(run).items()}
+    site_budget_w = report["settings"]["site_budget_w"]
+    return {
+        f"run-{run['run']}-{name}": figure
+        for run in report["runs"]
+        for name, figure in {**comparison_figures(run, site_budget_w), **_figures_of(run)}.items()
+    }
 
 
 def _figures_of(run: Report) -> dict[str, Figure]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import write_page
+from wattfleet_simulation.comparison import verdict, way_colours
 from wattfleet_simulation.report_duty_figures import PLOTTED, duty_figures
 from wattfleet_simulation.report_figures import (
     SD_OF_90_PCT,
@@ -46,12 +47,15 @@ def write_html(report: Report, path: Path) -> None:
                 "run": run,
                 "styles": device_styles(run["devices"]),
                 "selections": _selections(run),
+                "verdict": verdict(run),
                 "within": {quantity: _within_interval(run, quantity) for quantity in ("epoch_s", "power_w")},
             }
             for run in report["runs"]
         ],
         simultaneous=_simultaneous(report["settings"]["apps"]),
         plotted=PLOTTED,
+        way_colours=way_colours(),
+        has_choice=any(len(run["batch_sizes"]) > 1 or len(run["local_epochs"]) > 1 for run in report["runs"]),
         command=repeat_command(report["settings"]),
     )
 

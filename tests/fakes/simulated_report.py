@@ -2,22 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-_OBSERVED = {"duration_s": 45.5, "site_w": 120.0, "training_j": 6500.0, "over_budget_share": 0.0}
+from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS
+from wattfleet_simulation.comparison import THIS_RUN, compared
 
-COMPARISON: list[dict[str, Any]] = [
-    {"name": "this run, as observed", **_OBSERVED, "rounds": 3},
-    {
-        "name": "plain Flower",
-        "duration_s": 99.5,
-        "site_w": 130.0,
-        "training_j": 7250.0,
-        "over_budget_share": 0.75,
-        "rounds": 3,
-    },
-    {"name": "the same devices in presets", **dict.fromkeys(_OBSERVED), "rounds": 0},
-]
+IDLE_W = 40.0
+
+
+def way_values(
+    name: str,
+    seconds: Sequence[float],
+    kilojoules: Sequence[float],
+    accuracy: Sequence[float],
+    measuring_s: float = 0.0,
+) -> dict[str, Any]:
+    """A run in virtual time that draws 100 W, and measures modes at its beginning.
+
+    Args:
+        name: its name.
+        seconds: when each round ended.
+        kilojoules: energy until then.
+        accuracy: accuracy then.
+        measuring_s: how long one board measured modes.
+    """
+    at_s = sorted({0.0, measuring_s, seconds[-1]})
+    is_measuring = [at < measuring_s for at in at_s[:-1]]
+    return {
+        "name": name,
+        "initial_accuracy": 0.1,
+        "rounds": [
+            {"round": number, "devices": ["agx-orin-0"], "end_s": end_s, "energy_j": 1e3 * energy, "accuracy": reached}
+            for number, (end_s, energy, reached) in enumerate(zip(seconds, kilojoules, accuracy, strict=True), 1)
+        ],
+        "worked_s": 2 * seconds[-1],
+        "measuring_s": measuring_s,
+        "measuring_j": 20.0 * measuring_s,
+        "watts": {
+            "at_s": at_s,
+            "idle_w": IDLE_W,
+            "training": [*(0.0 if each else 60.0 for each in is_measuring), 0.0],
+            "measuring": [*(60.0 if each else 0.0 for each in is_measuring), 0.0],
+        },
+    }
+
+
+COMPARISON = compared(
+    way_values(THIS_RUN, (60.0, 100.0, 140.0), (6.0, 10.0, 14.0), (0.35, 0.81, 0.85), measuring_s=42.0),
+    [
+        way_values(PRESETS, (50.0, 90.0, 125.0), (5.0, 9.0, 12.5), (0.4, 0.8, 0.9)),
+        way_values(PLAIN_FLOWER, (80.0, 160.0, 240.0), (9.0, 18.0, 27.5), (0.9, 0.2, 0.8)),
+    ],
+    130.0,
+)
 
 FLEET = {  # By id: kind of board, seconds and power of the fastest epoch, idle power
     "agx-orin-0": ("agx-orin", 18.0, 48.0, 11.5),
