@@ -116,7 +116,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.GetBudgetsResponse:
         """Report the status of every supply's budget."""
         names = self._fleet.operator.allowance.supplies.names
-        reserved_w, measured = self._fleet.draw.reserved_w(), self._fleet.measured_draw()
+        reserved_w = self._fleet.draw.reserved_w()
+        await asyncio.sleep(0)  # sessions are answered between two passes over all devices
+        measured = self._fleet.measured_draw()
         return operator_pb2.GetBudgetsResponse(
             supplies=[
                 self._budget(name, self._budgets.status(name), reserved_w[name], measured[name]) for name in names
