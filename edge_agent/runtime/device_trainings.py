@@ -167,6 +167,7 @@ class DeviceTrainings:
                             answers.put(local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring)))
                         else:
                             request = event
+                unmeasured = self._watch.why_unmeasured()
                 finished, observed = await self._finished(assignment, request.finish)
             except _DEVICE_ERRORS as error:
                 # Park it at once: it must not draw its training power until it has recovered.
@@ -185,7 +186,9 @@ class DeviceTrainings:
             finally:
                 self.running = None
             self._supervisor.handle(TrainingParked("learns from its training"))
-            await run_uncancelled(learn_from_round(training.learner, observed, request.finish, self._supervisor))
+            await run_uncancelled(
+                learn_from_round(training.learner, observed, request.finish, self._supervisor, unmeasured)
+            )
         # The next plan needs the observation: deliver it before Flower gets the reply. While the coordinator is
         # unreachable, do not wait: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):

@@ -79,11 +79,13 @@ class TrainingEnded:
         failed: the app's training failed, so nothing was learned.
         drift: why the device has to be profiled again; None if it does not.
         not_learned: why nothing could be learned from the round; None if it could.
+        unmeasured: why no mode of the workload has been measured so far; None if one has.
     """
 
     failed: bool = False
     drift: str | None = None
     not_learned: str | None = None
+    unmeasured: str | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,10 @@ def _after_training(ended: TrainingEnded) -> Decision:
         return _parked(ended.not_learned)
     if ended.drift is not None:
         return Decision(DeviceState.PROFILING, f"profiling again: {ended.drift}", frozenset({Action.REPROFILE}))
-    return _parked(None) if ended.failed else _parked(None, Action.REPORT_FRONT)
+    if ended.failed:
+        return _parked(None)
+    why = None if ended.unmeasured is None else f"no mode measured yet: {ended.unmeasured}"
+    return _parked(why, Action.REPORT_FRONT)
 
 
 def _parked(why: str | None, *actions: Action) -> Decision:

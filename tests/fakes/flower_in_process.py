@@ -214,6 +214,7 @@ class PlannerStub:
         duration_s: predicted duration of every plan.
         enough_replies: number of replies that end a round, in every plan; 0 for all.
         of_assumed_length: devices that do not know yet how many minibatches their epoch has.
+        measured: the number of modes that devices have measured; 12 for the others.
         calls: the requests, in order.
         before_predictions: whether its protocol is 2.0, which neither predicts nodes nor states uncertainties.
     """
@@ -230,6 +231,7 @@ class PlannerStub:
     duration_s: float = 20.0
     enough_replies: int = 0
     of_assumed_length: Collection[str] = ()
+    measured: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
     before_get_plan: bool = False
@@ -314,7 +316,7 @@ class PlannerStub:
             power_w=8.0,
             power_limit_w=10.0 + node_id % 7,
             warmup_s=3.0,
-            profiled_modes=12,
+            profiled_modes=self.measured.get(self.nodes[node_id], 12),
             length_assumed=self.nodes[node_id] in self.of_assumed_length,
             **predicted,  # type: ignore[arg-type]
         )

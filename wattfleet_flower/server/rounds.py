@@ -104,6 +104,7 @@ class PlannedRounds:
         self._outage = Outage(away, strategy, clock)
         self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned: dict[int, UnplannedRound] = {}
+        self._said_unprofiled: set[str] = set()
 
     @contextmanager
     def run(self, grid: Grid, rounds: int, arrays: ArrayRecord) -> Iterator[None]:
@@ -288,6 +289,7 @@ class PlannedRounds:
         results = answered.results(weighted_by_key)
         self._nodes.recheck_later(answered.refused_by_agents())
         self.check_epochs(sent, answered)
+        self._explain_unprofiled(sent, answered)
         for result in results:
             if result.failure:
                 log(WARNING, "%s failed: %s", self.device_name(sent, result.device_id), result.failure)
@@ -339,6 +341,19 @@ class PlannedRounds:
         names = [name for metadata, name in sent.sent if metadata.dst_node_id in usable & answered.ignoring]
         log(WARNING, "the plan's local epochs were not followed by %s: %s", first_few(names), remedy)
 
+    def _explain_unprofiled(self, sent: SentRound, answered: RoundReplies) -> None:
+        """Log once in a run why devices that have not measured any mode did not measure one in this round either."""
+        if not isinstance(sent, PlannedRound):
+            return
+        named: dict[str, list[str]] = {}
+        for each in sent.plan.assignments:
+            why = None if each.profiled_modes else answered.unprofiled.get(each.device_id)
+            if why is not None and why not in self._said_unprofiled:
+                named.setdefault(why, []).append(each.device_id)
+        for why, names in named.items():
+            log(WARNING, "no power mode of %s is measured while the app trains: %s", first_few(names), why)
+        self._said_unprofiled |= set(named)
+
     def report_metrics(self, number: int, metrics: MetricRecord | None, prefix: str = "") -> None:
         """Report the strategy's metrics after a round; round 0 is the evaluation before the first round.
 
@@ -383,6 +398,7 @@ class PlannedRounds:
     def _start(self, run_id: str, rounds: int, workload: Workload, names: RunNames) -> None:
         self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned = {}
+        self._said_unprofiled = set()
         self._run.start(run_id, rounds, workload, names)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
             unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
